@@ -1,0 +1,1 @@
+# The one place that turns a C status into a Python exception.

@@ -1,0 +1,29 @@
+"""Build the one compiled module; everything else is in pyproject.toml."""
+
+import os
+from glob import glob
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+DEBUG = os.environ.get("EOSLOG_DEBUG") == "1"
+CHAPTERS = sorted(glob("eoslog/_core/*.px[id]") + glob("eoslog/_core/*.h"))
+
+core = Extension(
+    "eoslog._core",
+    sources=["eoslog/_core.pyx", *sorted(glob("eoslog/_core/*.c"))],
+    depends=CHAPTERS,
+    include_dirs=["eoslog/_core"],
+    extra_compile_args=["-O0" if DEBUG else "-O3", "-g1", "-fno-strict-aliasing", "-pthread"],
+    extra_link_args=["-pthread"],
+    define_macros=[("_GNU_SOURCE", "1")],
+)
+
+setup(
+    ext_modules=cythonize(
+        [core],
+        compiler_directives={"linetrace": DEBUG},
+        show_all_warnings=False,
+        quiet=True,
+    )
+)
