@@ -1,0 +1,1 @@
+"""Partition logs, segments and the files around them: policy-free storage."""
