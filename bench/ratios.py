@@ -1,0 +1,78 @@
+"""Print eoslog's figures as ratios to their peers in the same run, and say which floors hold.
+
+Usage: python bench/ratios.py RESULTS.json [--strict]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: our benchmark, the peer's, and the least ratio of speeds that is acceptable (None = shown only)."""
+
+    what: str
+    ours: str
+    peer: str
+    floor: float | None = None
+
+
+ROWS = (
+    Row("produce() / aiokafka builder", "test_encode:test_produce", "test_encode:test_aiokafka_builder", 0.5),
+    Row("produce_many / produce()", "test_encode:test_produce_many", "test_encode:test_produce", 2.0),
+    Row("build_batch / aiokafka builder", "test_encode:test_build_batch", "test_encode:test_aiokafka_builder"),
+    Row("build_batch / memcpy", "test_encode:test_build_batch", "test_encode:test_memcpy_of_the_values"),
+    Row("decode rows / aiokafka reader", "test_decode:test_decode_records", "test_decode:test_aiokafka_reader"),
+    Row("consume / aiokafka reader", "test_decode:test_consume", "test_decode:test_aiokafka_reader"),
+    Row("scan columns / memcpy", "test_scan:test_scan_values", "test_scan:test_memcpy_of_the_values", 0.25),
+    Row(
+        "scan committed / uncommitted, 1 % aborted",
+        "test_scan:test_scan_read_committed", "test_scan:test_scan_read_uncommitted", 0.95,
+    ),
+    Row(
+        "durable append 1 MiB / write+fdatasync",
+        "test_append:test_append_1mib", "test_append:test_write_fdatasync_1mib", 0.7,
+    ),
+    Row("durable append 1 MiB / sqlite", "test_append:test_append_1mib", "test_append:test_sqlite_1mib"),
+    Row("durable append 1 MiB / lmdb", "test_append:test_append_1mib", "test_append:test_lmdb_1mib"),
+    Row("commit, 2 partitions / 2 fdatasync", "test_commit:test_commit", "test_commit:test_two_fdatasyncs"),
+    Row("commit, 2 partitions / sqlite", "test_commit:test_commit", "test_commit:test_sqlite_commit"),
+    Row("commit, 2 partitions / lmdb", "test_commit:test_commit", "test_commit:test_lmdb_commit"),
+)  # fmt: skip
+
+
+def speeds(results: dict[str, object]) -> dict[str, float]:
+    """Units a second by `file:test`, from the median round."""
+    found = {}
+    for row in results["benchmarks"]:  # type: ignore[attr-defined]
+        path, test = row["fullname"].split("::")
+        name = path.rsplit("/", 1)[-1].removesuffix(".py") + ":" + test
+        found[name] = row["extra_info"]["units"] / row["stats"]["median"]
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table; with --strict a missed floor is an exit code of 1."""
+    with open(arguments[0], encoding="utf-8") as file:
+        measured = speeds(json.load(file))
+    missed = 0
+    print(f"{'what':<44}{'ours /s':>14}{'peer /s':>14}{'ratio':>8}{'floor':>7}")
+    for row in ROWS:
+        ours, peer = measured.get(row.ours), measured.get(row.peer)
+        if ours is None or peer is None:
+            print(f"{row.what:<44}{'not measured':>43}")
+            missed += row.floor is not None
+            continue
+        ratio = ours / peer
+        below = row.floor is not None and ratio < row.floor
+        missed += below
+        floor = "" if row.floor is None else f"{row.floor:.2f}"
+        print(f"{row.what:<44}{ours:>14,.0f}{peer:>14,.0f}{ratio:>8.2f}{floor:>7}{'  MISSED' if below else ''}")
+    return int(bool(missed) and "--strict" in arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
