@@ -11,5 +11,18 @@ from eoslog import errors
 
 include "_core/fault.pxi"
 include "_core/hashes.pxi"
+include "_core/codec.pxi"
+include "_core/batch_builder.pxi"
 
-__all__ = ("crc32c",)
+__all__ = (
+    "build_batch",
+    "build_marker",
+    "crc32c",
+    "crc32c_backend",
+    "crc32c_software",
+    "java_hash",
+    "murmur2",
+    "partition_for_key",
+    "set_codecs",
+    "stamp_batch",
+)

@@ -1,0 +1,251 @@
+# Record batches built from Python values: the plain way, one object a record. The fast path is
+# accumulator.pxi.
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+
+from eoslog._core cimport layout
+from eoslog._core.batch_header cimport BatchHeader, put_header, seal_crc
+from eoslog._core.bytebuffer cimport ByteBuffer, clear_buffer, put_bytes, reserve
+from eoslog._core.byteorder cimport load_i16, load_i32, load_i64, store_i16, store_i32, store_i64
+from eoslog._core.record cimport Span, put_record
+from eoslog._core.varint cimport encode_varlong
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+
+cdef int64_t MAX_DELTA = 2147483647
+
+
+cdef int span_of_bytes(object data, Span* span) except -1:
+    """The bytes of `data` (bytes or None), borrowed: `data` must outlive `span`."""
+    if data is None:
+        span.data = NULL
+        span.size = 0
+    elif isinstance(data, bytes):
+        span.data = <const uint8_t*>PyBytes_AS_STRING(data)
+        span.size = PyBytes_GET_SIZE(data)
+    else:
+        raise errors.ConfigError(f"a key or value in a batch must be bytes or None, not {type(data).__name__}")
+    return 0
+
+
+cdef int put_varint(ByteBuffer* buffer, int64_t value) except -1:
+    if reserve(buffer, 10) < 0:
+        raise MemoryError()
+    buffer.size = <size_t>(encode_varlong(buffer.data + buffer.size, value) - buffer.data)
+    return 0
+
+
+cdef int put_headers(ByteBuffer* buffer, object headers) except -1:
+    """Appends the count and the headers: (name, value) pairs or a mapping; str values are UTF-8."""
+    cdef Py_ssize_t size
+    cdef const char* text
+    cdef Py_buffer view
+    items = headers.items() if isinstance(headers, dict) else headers
+    put_varint(buffer, len(items))
+    for pair in items:
+        try:
+            name, value = pair
+        except (TypeError, ValueError):
+            raise errors.ConfigError(f"a header must be a (name, value) pair, not {pair!r}") from None
+        if not isinstance(name, str):
+            raise errors.ConfigError(f"a header's name must be str, not {type(name).__name__}")
+        text = PyUnicode_AsUTF8AndSize(name, &size)
+        put_varint(buffer, size)
+        if put_bytes(buffer, text, <size_t>size) < 0:
+            raise MemoryError()
+        if value is None:
+            put_varint(buffer, -1)
+        elif isinstance(value, str):
+            text = PyUnicode_AsUTF8AndSize(value, &size)
+            put_varint(buffer, size)
+            if put_bytes(buffer, text, <size_t>size) < 0:
+                raise MemoryError()
+        else:
+            try:
+                PyObject_GetBuffer(value, &view, PyBUF_SIMPLE)
+            except (TypeError, BufferError):
+                raise errors.ConfigError(
+                    f"the value of header {name!r} must be bytes, str or None, not {type(value).__name__}"
+                ) from None
+            try:
+                put_varint(buffer, view.len)
+                if put_bytes(buffer, view.buf, <size_t>view.len) < 0:
+                    raise MemoryError()
+            finally:
+                PyBuffer_Release(&view)
+    return 0
+
+
+cdef int check_producer(int64_t producer_id, int producer_epoch, int64_t base_sequence,
+                        bint transactional, bint control) except -1:
+    if transactional and producer_id < 0:
+        raise errors.ConfigError(f"a transactional batch needs a producer id, not {producer_id}")
+    if producer_id >= 0 and producer_epoch < 0:
+        raise errors.ConfigError(f"producer id {producer_id} needs an epoch, not {producer_epoch}")
+    return 0
+
+
+def build_batch(
+    records, *, int64_t base_offset=0, str compression="none", level=None, int64_t producer_id=-1,
+    int16_t producer_epoch=-1, int32_t base_sequence=-1, bint transactional=False,
+    bint control=False, int32_t leader_epoch=0, int timestamp_type=0, max_timestamp=None,
+    offset_deltas=None, last_offset_delta=None, delete_horizon_ms=None,
+) -> bytes:
+    """One record batch (v2), header and CRC included.
+
+    Args:
+        records: sequence of `(timestamp_ms, key, value, headers)`; key and value bytes or None,
+            headers a sequence of `(name, bytes or None)`.
+        compression: none, gzip, snappy, lz4 or zstd; a control batch is never compressed.
+        level: of the codec, None for its default.
+        base_sequence: may be -1 with a producer id for batches that a coordinator writes.
+        timestamp_type: 0 CreateTime, 1 LogAppendTime (then `max_timestamp` is the append time).
+        max_timestamp: None for the largest of the records.
+        offset_deltas: of each record, ascending; None for 0, 1, 2, ...
+        last_offset_delta: None for the last record's; larger where the cleaner dropped the end.
+        delete_horizon_ms: stamped in place of the base timestamp, with its attribute bit.
+
+    Raises:
+        ConfigError: fields that exclude each other, or a key or value of another type.
+        RecordTooLarge: the batch would not fit its 31-bit length.
+
+    Source: Kafka message format v2 (KIP-98), delete horizon KIP-534.
+    """
+    cdef ByteBuffer buffer, headers
+    cdef Span key = Span(NULL, 0), value = Span(NULL, 0)
+    cdef BatchHeader header
+    cdef int64_t base = -1, latest = -1, timestamp, delta = -1, previous = -1
+    cdef Py_ssize_t index = 0
+    cdef int codec = 0 if control else codec_id(compression)
+    cdef bytes packed
+
+    check_producer(producer_id, producer_epoch, base_sequence, transactional, control)
+    buffer.data = headers.data = NULL
+    buffer.size = headers.size = 0
+    buffer.capacity = headers.capacity = 0
+    try:
+        if reserve(&buffer, 1024) < 0:
+            raise MemoryError()
+        buffer.size = layout.HEADER_SIZE
+        if delete_horizon_ms is not None:
+            base = delete_horizon_ms
+        for record in records:
+            stamp, key_bytes, value_bytes, record_headers = record
+            timestamp = stamp
+            if timestamp < -1:
+                raise errors.ConfigError(f"a timestamp is -1 (none) or not negative, not {timestamp}")
+            span_of_bytes(key_bytes, &key)
+            span_of_bytes(value_bytes, &value)
+            if index == 0 and delete_horizon_ms is None:
+                base = timestamp
+            if timestamp > latest:
+                latest = timestamp
+            delta = index if offset_deltas is None else offset_deltas[index]
+            if delta <= previous or delta > MAX_DELTA:
+                raise errors.ConfigError(f"offset delta {delta} does not follow {previous}")
+            previous = delta
+            headers.size = 0
+            if record_headers:
+                put_headers(&headers, record_headers)
+            if put_record(&buffer, timestamp - base, <int32_t>delta, key, value,
+                          headers.data if headers.size else NULL, headers.size) < 0:
+                raise MemoryError()
+            index += 1
+            if buffer.size > <size_t>MAX_DELTA:
+                raise errors.RecordTooLarge(f"a batch of {buffer.size} bytes exceeds {MAX_DELTA}")
+
+        if index == 0:
+            codec = 0
+        if codec:
+            packed = compress_records(
+                codec, buffer.data + layout.HEADER_SIZE, buffer.size - layout.HEADER_SIZE, level)
+            buffer.size = layout.HEADER_SIZE
+            if put_bytes(&buffer, PyBytes_AS_STRING(packed), <size_t>PyBytes_GET_SIZE(packed)) < 0:
+                raise MemoryError()
+
+        header.base_offset = base_offset
+        header.leader_epoch = leader_epoch
+        header.attributes = codec
+        if timestamp_type:
+            header.attributes |= layout.LOG_APPEND_TIME_BIT
+        if transactional:
+            header.attributes |= layout.TRANSACTIONAL_BIT
+        if control:
+            header.attributes |= layout.CONTROL_BIT
+        if delete_horizon_ms is not None:
+            header.attributes |= layout.DELETE_HORIZON_BIT
+        if last_offset_delta is not None:
+            if last_offset_delta < delta:
+                raise errors.ConfigError(f"last offset delta {last_offset_delta} is below a record's {delta}")
+            delta = last_offset_delta
+        header.last_offset_delta = <int32_t>(delta if delta >= 0 else 0)
+        header.base_timestamp = base
+        header.max_timestamp = latest if max_timestamp is None else max_timestamp
+        header.producer_id = producer_id
+        header.producer_epoch = producer_epoch
+        header.base_sequence = base_sequence
+        header.count = <int32_t>index
+        put_header(buffer.data, buffer.size, &header)
+        return PyBytes_FromStringAndSize(<const char*>buffer.data, <Py_ssize_t>buffer.size)
+    finally:
+        clear_buffer(&buffer)
+        clear_buffer(&headers)
+
+
+def build_marker(
+    int64_t producer_id, int16_t producer_epoch, bint commit, *, int32_t coordinator_epoch=0,
+    int64_t timestamp, int64_t base_offset=0, int32_t leader_epoch=0,
+) -> bytes:
+    """The control batch that ends a transaction in one partition; always 78 bytes."""
+    cdef uint8_t key[4]
+    cdef uint8_t value[6]
+    store_i16(key, 0)
+    store_i16(key + 2, layout.CONTROL_COMMIT if commit else layout.CONTROL_ABORT)
+    store_i16(value, 0)
+    store_i32(value + 2, coordinator_epoch)
+    return build_batch(
+        ((timestamp, PyBytes_FromStringAndSize(<const char*>key, 4),
+          PyBytes_FromStringAndSize(<const char*>value, 6), ()),),
+        base_offset=base_offset, producer_id=producer_id, producer_epoch=producer_epoch,
+        transactional=True, control=True, leader_epoch=leader_epoch)
+
+
+def stamp_batch(
+    batch, *, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence,
+    bint transactional,
+) -> bytearray:
+    """A copy of one batch that bears these producer fields, its CRC computed anew.
+
+    Raises:
+        CorruptRecord: `batch` is not exactly one v2 batch, or its CRC is wrong: a damaged batch
+            must not get a right one.
+    """
+    cdef bytearray copy = bytearray(batch)
+    cdef uint8_t* p = <uint8_t*>PyByteArray_AS_STRING(copy)
+    cdef size_t size = <size_t>len(copy)
+    cdef uint32_t crc
+    cdef int16_t attributes
+
+    check_producer(producer_id, producer_epoch, base_sequence, transactional, False)
+    if size < layout.HEADER_SIZE:
+        raise errors.CorruptRecord(f"a batch of {size} bytes is shorter than its header of {layout.HEADER_SIZE}")
+    if p[layout.MAGIC_AT] != 2:
+        raise errors.CorruptRecord(f"magic is {p[layout.MAGIC_AT]}, not 2")
+    if <int64_t>load_i32(p + layout.BATCH_LENGTH_AT) + layout.LOG_OVERHEAD != <int64_t>size:
+        raise errors.CorruptRecord(
+            f"the header says {<int64_t>load_i32(p + layout.BATCH_LENGTH_AT) + layout.LOG_OVERHEAD} bytes, given {size}")
+    with nogil:
+        crc = eoslog_crc32c(0, p + layout.ATTRIBUTES_AT, size - layout.ATTRIBUTES_AT)
+    if crc != <uint32_t>load_i32(p + layout.CRC_AT):
+        raise errors.CorruptRecord(f"crc is {<uint32_t>load_i32(p + layout.CRC_AT):#010x}, computed {crc:#010x}")
+    attributes = load_i16(p + layout.ATTRIBUTES_AT) & ~layout.TRANSACTIONAL_BIT
+    if transactional:
+        attributes |= layout.TRANSACTIONAL_BIT
+    store_i16(p + layout.ATTRIBUTES_AT, attributes)
+    store_i64(p + layout.PRODUCER_ID_AT, producer_id)
+    store_i16(p + layout.PRODUCER_EPOCH_AT, producer_epoch)
+    store_i32(p + layout.BASE_SEQUENCE_AT, base_sequence)
+    with nogil:
+        seal_crc(p, size)
+    return copy
