@@ -25,7 +25,7 @@ cdef int span_of_bytes(object data, Span* span) except -1:
         span.data = <const uint8_t*>PyBytes_AS_STRING(data)
         span.size = PyBytes_GET_SIZE(data)
     else:
-        raise errors.ConfigError(f"a key or value in a batch must be bytes or None, not {type(data).__name__}")
+        raise errors.SerializationError(f"a key or value in a batch must be bytes or None, not {type(data).__name__}")
     return 0
 
 
@@ -47,9 +47,9 @@ cdef int put_headers(ByteBuffer* buffer, object headers) except -1:
         try:
             name, value = pair
         except (TypeError, ValueError):
-            raise errors.ConfigError(f"a header must be a (name, value) pair, not {pair!r}") from None
+            raise errors.SerializationError(f"a header must be a (name, value) pair, not {pair!r}") from None
         if not isinstance(name, str):
-            raise errors.ConfigError(f"a header's name must be str, not {type(name).__name__}")
+            raise errors.SerializationError(f"a header's name must be str, not {type(name).__name__}")
         text = PyUnicode_AsUTF8AndSize(name, &size)
         put_varint(buffer, size)
         if put_bytes(buffer, text, <size_t>size) < 0:
@@ -65,7 +65,7 @@ cdef int put_headers(ByteBuffer* buffer, object headers) except -1:
             try:
                 PyObject_GetBuffer(value, &view, PyBUF_SIMPLE)
             except (TypeError, BufferError):
-                raise errors.ConfigError(
+                raise errors.SerializationError(
                     f"the value of header {name!r} must be bytes, str or None, not {type(value).__name__}"
                 ) from None
             try:
@@ -107,7 +107,8 @@ def build_batch(
         delete_horizon_ms: stamped in place of the base timestamp, with its attribute bit.
 
     Raises:
-        ConfigError: fields that exclude each other, or a key or value of another type.
+        ConfigError: fields that exclude each other.
+        SerializationError: a key, value or header of another type.
         RecordTooLarge: the batch would not fit its 31-bit length.
 
     Source: Kafka message format v2 (KIP-98), delete horizon KIP-534.
