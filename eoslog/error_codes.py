@@ -9,6 +9,7 @@ Source: Kafka `Errors`, KIP-1050 for the categories.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Self
 
 _N, _R, _A, _F = range(4)  # neither, retriable, abortable, fatal
 
@@ -23,7 +24,7 @@ class ErrorCode(IntEnum):
     description: str
     _category: int
 
-    def __new__(cls, code: int, category: int, description: str) -> ErrorCode:
+    def __new__(cls, code: int, category: int, description: str) -> Self:
         """Make the member from a row of the table."""
         self = int.__new__(cls, code)
         self._value_ = code
