@@ -1,0 +1,275 @@
+"""Compression of record batches: Kafka's four codecs in Kafka's framing.
+
+| codec | framing written | read |
+|---|---|---|
+| gzip | one RFC 1952 member | any number of members |
+| snappy | xerial: magic, version 1, then blocks of [i32 size][raw snappy] | the same, and raw snappy |
+| lz4 | one LZ4 frame, independent blocks of 64 KiB, no checksums, no content size | one frame |
+| zstd | one frame | any number of frames |
+
+Output is bounded: bytes that unfold to more than `limit` are corrupt, and nobody's memory pays
+for finding out. Importing this module binds the codecs to the compiled core.
+
+Thread-safe. gzip needs nothing; the others need the extra `eoslog[codecs]`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from eoslog import _core
+from eoslog.errors import ConfigError, CorruptRecord
+
+__all__ = ["CODECS", "LEVELS", "MAX_DECOMPRESSED", "compress", "decompress", "require"]
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+"""By id in a batch's attributes."""
+
+LEVELS = {"gzip": (-1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
+"""Smallest and largest `compression.<codec>.level`; snappy has none."""
+
+MAX_DECOMPRESSED = 256 << 20
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK = 32 << 10
+_GZIP_WINDOW = 31  # 15 bits and a gzip wrapper
+_LZ4_FAST_LEVEL = 9  # Kafka's default, by which it means the fast compressor
+_ZSTD_EXPANSION = 1 << 15  # at most: a block of 128 KiB from 4 bytes
+_ZSTD_STEP = 64
+
+_PACKAGES = {"snappy": "cramjam", "lz4": "lz4.frame", "zstd": "zstandard"}
+_local = threading.local()  # (de)compression contexts are not shareable between threads
+
+
+def require(name: str) -> Any:
+    """The library of a codec (None for none and gzip).
+
+    Raises:
+        ConfigError: an unknown codec, or its library is not installed.
+    """
+    if name not in CODECS:
+        raise ConfigError(f"compression type {name!r} is none of {', '.join(CODECS)}")
+    package = _PACKAGES.get(name)
+    if package is None:
+        return None
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(
+            f"compression type {name!r} needs the package {package.split('.')[0]!r}: install eoslog[codecs]"
+        ) from error
+
+
+def compress(name: str, data: bytes, level: int | None = None) -> bytes:
+    """`data` as the payload of a batch.
+
+    Args:
+        name: one of `CODECS`.
+        data: encoded records.
+        level: within `LEVELS`; None for the codec's default.
+
+    Raises:
+        ConfigError: an unknown codec or level, or a missing library.
+    """
+    if name not in CODECS:
+        raise ConfigError(f"compression type {name!r} is none of {', '.join(CODECS)}")
+    if level is not None and name in LEVELS:
+        lowest, highest = LEVELS[name]
+        if not lowest <= level <= highest or (name == "gzip" and level == 0):
+            raise ConfigError(f"{name} level {level} is not in {lowest}..{highest}")
+    return _COMPRESS[name](data, level)
+
+
+def decompress(name: str, data: Any, limit: int = MAX_DECOMPRESSED) -> bytes:
+    """The records in a batch's payload.
+
+    Args:
+        name: one of `CODECS`.
+        data: a contiguous buffer.
+        limit: most bytes that may come out.
+
+    Raises:
+        CorruptRecord: not of this codec, cut short, or larger than `limit`.
+        ConfigError: an unknown codec, or a missing library.
+    """
+    if name not in CODECS:
+        raise ConfigError(f"compression type {name!r} is none of {', '.join(CODECS)}")
+    return _DECOMPRESS[name](data, limit)
+
+
+def _too_large(name: str, limit: int) -> CorruptRecord:
+    return CorruptRecord(f"{name} payload unfolds to more than {limit} bytes")
+
+
+def _gzip(data: bytes, level: int | None) -> bytes:
+    packer = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _GZIP_WINDOW)
+    return packer.compress(data) + packer.flush()
+
+
+def _gunzip(data: Any, limit: int) -> bytes:
+    parts: list[bytes] = []
+    left = limit
+    rest: Any = bytes(data)
+    while True:
+        member = zlib.decompressobj(_GZIP_WINDOW)
+        try:
+            part = member.decompress(rest, left + 1)
+        except zlib.error as error:
+            raise CorruptRecord(f"gzip payload: {error}") from error
+        left -= len(part)
+        if left < 0:
+            raise _too_large("gzip", limit)
+        if not member.eof:
+            raise CorruptRecord("gzip payload is cut short")
+        parts.append(part)
+        rest = member.unused_data
+        if not rest:
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _snappy(data: bytes, level: int | None) -> bytes:
+    pack = require("snappy").snappy.compress_raw
+    view = memoryview(data)
+    out = bytearray(_XERIAL_HEADER)
+    for start in range(0, len(view), _XERIAL_BLOCK):
+        block = bytes(pack(view[start : start + _XERIAL_BLOCK]))
+        out += struct.pack(">i", len(block)) + block
+    return bytes(out)
+
+
+def _unsnappy(data: Any, limit: int) -> bytes:
+    library = require("snappy")
+    view = memoryview(data).cast("B")
+    if bytes(view[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        return _unsnappy_block(library, view, limit, limit)
+    parts: list[bytes] = []
+    at, left = len(_XERIAL_HEADER), limit
+    if len(view) < at:
+        raise CorruptRecord("snappy payload ends in its header")
+    while at < len(view):
+        if len(view) - at < 4:
+            raise CorruptRecord("snappy payload ends in a block's size")
+        (size,) = struct.unpack_from(">i", view, at)
+        at += 4
+        if size < 0 or size > len(view) - at:
+            raise CorruptRecord("snappy block is longer than what is left", expected=size, found=len(view) - at)
+        part = _unsnappy_block(library, view[at : at + size], left, limit)
+        parts.append(part)
+        left -= len(part)
+        at += size
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _unsnappy_block(library: Any, block: memoryview, left: int, limit: int) -> bytes:
+    size = shift = 0  # a raw block begins with its unfolded size as a varint
+    for byte in block[:5]:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    else:
+        raise CorruptRecord("snappy block has no size")
+    if size > left:
+        raise _too_large("snappy", limit)
+    try:
+        part = bytes(library.snappy.decompress_raw(block))
+    except Exception as error:  # the library's own error class
+        raise CorruptRecord(f"snappy payload: {error}") from error
+    if len(part) != size:
+        raise CorruptRecord("snappy block unfolds to another size", expected=size, found=len(part))
+    return part
+
+
+def _lz4(data: bytes, level: int | None) -> bytes:
+    library = require("lz4")
+    if level is None or level == _LZ4_FAST_LEVEL:
+        level = 0
+    return bytes(
+        library.compress(
+            data,
+            compression_level=level,
+            block_size=library.BLOCKSIZE_MAX64KB,
+            block_linked=False,
+            content_checksum=False,
+            block_checksum=False,
+            store_size=False,
+        )
+    )
+
+
+def _unlz4(data: Any, limit: int) -> bytes:
+    frame = require("lz4").LZ4FrameDecompressor()
+    try:
+        out = bytes(frame.decompress(bytes(data), max_length=limit + 1))
+    except (RuntimeError, ValueError) as error:
+        raise CorruptRecord(f"lz4 payload: {error}") from error
+    if len(out) > limit:
+        raise _too_large("lz4", limit)
+    if not frame.eof:
+        raise CorruptRecord("lz4 payload is cut short")
+    if frame.unused_data:
+        raise CorruptRecord(f"lz4 payload has {len(frame.unused_data)} bytes behind its frame")
+    return out
+
+
+def _zstd(data: bytes, level: int | None) -> bytes:
+    packers = _local.__dict__.setdefault("zstd_packers", {})
+    packer = packers.get(level)
+    if packer is None:
+        library = require("zstd")
+        packer = packers[level] = library.ZstdCompressor(level=3 if level is None else level)
+    return bytes(packer.compress(data))
+
+
+def _unzstd(data: Any, limit: int) -> bytes:
+    library = require("zstd")
+    unpacker = _local.__dict__.get("zstd_unpacker")
+    if unpacker is None:
+        unpacker = _local.zstd_unpacker = library.ZstdDecompressor()
+    parts: list[bytes] = []
+    left = limit
+    rest: Any = bytes(data)
+    while True:
+        frame = unpacker.decompressobj()
+        at = 0
+        try:
+            while not frame.eof and at < len(rest):
+                # A call must not unfold to much more than what is left.
+                step = max(_ZSTD_STEP, left // _ZSTD_EXPANSION)
+                part = frame.decompress(rest[at : at + step])
+                at += step
+                left -= len(part)
+                if left < 0:
+                    raise _too_large("zstd", limit)
+                parts.append(part)
+        except library.ZstdError as error:
+            raise CorruptRecord(f"zstd payload: {error}") from error
+        if not frame.eof:
+            raise CorruptRecord("zstd payload is cut short")
+        rest = frame.unused_data + rest[at:]
+        if not rest:
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+_COMPRESS: dict[str, Callable[[bytes, int | None], bytes]] = {
+    "none": lambda data, level: data,
+    "gzip": _gzip,
+    "snappy": _snappy,
+    "lz4": _lz4,
+    "zstd": _zstd,
+}
+_DECOMPRESS: dict[str, Callable[[Any, int], bytes]] = {
+    "none": lambda data, limit: bytes(data),
+    "gzip": _gunzip,
+    "snappy": _unsnappy,
+    "lz4": _unlz4,
+    "zstd": _unzstd,
+}
+
+_core.set_codecs(compress, decompress)

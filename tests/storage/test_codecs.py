@@ -1,0 +1,109 @@
+"""Codecs: Kafka's framing out, everything legal in, bounded output."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import struct
+import sys
+import zlib
+
+import pytest
+
+from eoslog import _core
+from eoslog.errors import ConfigError, CorruptRecord
+from eoslog.storage import codecs
+from tests.reference import codec as reference
+
+TEXT = b"".join(b'{"order":%d,"amount":"%d.00"}' % (i, i * 7) for i in range(5000))
+NOISE = random.Random(3).randbytes(70_000)
+NAMES = ("gzip", "snappy", "lz4", "zstd")
+
+
+@pytest.mark.parametrize("name", codecs.CODECS)
+@pytest.mark.parametrize("data", [b"", b"x", TEXT, NOISE], ids=["empty", "one", "text", "noise"])
+def test_round_trip(name: str, data: bytes) -> None:
+    assert codecs.decompress(name, memoryview(codecs.compress(name, data))) == data
+
+
+def test_lz4_frame_has_kafkas_header() -> None:
+    assert codecs.compress("lz4", TEXT)[:7].hex() == "04224d18604082"
+
+
+def test_snappy_is_written_in_blocks_of_32_kib_behind_the_xerial_header() -> None:
+    out = codecs.compress("snappy", NOISE)
+    assert out[:16].hex() == "82534e4150505900" + "00000001" * 2
+    (size,) = struct.unpack_from(">i", out, 16)
+    assert codecs.decompress("snappy", out[20 : 20 + size]) == NOISE[: 32 << 10]  # and raw snappy is read
+
+
+def test_several_gzip_members_and_zstd_frames_are_one_payload() -> None:
+    assert codecs.decompress("gzip", gzip.compress(b"a") + gzip.compress(b"b")) == b"ab"
+    assert codecs.decompress("zstd", codecs.compress("zstd", TEXT) + codecs.compress("zstd", b"b")) == TEXT + b"b"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bomb_is_corrupt_and_not_unfolded(name: str) -> None:
+    packed = codecs.compress(name, bytes(10 << 20))
+    with pytest.raises(CorruptRecord, match="more than 1048576 bytes"):
+        codecs.decompress(name, packed, 1 << 20)
+    assert len(codecs.decompress(name, packed, 10 << 20)) == 10 << 20
+
+
+def test_a_snappy_block_that_promises_gigabytes_is_corrupt() -> None:
+    with pytest.raises(CorruptRecord):
+        codecs.decompress("snappy", b"\xff\xff\xff\xff\x0f" + b"abc")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("keep", [0, 1, 5, 17, 19, -1])
+def test_a_payload_cut_short_is_corrupt(name: str, keep: int) -> None:
+    with pytest.raises(CorruptRecord):
+        assert codecs.decompress(name, codecs.compress(name, NOISE)[:keep]) != NOISE  # raw snappy needs a size
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_damage_never_escapes_as_another_error(name: str) -> None:
+    packed = codecs.compress(name, TEXT[:4000])
+    for at in range(0, len(packed), 7):
+        damaged = bytearray(packed)
+        damaged[at] ^= 0x41
+        try:
+            codecs.decompress(name, damaged, 1 << 20)
+        except CorruptRecord:
+            pass
+
+
+@pytest.mark.parametrize(("name", "level"), [("gzip", 10), ("gzip", 0), ("lz4", 0), ("zstd", 23)])
+def test_a_level_out_of_range_is_refused(name: str, level: int) -> None:
+    with pytest.raises(ConfigError):
+        codecs.compress(name, b"", level)
+
+
+@pytest.mark.parametrize(("name", "level"), [("gzip", 1), ("lz4", 3), ("lz4", 9), ("zstd", -5), ("zstd", 19)])
+def test_levels_change_the_bytes_and_not_the_content(name: str, level: int) -> None:
+    assert codecs.decompress(name, codecs.compress(name, TEXT, level)) == TEXT
+
+
+def test_an_unknown_codec_is_refused() -> None:
+    with pytest.raises(ConfigError, match="brotli"):
+        codecs.compress("brotli", b"")
+    with pytest.raises(ConfigError, match="brotli"):
+        codecs.decompress("brotli", b"")
+
+
+@pytest.mark.parametrize(("name", "package"), [("snappy", "cramjam"), ("lz4", "lz4.frame"), ("zstd", "zstandard")])
+def test_a_missing_library_names_the_extra(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(codecs, "_local", type("Fresh", (), {})())
+    with pytest.raises(ConfigError, match=r"eoslog\[codecs\]"):
+        codecs.compress(name, b"x")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_compressed_batch_is_read_by_the_reference(name: str) -> None:
+    records = [(1000 + i, b"k%d" % i, TEXT[: i * 10], [("h", None)]) for i in range(100)]
+    batch = _core.build_batch(records, compression=name, producer_id=7, producer_epoch=0, base_sequence=0)
+    decoded = reference.decode_batch(batch)
+    assert [(r.timestamp, r.key, r.value, list(r.headers)) for r in decoded.records] == records
+    assert zlib.crc32(batch) and decoded.producer_id == 7
