@@ -1,0 +1,225 @@
+"""What the bytes of the log say about transactions, their writers and their ends.
+
+Nothing here asks a producer, a coordinator or the demo itself: segment files in, facts out. A
+transaction is named by (producer id, epoch), since the epoch is raised at every end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eoslog import _core
+from eoslog.demo import plan
+
+Identity = tuple[int, int]
+"""(producer id, producer epoch) of data batches."""
+
+
+@dataclass(frozen=True)
+class DataBatch:
+    """One data batch of a producer with an id, as it lies in a partition."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    last_offset: int
+    producer_id: int
+    epoch: int
+    base_sequence: int
+    count: int
+    transactional: bool
+    writer: str
+
+    @property
+    def identity(self) -> Identity:
+        """Return the transaction that the batch belongs to."""
+        return self.producer_id, self.epoch
+
+
+@dataclass(frozen=True)
+class Marker:
+    """One control record that ended a transaction in a partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    producer_id: int
+    epoch: int
+    commit: bool
+
+
+@dataclass
+class Transaction:
+    """All that one transaction left in the log."""
+
+    identity: Identity
+    batches: list[DataBatch] = field(default_factory=list)
+    ends: list[Marker] = field(default_factory=list)
+    unended: int = 0
+    """Partitions with data and no marker behind them."""
+
+    @property
+    def committed(self) -> bool:
+        """Say whether every partition with data ended in a commit marker."""
+        return not self.unended and all(end.commit for end in self.ends)
+
+    @property
+    def aborted(self) -> bool:
+        """Say whether every partition with data ended in an abort marker."""
+        return not self.unended and not any(end.commit for end in self.ends)
+
+    @property
+    def writer(self) -> str:
+        """Return the process that wrote its records; empty for offsets alone."""
+        return next((batch.writer for batch in self.batches if batch.writer), "")
+
+    @property
+    def records(self) -> int:
+        """Return how many records it wrote, visible or not."""
+        return sum(batch.count for batch in self.batches if batch.writer)
+
+
+@dataclass
+class Evidence:
+    """The folded log: batches by place, transactions by identity, the notes on faults."""
+
+    batches: list[DataBatch] = field(default_factory=list)
+    transactions: dict[Identity, Transaction] = field(default_factory=dict)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+
+    def of(self, role: str) -> list[Transaction]:
+        """Return the transactions of writers whose name begins with `role`, oldest first."""
+        found = [t for t in self.transactions.values() if t.writer.startswith(role)]
+        return sorted(found, key=lambda transaction: transaction.identity)
+
+    def noted(self, kind: str) -> list[dict[str, Any]]:
+        """Return the notes of one kind."""
+        return [note for note in self.notes if note["kind"] == kind]
+
+    def last_of(self, writer: str) -> Transaction | None:
+        """Return the last transaction that `writer` left in the log."""
+        own = [t for t in self.transactions.values() if t.writer == writer]
+        return max(own, key=lambda transaction: transaction.identity, default=None)
+
+    def torn(self) -> list[Identity]:
+        """Return the transactions that are neither whole nor nothing."""
+        return [
+            identity
+            for identity, transaction in self.transactions.items()
+            if not transaction.committed and not transaction.aborted
+        ]
+
+    def repeated_sequences(self) -> int:
+        """Return how many batches repeat the sequence of an earlier one of their producer."""
+        seen: set[tuple[str, int, int, int, int]] = set()
+        repeated = 0
+        for batch in self.batches:
+            if batch.base_sequence < 0:
+                continue  # offsets written by a coordinator bear no sequence
+            place = (batch.topic, batch.partition, *batch.identity, batch.base_sequence)
+            repeated += place in seen
+            seen.add(place)
+        return repeated
+
+    def batch_at(self, topic: str, partition: int, offset: int) -> DataBatch | None:
+        """Return the data batch that holds `offset`."""
+        for batch in self._by_partition()[topic, partition]:
+            if batch.base_offset <= offset <= batch.last_offset:
+                return batch
+        return None
+
+    def _by_partition(self) -> dict[tuple[str, int], list[DataBatch]]:
+        if not hasattr(self, "_places"):
+            places: dict[tuple[str, int], list[DataBatch]] = defaultdict(list)
+            for batch in self.batches:
+                places[batch.topic, batch.partition].append(batch)
+            self._places = places
+        return self._places
+
+
+def gather(directory: str | Path, topics: Iterable[str]) -> Evidence:
+    """Fold the partitions of `topics`, the committed offsets and the notes.
+
+    Args:
+        directory: An eoslog directory; nobody need have it open.
+        topics: The topics whose transactions matter.
+    """
+    evidence = Evidence()
+    for topic in [*topics, "__consumer_offsets"]:
+        for partition, path in partitions(directory, topic):
+            _fold(evidence, topic, partition, path)
+    for _, path in partitions(directory, plan.FAULTS):
+        for batch in batches(path):
+            if not batch.control:
+                evidence.notes += [json.loads(record[3]) for record in batch.records()]
+    return evidence
+
+
+def partitions(directory: str | Path, topic: str) -> Iterator[tuple[int, Path]]:
+    """Yield (number, folder) of each partition of a topic."""
+    for path in Path(directory).iterdir():
+        name, _, number = path.name.rpartition("-")
+        if name == topic and number.isdigit() and path.is_dir():
+            yield int(number), path
+
+
+def batches(path: Path) -> Iterator[Any]:
+    """Yield every batch of a partition's segment files in order."""
+    for segment in sorted(path.glob("*.log")):
+        yield from _core.iter_batches(segment.read_bytes())
+
+
+def _fold(evidence: Evidence, topic: str, partition: int, path: Path) -> None:
+    """Fold one partition; a marker ends what its producer has open there."""
+    opened: dict[int, Identity] = {}
+    for batch in batches(path):
+        if batch.control:
+            marker = Marker(
+                topic,
+                partition,
+                batch.base_offset,
+                batch.producer_id,
+                batch.producer_epoch,
+                commit=batch.control_type == 1,
+            )
+            identity = opened.pop(batch.producer_id, None)
+            if identity is not None:
+                evidence.transactions[identity].ends.append(marker)
+            continue
+        if batch.producer_id < 0:
+            continue
+        data = DataBatch(
+            topic,
+            partition,
+            batch.base_offset,
+            batch.last_offset,
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.base_sequence,
+            batch.count,
+            batch.transactional,
+            _writer(batch) if topic != "__consumer_offsets" else "",
+        )
+        evidence.batches.append(data)
+        if data.transactional:
+            opened[data.producer_id] = data.identity
+            transaction = evidence.transactions.setdefault(
+                data.identity, Transaction(data.identity)
+            )
+            transaction.batches.append(data)
+    for identity in opened.values():
+        evidence.transactions[identity].unended += 1
+
+
+def _writer(batch: Any) -> str:
+    """Return the writer that the first record of a batch names in its header."""
+    for _, _, _, _, headers in batch.records()[:1]:
+        for key, value in headers:
+            if key == plan.WRITER_HEADER and value is not None:
+                return bytes(value).decode()
+    return ""

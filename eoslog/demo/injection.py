@@ -1,0 +1,50 @@
+"""Lost acknowledgements: the batch is in the log, its producer never hears of it and sends again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from eoslog.demo import faults
+
+if TYPE_CHECKING:
+    from eoslog.client.producer import Producer
+    from eoslog.demo.faults import Notes
+    from eoslog.errors import KafkaError
+    from eoslog.model import RecordMetadata
+
+
+class AckLoss:
+    """Loses acknowledgements of one producer on demand and keeps what the resends were told.
+
+    A resent batch comes back as delivered with `duplicate` set and the offset of the first copy:
+    that offset is noted, and the report looks up in the log that one copy lies there.
+    """
+
+    def __init__(self, producer: Producer, notes: Notes, writer: str) -> None:
+        self._producer = producer
+        self._notes = notes
+        self._writer = writer
+        self._duplicates: list[tuple[str, int, int]] = []
+
+    @contextmanager
+    def around(self, lose: bool) -> Iterator[None]:
+        """Lose the acknowledgement of a batch sent in this block, if `lose`."""
+        raise NotImplementedError
+
+    def on_delivery(
+        self, error: KafkaError | None, metadata: RecordMetadata | None
+    ) -> None:
+        """Remember a record that was acknowledged as a duplicate."""
+        if error is None and metadata is not None and metadata.duplicate:
+            self._duplicates.append(
+                (metadata.topic, metadata.partition, metadata.offset)
+            )
+
+    def write_down(self) -> None:
+        """Note the places of the duplicates met since the last call."""
+        if self._duplicates:
+            places = sorted(set(self._duplicates))
+            self._duplicates.clear()
+            self._notes.note(faults.RESENT, self._writer, places=places)
