@@ -13,8 +13,31 @@ include "_core/fault.pxi"
 include "_core/hashes.pxi"
 include "_core/codec.pxi"
 include "_core/batch_builder.pxi"
+include "_core/producer_state.pxi"
+include "_core/control.pxi"
+include "_core/files.pxi"
+include "_core/partition.pxi"
 
 __all__ = (
+    "ControlFile",
+    "Partition",
+    "FAULT_CALLS",
+    "STATUS",
+    "arm_fault",
+    "disarm_faults",
+    "fault_count",
+    "fork_generation",
+    "guard_across_fork",
+    "os_open",
+    "os_pread",
+    "os_pwrite",
+    "os_rename",
+    "os_sync",
+    "os_truncate",
+    "os_unlink",
+    "release_guard",
+    "try_lock",
+    "unlock",
     "build_batch",
     "build_marker",
     "crc32c",

@@ -1,0 +1,298 @@
+# The shared control file: session number, wake words, process table, one 256 B slot a partition.
+#
+#   0        64 B   magic "EOSLOGC1", format i32, clean i32, session u64 (native byte order: the
+#                   file never leaves its machine; another session number makes it void)
+#   4096   4096 B   64 wake lanes, one 64 B line each: wake counter u32, waiters u32
+#   8192   64 KiB   1024 processes of 64 B: nonce u64, heartbeat u64 (CLOCK_MONOTONIC ns), pid i32
+#   128 KiB ...     slots, in order of creation, never reused
+#
+# A crash leaves anything here; recovery trusts none of it (protocol.md row 6).
+from libc.errno cimport EACCES, EAGAIN, EINTR, ENOSPC, errno
+from libc.stdint cimport uint16_t, uint64_t
+from eoslog._core.os_table cimport *
+
+cdef extern from "<sys/mman.h>" nogil:
+    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MADV_DONTFORK
+    void* MAP_FAILED
+    void* mmap(void*, size_t, int, int, int, int64_t)
+    int munmap(void*, size_t)
+    int madvise(void*, size_t, int)
+
+cdef extern from "<fcntl.h>" nogil:
+    enum: F_RDLCK, F_WRLCK, F_UNLCK
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int nanosleep(const timespec*, timespec*)
+
+cdef enum:
+    CONTROL_HEADER_SIZE = 131072
+    CONTROL_CHUNK_SIZE = 1048576
+    LANES_AT = 4096
+    LANE_COUNT = 64
+    LANE_SIZE = 64
+    PROCESSES_AT = 8192
+    PROCESS_COUNT = 1024
+    PROCESS_SIZE = 64
+    SLOT_SIZE = 256
+    MAX_CHUNKS = 256
+
+cdef struct Slot:
+    # line 0: identity and the lock holder
+    uint64_t session            # 0 or another than the header's: void, recover first
+    uint8_t topic_id[16]
+    uint32_t deleted
+    uint32_t busy               # 1 while its lock holder is between the first write and publish
+    int32_t holder_pid
+    uint32_t reserved_0
+    uint64_t holder_since_ns
+    uint64_t reserved_1[2]
+    # line 1: published by the append-lock holder
+    int64_t log_end
+    int64_t stable_end          # first open offset, else log_end
+    int64_t log_start
+    uint32_t segments_version
+    uint32_t cleaned_version
+    int64_t cleaned_to
+    int64_t expire_below
+    int64_t active_base         # of the active segment, and log_end's byte position in it
+    int64_t end_position
+    # line 2: published by whoever flushed
+    int64_t durable_end
+    uint32_t poison
+    uint32_t reserved_2
+    uint64_t flush_ns           # moving average of one flush
+    uint64_t reserved_3[5]
+    # line 3
+    uint64_t reserved_4[8]
+
+cdef struct WakeLane:
+    uint32_t counter
+    uint32_t waiters
+
+cdef struct ProcessEntry:
+    uint64_t nonce
+    uint64_t heartbeat_ns
+    int32_t pid
+
+@cython.final
+cdef class ControlFile:
+    """The mapped control file of an open directory.
+
+    Invariants: chunks are mapped once and stay; the mapping is not inherited by a forked child
+    (MADV_DONTFORK), so every entry from Python checks the fork generation first.
+    """
+    cdef uint8_t* chunks[MAX_CHUNKS]
+    cdef int chunk_count
+    cdef int fd
+    cdef bint writable
+    cdef uint32_t generation
+
+    def __cinit__(self, int fd, *, bint writable=True):
+        self.fd = fd
+        self.writable = writable
+        self.generation = eoslog_fork_generation
+        self.chunk_count = 0
+
+    cdef int check(self) except -1:
+        if self.generation != eoslog_fork_generation:
+            raise errors.IllegalState("this handle was inherited through fork: open the directory again")
+        return 0
+
+    def map_chunks(self, int count):
+        """Map up to `count` chunks of 1 MiB; the file is already that long."""
+        cdef void* p
+        self.check()
+        while self.chunk_count < count:
+            p = mmap(NULL, CONTROL_CHUNK_SIZE, PROT_READ | (PROT_WRITE if self.writable else 0),
+                     MAP_SHARED, self.fd, <int64_t>self.chunk_count * CONTROL_CHUNK_SIZE)
+            if p == MAP_FAILED:
+                raise OSError(errno, "cannot map the control file")
+            madvise(p, CONTROL_CHUNK_SIZE, MADV_DONTFORK)
+            self.chunks[self.chunk_count] = <uint8_t*>p
+            self.chunk_count += 1
+
+    def close(self):
+        cdef int i
+        if self.generation == eoslog_fork_generation:
+            for i in range(self.chunk_count):
+                munmap(self.chunks[i], CONTROL_CHUNK_SIZE)
+        self.chunk_count = 0
+        self.generation = eoslog_fork_generation - 1      # further use raises instead of crashing
+
+    @staticmethod
+    def chunks_for(int slot):
+        """How many chunks a file needs to hold this slot."""
+        return 1 + (CONTROL_HEADER_SIZE + <int64_t>slot * SLOT_SIZE) // CONTROL_CHUNK_SIZE
+
+    cdef Slot* slot(self, int number) except NULL:
+        cdef int64_t at = CONTROL_HEADER_SIZE + <int64_t>number * SLOT_SIZE
+        cdef int chunk = <int>(at // CONTROL_CHUNK_SIZE)
+        self.check()
+        if number < 0 or chunk >= self.chunk_count:
+            raise IndexError(f"slot {number} is not mapped")
+        return <Slot*>(self.chunks[chunk] + at % CONTROL_CHUNK_SIZE)
+
+    cdef WakeLane* lane(self, int slot) noexcept nogil:
+        return <WakeLane*>(self.chunks[0] + LANES_AT + (slot % LANE_COUNT) * LANE_SIZE)
+
+    cdef ProcessEntry* process(self, int number) except NULL:
+        self.check()
+        if not 0 <= number < PROCESS_COUNT or self.chunk_count == 0:
+            raise IndexError(f"process {number} is not mapped")
+        return <ProcessEntry*>(self.chunks[0] + PROCESSES_AT + number * PROCESS_SIZE)
+
+    @property
+    def session(self):
+        self.check()
+        return atomic_load_u64(<uint64_t*>(self.chunks[0] + 16))
+
+    @property
+    def clean(self):
+        """Whether the session before this one ended clean."""
+        self.check()
+        return (<int32_t*>(self.chunks[0] + 12))[0] != 0
+
+    @clean.setter
+    def clean(self, bint value):
+        self.check()
+        (<int32_t*>(self.chunks[0] + 12))[0] = value
+
+    @session.setter
+    def session(self, uint64_t value):
+        self.check()
+        atomic_store_u64(<uint64_t*>(self.chunks[0] + 16), value)
+
+    def register_process(self, int number, uint64_t nonce, int pid):
+        cdef ProcessEntry* p = self.process(number)
+        p.pid = pid
+        atomic_store_u64(&p.heartbeat_ns, eoslog_monotonic_ns())
+        atomic_store_u64(&p.nonce, nonce)
+
+    def beat(self, int number):
+        atomic_store_u64(&self.process(number).heartbeat_ns, eoslog_monotonic_ns())
+
+    def process_entry(self, int number):
+        """(nonce, pid, seconds since the last heartbeat)"""
+        cdef ProcessEntry* p = self.process(number)
+        cdef int64_t age = <int64_t>(eoslog_monotonic_ns() - atomic_load_u64(&p.heartbeat_ns))
+        return atomic_load_u64(&p.nonce), p.pid, max(age, 0) / 1e9
+
+    def slot_view(self, int number):
+        """Everything in a slot, for `eoslog locks` and tests."""
+        cdef Slot* s = self.slot(number)
+        return {
+            "session": s.session, "topic_id": (<char*>s.topic_id)[:16], "deleted": s.deleted,
+            "busy": s.busy, "holder_pid": s.holder_pid, "holder_since_ns": s.holder_since_ns,
+            "log_end": s.log_end, "stable_end": s.stable_end, "log_start": s.log_start,
+            "segments_version": s.segments_version, "active_base": s.active_base,
+            "end_position": s.end_position, "durable_end": s.durable_end, "poison": s.poison,
+        }
+
+    def mark_deleted(self, int number):
+        atomic_store_u32(&self.slot(number).deleted, 1)
+        self.wake(number)
+
+    def wake(self, int slot):
+        self.check()
+        wake_lane(self.lane(slot))
+
+    def wake_counters(self, slots):
+        """The counters of the lanes of these slots: read before the bounds are checked."""
+        self.check()
+        return {slot % LANE_COUNT: atomic_load_u32(&self.lane(slot).counter) for slot in slots}
+
+    def wait(self, dict counters, double timeout):
+        """Block until a lane moved past the counter seen, or timeout (s, at most 50 ms a call).
+        Source: protocol.md row 35."""
+        cdef uint32_t* words[LANE_COUNT]
+        cdef uint32_t expected[LANE_COUNT]
+        cdef WakeLane* lanes[LANE_COUNT]
+        cdef int n = 0, i
+        cdef int64_t ns = <int64_t>(min(max(timeout, 0.0), 0.05) * 1e9)
+        self.check()
+        for lane, counter in counters.items():
+            lanes[n] = self.lane(lane)
+            words[n] = &lanes[n].counter
+            expected[n] = counter
+            n += 1
+        if n == 0 or ns <= 0:
+            return
+        with nogil:
+            if self.writable:
+                for i in range(n):
+                    atomic_add_u32(&lanes[i].waiters, 1)
+            eoslog_futex_wait_many(words, expected, n, ns)
+            if self.writable:
+                for i in range(n):
+                    atomic_add_u32(&lanes[i].waiters, <uint32_t>-1)
+
+
+cdef void wake_lane(WakeLane* lane) noexcept nogil:
+    atomic_add_u32(&lane.counter, 1)
+    if atomic_load_u32(&lane.waiters):
+        eoslog_futex_wake(&lane.counter)
+
+
+cdef void pause_ns(int64_t ns) noexcept nogil:
+    cdef timespec t
+    t.tv_sec = ns // 1000000000
+    t.tv_nsec = ns % 1000000000
+    nanosleep(&t, NULL)
+
+
+def try_lock(int fd, int64_t at, *, bint shared=False):
+    """Take an OFD lock on one byte; False when another open file description holds it."""
+    cdef int rc
+    with nogil:
+        rc = eoslog_os.lock(fd, F_RDLCK if shared else F_WRLCK, at)
+    if rc == 0:
+        return True
+    if errno in (EAGAIN, EACCES):
+        return False
+    raise OSError(errno, "cannot lock")
+
+
+def unlock(int fd, int64_t at):
+    cdef int rc
+    with nogil:
+        rc = eoslog_os.lock(fd, F_UNLCK, at)
+    if rc < 0:
+        raise OSError(errno, "cannot unlock")
+
+
+def guard_across_fork(int fd):
+    """Close this descriptor in a forked child: a child must never hold or free its parent's locks."""
+    if eoslog_fork_guard(fd) < 0:
+        raise MemoryError()
+
+
+def release_guard(int fd):
+    eoslog_fork_release(fd)
+
+
+def fork_generation():
+    return eoslog_fork_generation
+
+
+FAULT_CALLS = {
+    "open": EOSLOG_OPEN, "pread": EOSLOG_PREAD, "pwrite": EOSLOG_PWRITE,
+    "fdatasync": EOSLOG_FDATASYNC, "fsync": EOSLOG_FSYNC, "ftruncate": EOSLOG_FTRUNCATE,
+    "rename": EOSLOG_RENAME, "unlink": EOSLOG_UNLINK, "lock": EOSLOG_LOCK, "point": EOSLOG_POINT,
+}
+
+
+def arm_fault(str call, int64_t nth, int error):
+    """Let the nth coming `call` fail with an errno; 0 kills before it, -1 after it, -2 writes short."""
+    eoslog_fault_arm(FAULT_CALLS[call], nth, error)
+
+
+def disarm_faults():
+    eoslog_fault_disarm()
+
+
+def fault_count(str call, *, bint reset=False):
+    """Calls of a kind since counting began."""
+    return eoslog_fault_count(FAULT_CALLS[call], reset)

@@ -1,0 +1,78 @@
+# The OS-call table as Python sees it: `storage/files.py` is its only caller.
+
+def os_open(str path, int flags, int mode=0o600):
+    cdef bytes raw = path.encode("utf-8", "surrogateescape")
+    cdef const char* p = raw
+    cdef int fd
+    with nogil:
+        fd = eoslog_os.open(p, flags, mode)
+    if fd < 0:
+        raise OSError(errno, errno_text(errno), path)
+    return fd
+
+
+def os_pwrite(int fd, data, int64_t position):
+    """Write all of data; a short write is continued, an error leaves a prefix."""
+    cdef Py_buffer view
+    cdef int rc
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        with nogil:
+            rc = eoslog_pwrite_all(fd, view.buf, <size_t>view.len, position)
+        if rc < 0:
+            raise OSError(errno, errno_text(errno))
+    finally:
+        PyBuffer_Release(&view)
+
+
+def os_pread(int fd, Py_ssize_t size, int64_t position):
+    """Read up to size bytes; fewer at the end of the file."""
+    cdef bytearray out = bytearray(size)
+    cdef char* p = out
+    cdef Py_ssize_t done = 0, n = 0
+    with nogil:
+        while done < size:
+            n = eoslog_os.pread(fd, p + done, <size_t>(size - done), position + done)
+            if n < 0 and errno == EINTR:
+                continue
+            if n <= 0:
+                break
+            done += n
+    if n < 0:
+        raise OSError(errno, errno_text(errno))
+    if done < size:
+        del out[done:]
+    return out
+
+
+def os_sync(int fd, *, bint data_only=True):
+    cdef int rc
+    with nogil:
+        rc = eoslog_os.fdatasync(fd) if data_only else eoslog_os.fsync(fd)
+    if rc < 0:
+        raise OSError(errno, errno_text(errno))
+
+
+def os_truncate(int fd, int64_t size):
+    cdef int rc
+    with nogil:
+        rc = eoslog_os.ftruncate(fd, size)
+    if rc < 0:
+        raise OSError(errno, errno_text(errno))
+
+
+def os_rename(str source, str target):
+    cdef bytes a = source.encode("utf-8", "surrogateescape"), b = target.encode("utf-8", "surrogateescape")
+    if eoslog_os.rename(a, b) < 0:
+        raise OSError(errno, errno_text(errno), source, None, target)
+
+
+def os_unlink(str path):
+    cdef bytes raw = path.encode("utf-8", "surrogateescape")
+    if eoslog_os.unlink(raw) < 0:
+        raise OSError(errno, errno_text(errno), path)
+
+
+cdef errno_text(int code):
+    import os
+    return os.strerror(code)

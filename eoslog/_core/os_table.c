@@ -1,0 +1,217 @@
+#include "os_table.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef F_OFD_SETLK
+#define F_OFD_SETLK 37
+#endif
+
+static int real_open(const char *path, int flags, int mode) { return open(path, flags | O_CLOEXEC, mode); }
+static ssize_t real_pread(int fd, void *data, size_t size, int64_t at) { return pread(fd, data, size, at); }
+static ssize_t real_pwrite(int fd, const void *data, size_t size, int64_t at) { return pwrite(fd, data, size, at); }
+static int real_ftruncate(int fd, int64_t size) { return ftruncate(fd, size); }
+static void real_point(int id) { (void)id; }
+
+static int real_lock(int fd, int type, int64_t at) {
+    struct flock lock;
+    memset(&lock, 0, sizeof lock);
+    lock.l_type = (short)type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = at;
+    lock.l_len = 1;
+    int rc;
+    do rc = fcntl(fd, F_OFD_SETLK, &lock); while (rc < 0 && errno == EINTR);
+    return rc;
+}
+
+#define REAL_TABLE { real_open, real_pread, real_pwrite, fdatasync, fsync, real_ftruncate, rename, unlink, real_lock, real_point }
+static const eoslog_os_table real_table = REAL_TABLE;
+eoslog_os_table eoslog_os = REAL_TABLE;
+
+/* --- faults ------------------------------------------------------------------------------- */
+
+typedef struct { int64_t at; int error; int armed; } fault;
+static fault faults[EOSLOG_CALLS];
+static int64_t counts[EOSLOG_CALLS];
+
+/* Returns the fault that this call meets, or NULL. Kills at once where asked to kill before. */
+static const fault *meet(int kind, int64_t id) {
+    int64_t n = __atomic_add_fetch(&counts[kind], 1, __ATOMIC_RELAXED);
+    const fault *f = &faults[kind];
+    if (!f->armed || f->at != (kind == EOSLOG_POINT ? id : n)) return NULL;
+    if (f->error == 0) kill(getpid(), SIGKILL);
+    return f;
+}
+
+#define FAULTY(kind, expression, type)                                   \
+    const fault *f = meet(kind, 0);                                      \
+    if (f && f->error > 0) { errno = f->error; return -1; }              \
+    type rc = expression;                                                \
+    if (f && f->error == -1) kill(getpid(), SIGKILL);                    \
+    return rc
+
+static int faulty_open(const char *p, int fl, int m) { FAULTY(EOSLOG_OPEN, real_open(p, fl, m), int); }
+static ssize_t faulty_pread(int fd, void *d, size_t n, int64_t at) { FAULTY(EOSLOG_PREAD, real_pread(fd, d, n, at), ssize_t); }
+static ssize_t faulty_pwrite(int fd, const void *d, size_t n, int64_t at) {
+    const fault *f = meet(EOSLOG_PWRITE, 0);
+    if (f && f->error > 0) {
+        /* a full disk takes what still fits before it says no */
+        if (f->error == ENOSPC && n > 1) { ssize_t part = real_pwrite(fd, d, n / 2, at); (void)part; }
+        errno = f->error;
+        return -1;
+    }
+    if (f && f->error == -2 && n > 1) n /= 2;
+    ssize_t rc = real_pwrite(fd, d, n, at);
+    if (f && f->error == -1) kill(getpid(), SIGKILL);
+    return rc;
+}
+static int faulty_fdatasync(int fd) { FAULTY(EOSLOG_FDATASYNC, fdatasync(fd), int); }
+static int faulty_fsync(int fd) { FAULTY(EOSLOG_FSYNC, fsync(fd), int); }
+static int faulty_ftruncate(int fd, int64_t n) { FAULTY(EOSLOG_FTRUNCATE, real_ftruncate(fd, n), int); }
+static int faulty_rename(const char *a, const char *b) { FAULTY(EOSLOG_RENAME, rename(a, b), int); }
+static int faulty_unlink(const char *p) { FAULTY(EOSLOG_UNLINK, unlink(p), int); }
+static int faulty_lock(int fd, int t, int64_t at) { FAULTY(EOSLOG_LOCK, real_lock(fd, t, at), int); }
+static void faulty_point(int id) { meet(EOSLOG_POINT, id); }
+
+static const eoslog_os_table faulty_table = {
+    faulty_open, faulty_pread, faulty_pwrite, faulty_fdatasync, faulty_fsync, faulty_ftruncate,
+    faulty_rename, faulty_unlink, faulty_lock, faulty_point,
+};
+
+void eoslog_fault_arm(int kind, int64_t nth, int error) {
+    faults[kind].at = kind == EOSLOG_POINT ? nth : counts[kind] + nth;
+    faults[kind].error = error;
+    faults[kind].armed = 1;
+    eoslog_os = faulty_table;
+}
+
+void eoslog_fault_disarm(void) {
+    memset(faults, 0, sizeof faults);
+    memset(counts, 0, sizeof counts);
+    eoslog_os = real_table;
+}
+
+int64_t eoslog_fault_count(int kind, int reset) {
+    if (reset) { counts[kind] = 0; eoslog_os = faulty_table; }
+    return counts[kind];
+}
+
+/* --- whole ranges ---------------------------------------------------------------------------- */
+
+int eoslog_pwrite_all(int fd, const void *data, size_t size, int64_t position) {
+    const char *p = data;
+    while (size) {
+        ssize_t n = eoslog_os.pwrite(fd, p, size, position);
+        if (n < 0) { if (errno == EINTR) continue; return -1; }
+        if (n == 0) { errno = ENOSPC; return -1; }
+        p += n; size -= (size_t)n; position += n;
+    }
+    return 0;
+}
+
+int eoslog_pread_all(int fd, void *data, size_t size, int64_t position) {
+    char *p = data;
+    while (size) {
+        ssize_t n = eoslog_os.pread(fd, p, size, position);
+        if (n < 0) { if (errno == EINTR) continue; return -1; }
+        if (n == 0) { errno = EIO; return -1; }
+        p += n; size -= (size_t)n; position += n;
+    }
+    return 0;
+}
+
+/* --- fork ------------------------------------------------------------------------------------ */
+
+volatile uint32_t eoslog_fork_generation;
+static int *guarded;
+static int guarded_count, guarded_capacity;
+static pthread_mutex_t guard_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t guard_once = PTHREAD_ONCE_INIT;
+
+static void before_fork(void) { pthread_mutex_lock(&guard_mutex); }
+static void in_parent(void) { pthread_mutex_unlock(&guard_mutex); }
+static void in_child(void) {
+    for (int i = 0; i < guarded_count; i++) close(guarded[i]);
+    guarded_count = 0;
+    eoslog_fork_generation++;
+    pthread_mutex_unlock(&guard_mutex);
+}
+static void install_guard(void) { pthread_atfork(before_fork, in_parent, in_child); }
+
+int eoslog_fork_guard(int fd) {
+    pthread_once(&guard_once, install_guard);
+    pthread_mutex_lock(&guard_mutex);
+    int ok = 0;
+    if (guarded_count == guarded_capacity) {
+        int capacity = guarded_capacity ? 2 * guarded_capacity : 64;
+        int *grown = realloc(guarded, (size_t)capacity * sizeof *grown);
+        if (grown) { guarded = grown; guarded_capacity = capacity; } else ok = -1;
+    }
+    if (ok == 0) guarded[guarded_count++] = fd;
+    pthread_mutex_unlock(&guard_mutex);
+    return ok;
+}
+
+void eoslog_fork_release(int fd) {
+    pthread_mutex_lock(&guard_mutex);
+    for (int i = 0; i < guarded_count; i++)
+        if (guarded[i] == fd) { guarded[i] = guarded[--guarded_count]; break; }
+    pthread_mutex_unlock(&guard_mutex);
+}
+
+/* --- time and waiting --------------------------------------------------------------------------- */
+
+uint64_t eoslog_monotonic_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+int eoslog_futex_wait(uint32_t *word, uint32_t expected, int64_t timeout_ns) {
+    struct timespec t = { timeout_ns / 1000000000, timeout_ns % 1000000000 };
+    return (int)syscall(SYS_futex, word, FUTEX_WAIT, expected, &t, NULL, 0);
+}
+
+int eoslog_futex_wake(uint32_t *word) {
+    return (int)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+#ifndef SYS_futex_waitv
+#define SYS_futex_waitv 449
+#endif
+struct waitv { uint64_t value; uint64_t address; uint32_t flags; uint32_t reserved; };
+
+int eoslog_futex_wait_many(uint32_t **words, const uint32_t *expected, int n, int64_t timeout_ns) {
+    if (n == 1) return eoslog_futex_wait(words[0], expected[0], timeout_ns);
+    struct waitv waiters[64];
+    struct timespec until;
+    if (n > 64) n = 64;
+    for (int i = 0; i < n; i++) {
+        waiters[i].value = expected[i];
+        waiters[i].address = (uint64_t)(uintptr_t)words[i];
+        waiters[i].flags = 2; /* FUTEX_32, shared */
+        waiters[i].reserved = 0;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += timeout_ns % 1000000000;
+    until.tv_sec += timeout_ns / 1000000000 + until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    long rc = syscall(SYS_futex_waitv, waiters, n, 0, &until, CLOCK_MONOTONIC);
+    if (rc < 0 && errno == ENOSYS) {       /* kernels before 5.16: look again every millisecond */
+        struct timespec ms = { 0, timeout_ns < 1000000 ? timeout_ns : 1000000 };
+        nanosleep(&ms, NULL);
+        return 0;
+    }
+    return rc < 0 ? -1 : 0;
+}

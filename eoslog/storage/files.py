@@ -1,0 +1,208 @@
+"""The only Python face of the core's OS-call table: every file access of eoslog goes through here.
+
+Faults are injected below (`arm_fault`, by system call) or beside (`failpoint`, by name), so the
+production path is the tested one. Names armed through `EOSLOG_FAILPOINTS`, as in
+`EOSLOG_FAILPOINTS=txn.prepared=kill,pwrite:12=ENOSPC`, reach processes that a test starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+
+from eoslog import _core
+from eoslog.errors import DiskFull, StorageError
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+_KILL_BEFORE, _KILL_AFTER, _SHORT = 0, -1, -2
+
+_armed: dict[str, list[str]] = {}
+
+
+def storage_error(error: OSError, path: str) -> StorageError:
+    """The typed error of a failed call, with its file."""
+    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
+    return kind(error.strerror or str(error), error.errno or 0, path)
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Turn an OSError inside into a StorageError that names the file."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def open_file(path: str, *, create: bool = False, read_only: bool = False) -> int:
+    """A descriptor, close-on-exec. Raises FileNotFoundError as it is, all else as StorageError."""
+    flags = os.O_RDONLY if read_only else os.O_RDWR | (os.O_CREAT if create else 0)
+    try:
+        return _core.os_open(path, flags, FILE_MODE)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def close(fd: int) -> None:
+    """Close a descriptor; -1 is none."""
+    if fd >= 0:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def read_file(path: str) -> bytes:
+    """The whole file. Raises FileNotFoundError, or StorageError."""
+    fd = open_file(path, read_only=True)
+    try:
+        with naming(path):
+            return bytes(_core.os_pread(fd, os.fstat(fd).st_size, 0))
+    finally:
+        os.close(fd)
+
+
+def write_file(path: str, data: bytes, *, durable: bool = False) -> None:
+    """Make or replace a file's content in place: for files that recovery rebuilds."""
+    fd = open_file(path, create=True)
+    try:
+        with naming(path):
+            _core.os_truncate(fd, 0)
+            _core.os_pwrite(fd, data, 0)
+            if durable:
+                _core.os_sync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomically(path: str, data: bytes) -> None:
+    """Replace a file so that a crash leaves the old or the new content.
+
+    Durability: durable on return (file and directory are synced).
+    """
+    temporary = f"{path}.tmp"
+    fd = open_file(temporary, create=True)
+    try:
+        with naming(temporary):
+            _core.os_truncate(fd, 0)
+            _core.os_pwrite(fd, data, 0)
+            _core.os_sync(fd, data_only=False)
+    finally:
+        os.close(fd)
+    with naming(path):
+        _core.os_rename(temporary, path)
+    fsync_dir(os.path.dirname(path))
+
+
+def fsync_dir(path: str) -> None:
+    """Make the names in a directory durable."""
+    with naming(path):
+        fd = _core.os_open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _core.os_sync(fd, data_only=False)
+        finally:
+            os.close(fd)
+
+
+def make_dir(path: str) -> None:
+    """Make a directory (0700) if it is not there, durably."""
+    with naming(path):
+        try:
+            os.mkdir(path, DIRECTORY_MODE)
+        except FileExistsError:
+            return
+    fsync_dir(os.path.dirname(path) or ".")
+
+
+def rename(source: str, target: str) -> None:
+    """Rename within a directory; durable after its `fsync_dir`."""
+    with naming(target):
+        _core.os_rename(source, target)
+
+
+def remove(path: str) -> None:
+    """Unlink a file if it is there."""
+    try:
+        _core.os_unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory that no metadata names any more."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def names(path: str) -> list[str]:
+    """What lies in a directory, sorted."""
+    with naming(path):
+        return sorted(os.listdir(path))
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+def arm_failpoint(name: str, action: str, nth: int = 1) -> None:
+    """Let the nth coming pass of a named point (or OS call) act.
+
+    Args:
+        name: a failpoint, or an OS call (`pwrite`, `fdatasync`, ...), or `point` (nth is its id).
+        action: `kill`, `kill-after`, `short` (calls only), or an errno name such as `EIO`.
+        nth: 1 is the next pass.
+    """
+    if name in _core.FAULT_CALLS:
+        codes = {"kill": _KILL_BEFORE, "kill-after": _KILL_AFTER, "short": _SHORT}
+        code = codes.get(action)
+        _core.arm_fault(name, nth, getattr(errno, action) if code is None else code)
+    else:
+        _armed[name] = [""] * (nth - 1) + [action]
+
+
+def disarm_failpoints() -> None:
+    """Forget every armed fault."""
+    _armed.clear()
+    _core.disarm_faults()
+
+
+def failpoint(name: str) -> bool:
+    """A named step between two durable ones. Does nothing unless a test armed it.
+
+    Returns:
+        True where the armed action is `trip` and the caller is to act out the fault itself.
+    """
+    if not _armed or name not in _armed:
+        return False
+    queue = _armed[name]
+    action = queue.pop(0)
+    if not queue:
+        del _armed[name]
+    if not action:
+        return False
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return False
+    if action == "trip":
+        return True
+    code = getattr(errno, action)
+    raise storage_error(OSError(code, os.strerror(code)), name)
+
+
+def _arm_from_environment() -> None:
+    for item in filter(None, os.environ.get("EOSLOG_FAILPOINTS", "").split(",")):
+        where, _, action = item.partition("=")
+        name, _, nth = where.partition(":")
+        arm_failpoint(name, action or "kill", int(nth or 1))
+
+
+_arm_from_environment()
