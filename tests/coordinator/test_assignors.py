@@ -1,0 +1,119 @@
+"""Assignors: every partition to one subscriber, balance, stickiness, Kafka's examples."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eoslog.coordinator.assignors import ASSIGNORS, MemberSubscription, Target, assign
+from eoslog.errors import ErrorCode, KafkaError
+
+TOPICS = ("a", "b", "c", "d")
+partitions_strategy = st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 9), max_size=4)
+members_strategy = st.dictionaries(
+    st.sampled_from([f"m{i}" for i in range(6)]),
+    st.builds(
+        MemberSubscription,
+        st.frozensets(st.sampled_from(TOPICS)),
+        st.none(),
+        st.frozensets(st.tuples(st.sampled_from(TOPICS), st.integers(0, 9))),
+    ),
+    max_size=6,
+)
+
+
+def members_of(*names: str, topics: str = "a", **owned: set[tuple[str, int]]) -> dict[str, MemberSubscription]:
+    subscribed = frozenset(topics.split())
+    return {n: MemberSubscription(subscribed, None, frozenset(owned.get(n, ()))) for n in names}
+
+
+def loads(target: Target) -> list[int]:
+    return sorted(len(owned) for owned in target.values())
+
+
+@given(st.sampled_from(sorted(ASSIGNORS)), members_strategy, partitions_strategy)
+def test_each_partition_of_a_subscribed_topic_has_one_owner_that_subscribes(assignor, members, partitions):
+    target = assign(assignor, members, partitions)
+    assert target.keys() == members.keys()
+    owned = [p for member in target.values() for p in member]
+    wanted = {t for m in members.values() for t in m.topics}
+    assert sorted(owned) == sorted((t, p) for t in partitions if t in wanted for p in range(partitions[t]))
+    assert all(topic in members[m].topics for m, own in target.items() for topic, _ in own)
+    assert target == assign(assignor, dict(reversed(members.items())), partitions)
+
+
+@given(members_strategy, partitions_strategy)
+def test_sticky_is_balanced_as_far_as_subscriptions_allow(members, partitions):
+    target = assign("sticky", members, partitions)
+    for giver, owned in target.items():
+        for taker, other in target.items():
+            if any(topic in members[taker].topics for topic, _ in owned):
+                assert len(owned) - len(other) <= 1, (giver, taker)
+
+
+@given(members_strategy, partitions_strategy)
+def test_sticky_does_not_move_anything_without_a_reason(members, partitions):
+    target = assign("sticky", members, partitions)
+    again = {m: MemberSubscription(s.topics, None, frozenset(target[m])) for m, s in members.items()}
+    assert assign("cooperative-sticky", again, partitions) == target
+
+
+@given(st.integers(1, 30), st.integers(1, 6))
+def test_sticky_moves_only_what_the_newcomer_needs(count, size):
+    names = [f"m{i}" for i in range(size)]
+    before = assign("sticky", members_of(*names), {"a": count})
+    after = assign("sticky", members_of(*names, "new", **before), {"a": count})
+    moved = sum(len(before[m] - after[m]) for m in names)
+    assert moved == len(after["new"]) == min(count // (size + 1), count)
+
+
+@given(st.integers(1, 30), st.integers(2, 6))
+def test_sticky_moves_only_what_the_leaver_had(count, size):
+    names = [f"m{i}" for i in range(size)]
+    before = assign("sticky", members_of(*names), {"a": count})
+    after = assign("sticky", members_of(*names[1:], **before), {"a": count})
+    assert all(before[m] <= after[m] for m in names[1:])
+
+
+def test_a_partition_claimed_twice_proves_no_claim():
+    target = assign("sticky", members_of("x", "y", x={("a", 0)}, y={("a", 0)}), {"a": 1})
+    assert loads(target) == [0, 1]
+
+
+def test_range_gives_the_first_members_one_more():
+    target = assign("range", members_of("x", "y"), {"a": 3})
+    assert target == {"x": {("a", 0), ("a", 1)}, "y": {("a", 2)}}
+
+
+def test_range_orders_static_members_first_by_instance():
+    members = {
+        "1-dynamic": MemberSubscription(frozenset("a")),
+        "9-static": MemberSubscription(frozenset("a"), "i1"),
+    }
+    assert assign("range", members, {"a": 2})["9-static"] == {("a", 0)}
+
+
+def test_round_robin_deals_across_topics_and_skips_who_does_not_subscribe():
+    members = {
+        "c0": MemberSubscription(frozenset({"t0"})),
+        "c1": MemberSubscription(frozenset({"t0", "t1"})),
+        "c2": MemberSubscription(frozenset({"t0", "t1", "t2"})),
+    }
+    target = assign("roundrobin", members, {"t0": 1, "t1": 2, "t2": 3})
+    assert target == {
+        "c0": {("t0", 0)},
+        "c1": {("t1", 0)},
+        "c2": {("t1", 1), ("t2", 0), ("t2", 1), ("t2", 2)},
+    }
+
+
+def test_sticky_is_quick_with_many_partitions():
+    members = members_of(*(f"m{i}" for i in range(50)), topics="a b", m0={("a", p) for p in range(500)})
+    assert set(loads(assign("sticky", members, {"a": 500, "b": 500}))) == {20}
+
+
+def test_an_unknown_assignor_is_refused():
+    with pytest.raises(KafkaError, match="nearest") as caught:
+        assign("nearest", {}, {})
+    assert caught.value.code == ErrorCode.UNSUPPORTED_ASSIGNOR
