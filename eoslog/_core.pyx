@@ -17,8 +17,15 @@ include "_core/producer_state.pxi"
 include "_core/control.pxi"
 include "_core/files.pxi"
 include "_core/partition.pxi"
+include "_core/record_batch.pxi"
+include "_core/aborted.pxi"
+include "_core/records.pxi"
 
 __all__ = (
+    "AbortedTransactions",
+    "Batch",
+    "Record",
+    "TransactionFold",
     "ControlFile",
     "Partition",
     "FAULT_CALLS",
@@ -43,6 +50,8 @@ __all__ = (
     "crc32c",
     "crc32c_backend",
     "crc32c_software",
+    "decode_records",
+    "iter_batches",
     "java_hash",
     "murmur2",
     "partition_for_key",
