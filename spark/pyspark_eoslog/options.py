@@ -1,0 +1,355 @@
+"""Options of `format("eoslog")`: names and meanings of Spark's Kafka source and sink, checked before anything is opened.
+
+Pure data: nothing here touches a directory or imports pyspark.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from eoslog.errors import ConfigError
+
+EARLIEST = -2
+LATEST = -1
+
+PartitionKey = tuple[str, int]
+
+_READ = {
+    "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
+    "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
+    "isolationLevel", "kafka.isolation.level", "includeHeaders", "minPartitions", "maxRecordsPerPartition",
+    "failOnDataLoss", "columns", "valueFormat", "keyFormat", "batchRows",
+}  # fmt: skip
+_STREAM_READ = {
+    "maxOffsetsPerTrigger",
+    "maxRecordsPerTrigger",
+    "minOffsetsPerTrigger",
+    "commitGroup",
+}
+_WRITE = {
+    "topic",
+    "txnAppId",
+    "txnVersion",
+    "compression",
+    "inlineLimitBytes",
+    "stagingRetentionHours",
+}
+_SHARED = {"path", "checkpointLocation"}
+# Mean something over a network or to Spark itself, nothing to a directory: accepted so that a job moves unchanged.
+_IGNORED = {
+    "kafka.bootstrap.servers", "kafka.group.id", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "queryName", "provider", "serialization.format", "owner",
+    "maxTriggerDelay",
+}  # fmt: skip
+_IGNORED_PREFIXES = ("kafka.security.", "kafka.sasl.", "kafka.ssl.", "option.")
+_KNOWN = {name.lower(): name for name in _READ | _STREAM_READ | _WRITE | _SHARED | _IGNORED}
+_COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Where reading begins or ends, as the user said it.
+
+    Exactly one of the forms is set, in Kafka's order of precedence: one time for all, a time per partition, an
+    offset per partition, or a word (`EARLIEST`, `LATEST`).
+    """
+
+    option: str
+    word: int | None = None
+    timestamp_ms: int | None = None
+    timestamps_ms: dict[PartitionKey, int] | None = None
+    offsets: dict[PartitionKey, int] | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything the user asked for, parsed and checked; plain values, so it travels to executors.
+
+    Attributes:
+        subscription: `("subscribe" | "subscribePattern" | "assign", value)`, or None in a pure write.
+        starting: First offset wanted, None where the default of batch or stream applies.
+        ending: Offset after the last one wanted, None where the default applies.
+        columns: Columns to read, in this order; None for all.
+    """
+
+    path: str
+    subscription: tuple[str, str] | None = None
+    starting: Bound | None = None
+    ending: Bound | None = None
+    timestamp_strategy: str = "error"
+    isolation: str = "read_committed"
+    include_headers: bool = False
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    fail_on_data_loss: bool = True
+    columns: tuple[str, ...] | None = None
+    key_format: str = "binary"
+    value_format: str = "binary"
+    batch_rows: int = 32768
+    max_records_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    commit_group: str | None = None
+    topic: str | None = None
+    txn_app_id: str | None = None
+    txn_version: int | None = None
+    compression: str = "none"
+    inline_limit_bytes: int = 1 << 20
+    staging_retention_hours: float = 24.0
+    given: frozenset[str] = field(default_factory=frozenset)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Options:
+        """Checks names, forms and combinations.
+
+        Args:
+            options: As Spark hands them over; names in any case.
+
+        Raises:
+            ConfigError: Naming the option and its value.
+        """
+        values = _Values(options)
+        path = values.text("path")
+        if not path:
+            raise ConfigError(
+                "option 'path' is missing: give the eoslog directory, .option(\"path\", DIR)"
+            )
+        version = values.integer("txnVersion", minimum=0)
+        app_id = values.text("txnAppId")
+        if (version is None) != (app_id is None):
+            raise ConfigError(
+                f"options 'txnAppId' ({app_id!r}) and 'txnVersion' ({version!r}) belong together: give both or neither"
+            )
+        if app_id is not None and not app_id:
+            raise ConfigError("option 'txnAppId' is empty")
+        return cls(
+            path=_local_path(path),
+            subscription=_subscription(values),
+            starting=_bound(values, "starting"),
+            ending=_bound(values, "ending"),
+            timestamp_strategy=values.choice(
+                "startingOffsetsByTimestampStrategy", ("error", "latest"), "error"
+            ),
+            isolation=_isolation(values),
+            include_headers=values.boolean("includeHeaders", False),
+            min_partitions=values.integer("minPartitions", minimum=1),
+            max_records_per_partition=values.integer("maxRecordsPerPartition", minimum=1),
+            fail_on_data_loss=values.boolean("failOnDataLoss", True),
+            columns=_columns(values),
+            key_format=values.choice("keyFormat", ("binary", "string"), "binary"),
+            value_format=values.choice("valueFormat", ("binary", "string"), "binary"),
+            batch_rows=values.integer("batchRows", minimum=1) or 32768,
+            max_records_per_trigger=_trigger_limit(values),
+            min_offsets_per_trigger=values.integer("minOffsetsPerTrigger", minimum=1),
+            commit_group=values.text("commitGroup"),
+            topic=values.text("topic"),
+            txn_app_id=app_id,
+            txn_version=version,
+            compression=values.choice("compression", _COMPRESSIONS, "none"),
+            inline_limit_bytes=_or(values.integer("inlineLimitBytes", minimum=0), 1 << 20),
+            staging_retention_hours=_or(values.integer("stagingRetentionHours", minimum=1), 24),
+            given=frozenset(values.given),
+        )
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the options name topics to read."""
+        return self.subscription is not None
+
+    @property
+    def is_stream_only(self) -> bool:
+        """Whether they only make sense for a stream, so that no batch range is to be pinned."""
+        return (
+            self.max_records_per_trigger is not None
+            or self.min_offsets_per_trigger is not None
+            or self.commit_group is not None
+            or (self.starting is not None and self.starting.word == LATEST)
+        )
+
+    def require_read(self) -> None:
+        """Raises ConfigError unless the options say what to read."""
+        if self.subscription is None:
+            raise ConfigError(
+                "nothing to read: give one of the options 'subscribe', 'subscribePattern' or 'assign'"
+            )
+
+
+class _Values:
+    """The raw options under lower-case names, with typed access whose errors name option and value."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.raw = {name.lower(): value for name, value in options.items()}
+        self.given = {_KNOWN.get(name, name) for name in self.raw}
+        for name in self.raw:
+            if name not in _KNOWN and not name.startswith(_IGNORED_PREFIXES):
+                near = difflib.get_close_matches(name, _KNOWN, n=1)
+                hint = f"; did you mean '{_KNOWN[near[0]]}'?" if near else ""
+                raise ConfigError(f"unknown option '{name}' = {self.raw[name]!r}{hint}")
+
+    def text(self, name: str) -> str | None:
+        return self.raw.get(name.lower())
+
+    def integer(self, name: str, *, minimum: int) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            value = int(text)
+        except ValueError:
+            raise ConfigError(f"option '{name}' must be a whole number, got {text!r}") from None
+        if value < minimum:
+            raise ConfigError(f"option '{name}' must be at least {minimum}, got {value}")
+        return value
+
+    def boolean(self, name: str, default: bool) -> bool:
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.strip().lower() not in ("true", "false"):
+            raise ConfigError(f"option '{name}' must be true or false, got {text!r}")
+        return text.strip().lower() == "true"
+
+    def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.strip().lower() not in allowed:
+            raise ConfigError(f"option '{name}' must be one of {', '.join(allowed)}, got {text!r}")
+        return text.strip().lower()
+
+    def per_partition(self, name: str, *, words: bool) -> dict[PartitionKey, int]:
+        """`{"topic": {"0": 23, "1": -2}}`; the negative words only where `words`."""
+        text = self.text(name) or ""
+        form = f'option \'{name}\' must be JSON like {{"topic": {{"0": 23}}}}, got {text!r}'
+        try:
+            parsed = json.loads(text)
+        except ValueError:
+            raise ConfigError(form) from None
+        if not isinstance(parsed, dict) or not all(
+            isinstance(inner, dict) for inner in parsed.values()
+        ):
+            raise ConfigError(form)
+        result: dict[PartitionKey, int] = {}
+        for topic, inner in parsed.items():
+            for partition, value in inner.items():
+                if not (
+                    partition.isdigit() and isinstance(value, int) and not isinstance(value, bool)
+                ):
+                    raise ConfigError(form)
+                if value < (EARLIEST if words else 0):
+                    raise ConfigError(
+                        f"option '{name}': {value} for {topic}-{partition} is no offset or time"
+                    )
+                result[(topic, int(partition))] = value
+        return result
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _local_path(path: str) -> str:
+    """Spark may hand a path over as a `file:` URI; other schemes name a place eoslog can't open."""
+    if path.startswith("file:"):
+        return re.sub(r"^file:/*", "/", path)
+    scheme = re.match(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://", path)
+    if scheme:
+        raise ConfigError(
+            f"option 'path' must name a local directory, got {path!r} ({scheme.group(1)} is no local path)"
+        )
+    return path
+
+
+def _subscription(values: _Values) -> tuple[str, str] | None:
+    given = [
+        name
+        for name in ("subscribe", "subscribePattern", "assign")
+        if values.text(name) is not None
+    ]
+    if len(given) > 1:
+        shown = ", ".join(f"'{name}' = {values.text(name)!r}" for name in given)
+        raise ConfigError(f"give only one of subscribe, subscribePattern and assign, got {shown}")
+    if not given:
+        return None
+    text = values.text(given[0]) or ""
+    if not text.strip(" ,"):
+        raise ConfigError(f"option '{given[0]}' is empty")
+    if given[0] == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise ConfigError(
+                f"option 'subscribePattern' = {text!r} is no regular expression: {error}"
+            ) from None
+    elif given[0] == "assign":
+        assigned_partitions(text)
+    return given[0], text
+
+
+def assigned_partitions(text: str) -> list[PartitionKey]:
+    """The partitions of `assign`, `{"topic": [0, 1]}`, in order.
+
+    Raises:
+        ConfigError: Not of that form.
+    """
+    form = f"option 'assign' must be JSON like {{\"topic\": [0, 1]}}, got {text!r}"
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        raise ConfigError(form) from None
+    if not isinstance(parsed, dict) or not all(
+        isinstance(inner, list) for inner in parsed.values()
+    ):
+        raise ConfigError(form)
+    keys = [(topic, partition) for topic, inner in parsed.items() for partition in inner]
+    if not all(isinstance(partition, int) and partition >= 0 for _, partition in keys) or not keys:
+        raise ConfigError(form)
+    return sorted(set(keys))
+
+
+def _bound(values: _Values, side: str) -> Bound | None:
+    """The start or end of the range; precedence as Kafka's: global time, time per partition, offsets."""
+    if (time := values.integer(f"{side}Timestamp", minimum=0)) is not None:
+        return Bound(f"{side}Timestamp", timestamp_ms=time)
+    if values.text(f"{side}OffsetsByTimestamp") is not None:
+        name = f"{side}OffsetsByTimestamp"
+        return Bound(name, timestamps_ms=values.per_partition(name, words=False))
+    name = f"{side}Offsets"
+    text = values.text(name)
+    if text is None:
+        return None
+    word = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
+    if word is not None:
+        if side == "ending" and word == EARLIEST:
+            raise ConfigError("option 'endingOffsets' can't be 'earliest': nothing would be read")
+        return Bound(name, word=word)
+    offsets = values.per_partition(name, words=True)
+    if side == "ending" and EARLIEST in offsets.values():
+        raise ConfigError(f"option 'endingOffsets' can't hold -2 (earliest), got {text!r}")
+    return Bound(name, offsets=offsets)
+
+
+def _isolation(values: _Values) -> str:
+    name = (
+        "isolationLevel" if values.text("isolationLevel") is not None else "kafka.isolation.level"
+    )
+    return values.choice(name, ("read_committed", "read_uncommitted"), "read_committed")
+
+
+def _columns(values: _Values) -> tuple[str, ...] | None:
+    text = values.text("columns")
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ConfigError(f"option 'columns' names no column, got {text!r}")
+    return names
+
+
+def _trigger_limit(values: _Values) -> int | None:
+    """`maxRecordsPerTrigger`, or Kafka's name for it; both count offsets of data as planned."""
+    ours = values.integer("maxRecordsPerTrigger", minimum=1)
+    return ours if ours is not None else values.integer("maxOffsetsPerTrigger", minimum=1)

@@ -1,0 +1,122 @@
+"""Columns of the source and the sink: names and types of Spark's Kafka connector, and their Arrow forms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from eoslog.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pyspark_eoslog.options import Options
+
+HEADERS = ArrayType(
+    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+)
+
+# Column -> types it may be read as, the first being the default.
+SOURCE_TYPES: dict[str, tuple[DataType, ...]] = {
+    "key": (BinaryType(), StringType()),
+    "value": (BinaryType(), StringType()),
+    "topic": (StringType(),),
+    "partition": (IntegerType(),),
+    "offset": (LongType(),),
+    "timestamp": (TimestampType(),),
+    "timestampType": (IntegerType(),),
+    "headers": (HEADERS,),
+}
+SINK_TYPES: dict[str, tuple[DataType, ...]] = {
+    name: SOURCE_TYPES[name]
+    for name in ("key", "value", "topic", "partition", "headers", "timestamp")
+}
+# Spark's column -> the column of `Log.scan`.
+SCAN_COLUMNS = {
+    name: "timestamp_type" if name == "timestampType" else name for name in SOURCE_TYPES
+}
+
+
+def source_schema(options: Options) -> StructType:
+    """The schema of a read without a user schema.
+
+    Raises:
+        ConfigError: `columns` names a column that there is not.
+    """
+    wanted = options.columns
+    if wanted is None:
+        wanted = tuple(
+            name for name in SOURCE_TYPES if name != "headers" or options.include_headers
+        )
+    unknown = [name for name in wanted if name not in SOURCE_TYPES]
+    if unknown or len(set(wanted)) != len(wanted):
+        raise ConfigError(
+            f"option 'columns' = {','.join(wanted)!r} must name different columns out of {', '.join(SOURCE_TYPES)}"
+        )
+    text = {"key": options.key_format == "string", "value": options.value_format == "string"}
+    return StructType(
+        [
+            StructField(name, StringType() if text.get(name) else SOURCE_TYPES[name][0])
+            for name in wanted
+        ]
+    )
+
+
+def check_source_schema(schema: StructType) -> None:
+    """Checks a schema given by the user: any of the columns, in any order, key and value also as string.
+
+    Raises:
+        ConfigError: Naming the column and the types it may have.
+    """
+    for field in schema.fields:
+        _check(field, SOURCE_TYPES, "can't be read")
+
+
+def check_sink_schema(schema: StructType, topic_option: str | None) -> None:
+    """Checks the DataFrame to be written as Spark's Kafka sink does; columns it doesn't know are not written.
+
+    Raises:
+        ConfigError: No `value`, no topic anywhere, or a column of the wrong type.
+    """
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise ConfigError(f"the DataFrame has no column 'value', only {', '.join(names) or 'none'}")
+    if topic_option is None and "topic" not in names:
+        raise ConfigError("no topic: give the option 'topic' or a column 'topic'")
+    for field in schema.fields:
+        if field.name in SINK_TYPES:
+            _check(field, SINK_TYPES, "can't be written")
+
+
+def _check(field: StructField, known: dict[str, tuple[DataType, ...]], verb: str) -> None:
+    allowed = known.get(field.name)
+    if allowed is None:
+        raise ConfigError(f"column '{field.name}' {verb}: the columns are {', '.join(known)}")
+    if not any(_same_shape(field.dataType, one) for one in allowed):
+        types = " or ".join(one.simpleString() for one in allowed)
+        raise ConfigError(
+            f"column '{field.name}' {verb} as {field.dataType.simpleString()}: it is {types}"
+        )
+
+
+def _same_shape(given: DataType, wanted: DataType) -> bool:
+    """Equal up to nullability, and to the collation or length of strings."""
+    return given.simpleString() == wanted.simpleString()
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The exact Arrow schema that Spark demands of a reader's batches; it compares with `equals`."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")

@@ -1,0 +1,94 @@
+"""Streaming sink, exactly once: version = batch id, application = query id.
+
+Spark makes a new writer for planning, for commit and for abort, each in another process, and tells `commit` only the
+batch id. The query id is a local property in the tasks; it travels in their messages. A batch always has one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from eoslog.errors import ConfigError, IllegalState
+from pyspark_eoslog.writer import StagedMessage, StagingTask, attempts_of
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:  # pyspark 4.0
+    raise ConfigError("the streaming sink needs pyspark 4.1 or newer") from None
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pyspark_eoslog.options import Options
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+
+
+class EoslogStreamWriter(DataSourceStreamArrowWriter):
+    """Appends each micro-batch once, whatever is killed; complete mode appends the whole result as Kafka's sink does.
+
+    The application is the query id, which a new checkpoint renews, so a query that starts over is not taken for a
+    replay. `txnAppId` is appended to it where one query feeds several sinks.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        """
+        Raises:
+            ConfigError: Columns that the sink can't write, or `txnVersion`, which is the batch id here.
+        """
+        if options.txn_version is not None:
+            raise ConfigError(
+                "option 'txnVersion' has no meaning in a stream: the batch id is the version"
+            )
+        self.options = options
+        self.task = StagingTask(options, schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        query_id = context.getLocalProperty(QUERY_ID) if context else None
+        batch_id = context.getLocalProperty(BATCH_ID) if context else None
+        if not query_id:
+            raise IllegalState(
+                f"Spark did not set the local property {QUERY_ID}: exactly once needs the query's id"
+            )
+        return StagedMessage(self.task.run(iterator, job_name(query_id, batch_id)), query_id)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]
+        from pyspark_eoslog.publish import publish_once
+
+        query_id = _query_id(messages)
+        if query_id is None:
+            raise IllegalState(
+                f"batch {batchId} has no message that names its query: it can't be committed once"
+            )
+        publish_once(
+            self.options,
+            query_id,
+            batchId,
+            attempts_of(messages),
+            jobs=[job_name(query_id, str(batchId))],
+        )
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]
+        # Comes after a failed commit too, which may have become durable: only staged files go, never published data.
+        from eoslog.client.staging import discard
+
+        discard(self.options.path, attempts_of(messages))
+
+
+def job_name(query_id: str, batch_id: str | None) -> str:
+    """Staging directory of a micro-batch."""
+    return f"stream-{query_id}-{batch_id}"
+
+
+def _query_id(messages: Sequence[WriterCommitMessage | None]) -> str | None:
+    return next(
+        (one.query_id for one in messages if isinstance(one, StagedMessage) and one.query_id), None
+    )

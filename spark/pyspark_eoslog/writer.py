@@ -1,0 +1,144 @@
+"""Batch write: tasks stage, the driver publishes the winners in one transaction.
+
+`StagingTask` and `publish_messages` serve the streaming sink as well; the two differ only in who names the version.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from eoslog.client.staging import Attempt
+from eoslog.errors import ConfigError
+from pyspark_eoslog.encoder import TopicTarget
+from pyspark_eoslog.schema import check_sink_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pyspark_eoslog.options import Options
+
+DEFAULT_MAX_MESSAGE_BYTES = 1048588
+
+
+@dataclass
+class StagedMessage(WriterCommitMessage):
+    """What a task tells the driver: the attempt it staged, and the query it ran for where there is one."""
+
+    attempt: Attempt
+    query_id: str | None = None
+
+
+class StagingTask:
+    """The part of a write that runs in a task; plain values, pickled to executors."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        """Checks the DataFrame against the topics there are.
+
+        Raises:
+            ConfigError: Columns that the sink can't write.
+            UnknownTopicOrPartition: The topic of the option `topic` doesn't exist.
+        """
+        check_sink_schema(schema, options.topic)
+        self.path = options.path
+        self.topic = options.topic
+        self.compression = options.compression
+        self.inline_limit = options.inline_limit_bytes
+        self.targets = topic_targets(options.path, options.topic)
+
+    def run(self, rows: Iterator[pa.RecordBatch], job: str) -> Attempt:
+        """Encodes and stages the rows of this attempt.
+
+        **Durability:** what stays out of the message is on disk on return; topics are untouched.
+        """
+        from pyspark import TaskContext
+
+        from eoslog.client.staging import AttemptWriter
+        from pyspark_eoslog.encoder import RowEncoder
+
+        context = TaskContext.get()
+        number, attempt = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
+        name = f"{number:05d}-{attempt}-{uuid.uuid4().hex[:12]}"
+        out = AttemptWriter(self.path, job, name, number, self.inline_limit)
+        try:
+            encoder = RowEncoder(out, self.targets, self.topic, self.compression, seed=number)
+            for batch in rows:
+                encoder.add(batch)
+            encoder.flush()
+            return out.finish()
+        except BaseException:
+            out.discard()
+            raise
+
+
+def topic_targets(path: str, topic: str | None) -> dict[str, TopicTarget]:
+    """Partition counts and size limits of the topics that may be written to.
+
+    Raises:
+        UnknownTopicOrPartition: `topic` is given and doesn't exist.
+    """
+    from pyspark_eoslog.planning import open_for_planning
+
+    with open_for_planning(path) as log:
+        names = (
+            [topic]
+            if topic is not None
+            else [name for name in log.topics() if not name.startswith("__")]
+        )
+        targets = {}
+        for name in names:
+            described = log.describe_topic(name)
+            limit = int(described.config.get("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES))
+            targets[name] = TopicTarget(len(described.partitions), limit)
+        return targets
+
+
+def attempts_of(messages: Sequence[WriterCommitMessage | None]) -> list[Attempt]:
+    """The attempts that messages name; failed tasks have none."""
+    return [message.attempt for message in messages if isinstance(message, StagedMessage)]
+
+
+class EoslogWriter(DataSourceArrowWriter):
+    """Appends a DataFrame: all partitions of all topics become visible together, or none does.
+
+    With `txnAppId` and `txnVersion` a version that was committed before, or an older one, is skipped, so that a job
+    may be run again after any failure. The planned writer is pickled, so the job's name is the same for all tasks
+    and the commit.
+    """
+
+    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
+        """
+        Raises:
+            ConfigError: Overwrite mode, or columns that the sink can't write.
+        """
+        if overwrite:
+            raise ConfigError(
+                "mode 'overwrite' is not possible: a log is only appended to; use mode('append'), "
+                "or a new topic, or Log.delete_records first"
+            )
+        self.options = options
+        self.task = StagingTask(options, schema)
+        self.job = f"batch-{uuid.uuid4().hex}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        return StagedMessage(self.task.run(iterator, self.job))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # type: ignore[override]
+        from pyspark_eoslog.publish import publish_once
+
+        app_id, version = self.options.txn_app_id, self.options.txn_version
+        publish_once(self.options, app_id, version, attempts_of(messages), jobs=[self.job])
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # type: ignore[override]
+        # Published data lies in the topics: what is removed here can't undo a commit that became durable.
+        from eoslog.client.staging import discard_job
+
+        discard_job(self.options.path, self.job)
+
+
+__all__ = ["EoslogWriter", "StagedMessage", "StagingTask", "attempts_of", "topic_targets"]

@@ -1,0 +1,87 @@
+"""Options are checked before anything is opened, and the message names the option and the value."""
+
+import pytest
+
+pytest.importorskip("pyspark")
+from pyspark_eoslog.options import EARLIEST, LATEST, Options, assigned_partitions
+
+from eoslog.errors import ConfigError
+
+
+def parse(**options):
+    return Options.parse({"path": "/data", **options})
+
+
+def test_defaults_are_those_of_a_committed_read():
+    options = parse(subscribe="orders,refunds")
+    assert options.subscription == ("subscribe", "orders,refunds")
+    assert options.isolation == "read_committed"
+    assert options.starting is None and options.ending is None
+    assert options.fail_on_data_loss and not options.include_headers
+
+
+def test_names_are_case_insensitive():
+    assert Options.parse({"PATH": "/data", "includeheaders": "TRUE"}).include_headers
+
+
+def test_offsets_per_partition_keep_words():
+    options = parse(assign='{"t": [1, 0]}', startingOffsets='{"t": {"0": 23, "1": -2}}')
+    assert options.starting.offsets == {("t", 0): 23, ("t", 1): EARLIEST}
+    assert parse(endingOffsets='{"t": {"0": -1}}').ending.offsets == {("t", 0): LATEST}
+    assert assigned_partitions('{"t": [1, 0]}') == [("t", 0), ("t", 1)]
+
+
+def test_a_global_time_wins_over_times_and_offsets():
+    options = parse(
+        startingTimestamp="5",
+        startingOffsetsByTimestamp='{"t": {"0": 7}}',
+        startingOffsets="earliest",
+    )
+    assert options.starting.timestamp_ms == 5 and options.starting.offsets is None
+    options = parse(startingOffsetsByTimestamp='{"t": {"0": 7}}', startingOffsets="earliest")
+    assert options.starting.timestamps_ms == {("t", 0): 7}
+
+
+def test_options_of_a_network_client_are_accepted():
+    parse(**{"kafka.bootstrap.servers": "a:9092", "kafka.ssl.truststore.location": "x"})
+    assert parse(**{"kafka.isolation.level": "read_uncommitted"}).isolation == "read_uncommitted"
+
+
+def test_a_file_uri_is_a_path():
+    assert Options.parse({"path": "file:/data/log"}).path == "/data/log"
+    assert Options.parse({"path": "file:///data/log"}).path == "/data/log"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"path": ""}, ["'path'"]),
+        ({"path": "s3://bucket/x"}, ["'path'", "s3"]),
+        ({"subscribe": "a", "assign": '{"a": [0]}'}, ["'subscribe'", "'assign'"]),
+        ({"subscribe": " , "}, ["'subscribe'"]),
+        ({"subscribePattern": "("}, ["'subscribePattern'"]),
+        ({"assign": "a:0"}, ["'assign'", "a:0"]),
+        ({"assign": '{"a": ["0"]}'}, ["'assign'"]),
+        ({"startingOffset": "earliest"}, ["startingoffset", "'startingOffsets'"]),
+        ({"startingOffsets": "soon"}, ["'startingOffsets'", "soon"]),
+        ({"startingOffsets": '{"a": {"0": -3}}'}, ["'startingOffsets'", "-3"]),
+        ({"startingOffsets": '{"a": {"x": 1}}'}, ["'startingOffsets'"]),
+        ({"endingOffsets": "earliest"}, ["'endingOffsets'"]),
+        ({"endingOffsets": '{"a": {"0": -2}}'}, ["'endingOffsets'", "-2"]),
+        ({"startingTimestamp": "now"}, ["'startingTimestamp'", "now"]),
+        ({"endingTimestamp": "-1"}, ["'endingTimestamp'", "-1"]),
+        ({"isolationLevel": "serializable"}, ["'isolationLevel'", "serializable"]),
+        ({"minPartitions": "0"}, ["'minPartitions'", "0"]),
+        ({"maxRecordsPerPartition": "many"}, ["'maxRecordsPerPartition'", "many"]),
+        ({"includeHeaders": "yes"}, ["'includeHeaders'", "yes"]),
+        ({"columns": ","}, ["'columns'"]),
+        ({"txnAppId": "a"}, ["'txnAppId'", "'txnVersion'"]),
+        ({"txnAppId": "a", "txnVersion": "-1"}, ["'txnVersion'", "-1"]),
+        ({"compression": "brotli"}, ["'compression'", "brotli"]),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_value(options, words):
+    with pytest.raises(ConfigError) as caught:
+        Options.parse({"path": "/data", **options})
+    for word in words:
+        assert word in str(caught.value)

@@ -1,0 +1,193 @@
+"""Staged attempts: what a task encodes comes back batch by batch, from memory and from files alike."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+from pyspark_eoslog.encoder import RowEncoder, TopicTarget
+
+from eoslog import _core
+from eoslog.client import staging
+from eoslog.errors import ConfigError, CorruptRecord, RecordTooLarge, UnknownTopicOrPartition
+from tests.reference.codec import decode_batch
+
+TARGETS = {"t": TopicTarget(3, 1 << 20), "u": TopicTarget(1, 1000)}
+
+
+class FakeProducer:
+    """Remembers what is published, as one transaction."""
+
+    def __init__(self):
+        self.batches = {}
+        self.offsets = None
+
+    def transaction(self):
+        from contextlib import nullcontext
+
+        return nullcontext(self)
+
+    def produce_batches(self, topic, partition, batches):
+        self.batches.setdefault((topic, partition), []).extend(batches)
+
+    def send_offsets_to_transaction(self, offsets, group):
+        self.offsets = (offsets, group)
+
+
+def stage(directory, table, *, name="0-1", order=0, limit=1 << 20, topic="t", compression="none"):
+    out = staging.AttemptWriter(str(directory), "job", name, order, limit)
+    encoder = RowEncoder(out, TARGETS, topic, compression, seed=order)
+    for batch in table.to_batches():
+        encoder.add(batch)
+    encoder.flush()
+    return out.finish()
+
+
+def rows_of(producer):
+    rows = []
+    for (topic, partition), batches in producer.batches.items():
+        for batch in batches:
+            for record in decode_batch(batch).records:
+                rows.append((topic, partition, record.key, record.value))
+    return rows
+
+
+def keyed(count, start=0):
+    return pa.table(
+        {
+            "key": pa.array([b"k%d" % (n % 17) for n in range(start, start + count)], pa.binary()),
+            "value": pa.array([b"v%d" % n for n in range(start, start + count)], pa.binary()),
+        }
+    )
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 0])
+def test_rows_are_partitioned_by_key_and_keep_their_order(tmp_path, limit):
+    attempt = stage(tmp_path, keyed(1000), limit=limit)
+    assert (attempt.data is None) == (limit == 0)
+    producer = FakeProducer()
+    assert staging.publish(producer, str(tmp_path), [attempt]) == 1000
+    rows = rows_of(producer)
+    assert sorted(value for *_, value in rows) == sorted(b"v%d" % n for n in range(1000))
+    for _, partition, key, _ in rows:
+        assert partition == _core.partition_for_key(key, 3)
+    for key in {row[2] for row in rows}:
+        numbers = [int(value[1:]) for _, _, other, value in rows if other == key]
+        assert numbers == sorted(numbers)
+
+
+def test_attempts_are_published_in_task_order_and_offsets_go_along(tmp_path):
+    second = stage(tmp_path, keyed(10, 100), name="1-7", order=1, limit=0)
+    first = stage(tmp_path, keyed(10), name="0-3", order=0)
+    producer = FakeProducer()
+    staging.publish(producer, str(tmp_path), [second, first], offsets={"x": 5}, group="g")
+    assert producer.offsets == ({"x": 5}, "g")
+    for partition in range(3):
+        numbers = [
+            int(value[1:]) for _, number, _, value in rows_of(producer) if number == partition
+        ]
+        assert numbers == sorted(numbers)
+
+
+def test_rows_without_key_visit_every_partition(tmp_path):
+    table = pa.table({"value": pa.array([b"x" * 500] * 400, pa.binary())})
+    producer = FakeProducer()
+    staging.publish(producer, str(tmp_path), [stage(tmp_path, table)])
+    counts = {
+        key: sum(decode_batch(batch).count for batch in batches)
+        for key, batches in producer.batches.items()
+    }
+    assert set(counts) == {("t", 0), ("t", 1), ("t", 2)} and sum(counts.values()) == 400
+
+
+def test_columns_of_the_kafka_sink_are_honoured(tmp_path):
+    table = pa.table(
+        {
+            "topic": ["t", "u"],
+            "partition": pa.array([2, None], pa.int32()),
+            "key": pa.array(["k", None]),
+            "value": pa.array([None, "v"]),
+            "timestamp": pa.array([1_500, None], pa.timestamp("us", tz="UTC")),
+            "headers": pa.array(
+                [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None],
+                pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+            ),
+        }
+    )
+    producer = FakeProducer()
+    staging.publish(
+        producer, str(tmp_path), [stage(tmp_path, table, topic=None, compression="zstd")]
+    )
+    record = decode_batch(producer.batches["t", 2][0]).records[0]
+    assert (record.key, record.value, record.timestamp) == (b"k", None, 1)
+    assert [tuple(header) for header in record.headers] == [("h", b"1"), ("h", None)]
+    record = decode_batch(producer.batches["u", 0][0]).records[0]
+    assert (record.key, record.value) == (None, b"v") and record.timestamp > 1_600_000_000_000
+
+
+def test_batches_stay_below_the_topics_limit(tmp_path):
+    table = pa.table({"value": pa.array([b"x" * 300] * 20, pa.binary())})
+    producer = FakeProducer()
+    staging.publish(producer, str(tmp_path), [stage(tmp_path, table, topic="u")])
+    assert all(len(batch) <= 1000 for batch in producer.batches["u", 0])
+
+
+@pytest.mark.parametrize(
+    ("columns", "topic", "error", "words"),
+    [
+        (
+            {"value": [b"x"], "topic": pa.array([None], pa.string())},
+            None,
+            ConfigError,
+            "'topic' is null",
+        ),
+        ({"value": [b"x"], "topic": ["nowhere"]}, None, UnknownTopicOrPartition, "nowhere"),
+        (
+            {"value": [b"x"], "partition": pa.array([3], pa.int32())},
+            "t",
+            ConfigError,
+            "partitions 0 to 2",
+        ),
+        ({"value": [b"x" * 1000]}, "u", RecordTooLarge, "max.message.bytes of 1000"),
+    ],
+)
+def test_a_row_that_can_not_be_written_is_refused(tmp_path, columns, topic, error, words):
+    with pytest.raises(error, match=words):
+        stage(tmp_path, pa.table(columns), topic=topic)
+
+
+def test_a_damaged_staged_file_is_not_published(tmp_path):
+    attempt = stage(tmp_path, keyed(100), limit=0)
+    with pytest.raises(CorruptRecord, match="CRC"):
+        staging.publish(FakeProducer(), str(tmp_path), [replace(attempt, manifest_crc=1)])
+    path = tmp_path / staging.STAGING / "job" / "0-1.batches"
+    os.truncate(path, attempt.size - 1)
+    with pytest.raises(CorruptRecord, match="bytes, the task wrote"):
+        staging.publish(FakeProducer(), str(tmp_path), [attempt])
+
+
+def test_orphans_are_swept_by_age_and_only_then(tmp_path):
+    stage(tmp_path, keyed(100), limit=0)
+    assert staging.sweep(str(tmp_path), 3600) == []
+    folder = tmp_path / staging.STAGING / "job"
+    for path in [*folder.iterdir(), folder]:
+        os.utime(path, (1, 1))
+    assert staging.sweep(str(tmp_path), 3600) == ["job"]
+    assert not folder.exists()
+
+
+def test_discarding_twice_is_fine(tmp_path):
+    attempt = stage(tmp_path, keyed(100), limit=0)
+    staging.discard(str(tmp_path), [attempt, attempt])
+    staging.discard_job(str(tmp_path), "job")
+    staging.discard_job(str(tmp_path), "job")
+    assert list((tmp_path / staging.STAGING).iterdir()) == []
+
+
+def test_a_name_can_not_leave_the_staging_folder(tmp_path):
+    with pytest.raises(ConfigError, match="can't name"):
+        staging.AttemptWriter(str(tmp_path), "..", "x", 0)
+    with pytest.raises(ConfigError, match="can't name"):
+        staging.AttemptWriter(str(tmp_path), "job", "a/b", 0)
