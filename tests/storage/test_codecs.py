@@ -34,12 +34,17 @@ def test_snappy_is_written_in_blocks_of_32_kib_behind_the_xerial_header() -> Non
     out = codecs.compress("snappy", NOISE)
     assert out[:16].hex() == "82534e4150505900" + "00000001" * 2
     (size,) = struct.unpack_from(">i", out, 16)
-    assert codecs.decompress("snappy", out[20 : 20 + size]) == NOISE[: 32 << 10]  # and raw snappy is read
+    assert (
+        codecs.decompress("snappy", out[20 : 20 + size]) == NOISE[: 32 << 10]
+    )  # and raw snappy is read
 
 
 def test_several_gzip_members_and_zstd_frames_are_one_payload() -> None:
     assert codecs.decompress("gzip", gzip.compress(b"a") + gzip.compress(b"b")) == b"ab"
-    assert codecs.decompress("zstd", codecs.compress("zstd", TEXT) + codecs.compress("zstd", b"b")) == TEXT + b"b"
+    assert (
+        codecs.decompress("zstd", codecs.compress("zstd", TEXT) + codecs.compress("zstd", b"b"))
+        == TEXT + b"b"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,7 +64,9 @@ def test_a_snappy_block_that_promises_gigabytes_is_corrupt() -> None:
 @pytest.mark.parametrize("keep", [0, 1, 5, 17, 19, -1])
 def test_a_payload_cut_short_is_corrupt(name: str, keep: int) -> None:
     with pytest.raises(CorruptRecord):
-        assert codecs.decompress(name, codecs.compress(name, NOISE)[:keep]) != NOISE  # raw snappy needs a size
+        assert (
+            codecs.decompress(name, codecs.compress(name, NOISE)[:keep]) != NOISE
+        )  # raw snappy needs a size
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,7 +87,9 @@ def test_a_level_out_of_range_is_refused(name: str, level: int) -> None:
         codecs.compress(name, b"", level)
 
 
-@pytest.mark.parametrize(("name", "level"), [("gzip", 1), ("lz4", 3), ("lz4", 9), ("zstd", -5), ("zstd", 19)])
+@pytest.mark.parametrize(
+    ("name", "level"), [("gzip", 1), ("lz4", 3), ("lz4", 9), ("zstd", -5), ("zstd", 19)]
+)
 def test_levels_change_the_bytes_and_not_the_content(name: str, level: int) -> None:
     assert codecs.decompress(name, codecs.compress(name, TEXT, level)) == TEXT
 
@@ -92,8 +101,12 @@ def test_an_unknown_codec_is_refused() -> None:
         codecs.decompress("brotli", b"")
 
 
-@pytest.mark.parametrize(("name", "package"), [("snappy", "cramjam"), ("lz4", "lz4.frame"), ("zstd", "zstandard")])
-def test_a_missing_library_names_the_extra(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "package"), [("snappy", "cramjam"), ("lz4", "lz4.frame"), ("zstd", "zstandard")]
+)
+def test_a_missing_library_names_the_extra(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr(codecs, "_local", type("Fresh", (), {})())
     with pytest.raises(ConfigError, match=r"eoslog\[codecs\]"):
@@ -103,7 +116,9 @@ def test_a_missing_library_names_the_extra(name: str, package: str, monkeypatch:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_compressed_batch_is_read_by_the_reference(name: str) -> None:
     records = [(1000 + i, b"k%d" % i, TEXT[: i * 10], [("h", None)]) for i in range(100)]
-    batch = _core.build_batch(records, compression=name, producer_id=7, producer_epoch=0, base_sequence=0)
+    batch = _core.build_batch(
+        records, compression=name, producer_id=7, producer_epoch=0, base_sequence=0
+    )
     decoded = reference.decode_batch(batch)
     assert [(r.timestamp, r.key, r.value, list(r.headers)) for r in decoded.records] == records
     assert zlib.crc32(batch) and decoded.producer_id == 7

@@ -1,0 +1,294 @@
+"""The small text files beside the logs, in Kafka's formats.
+
+    <name>-checkpoint        0 / count / one line an entry: "topic partition offset"
+    leader-epoch-checkpoint  0 / count / one line an entry: "epoch start_offset", rising
+    partition.metadata       version: 0 / topic_id: 22 characters of base64url
+    meta.properties          Java properties: version, cluster.id, node.id, directory.id, and
+                             eoslog.format, eoslog.durability, the counts of the internal topics
+    .kafka_cleanshutdown     {"version":0,"brokerEpoch":-1}; its existence means clean
+
+Each is replaced whole (temporary file, fsync, rename, fsync of the directory), so that a crash
+leaves the old one or the new one. None is trusted over a log: what they say can be found again
+by reading it.
+
+Source: Kafka CheckpointFile, PartitionMetadataFile, MetaProperties, CleanShutdownFileHandler.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import errno
+import json
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from eoslog.errors import CorruptRecord, EoslogError
+from eoslog.storage import files
+
+logger = logging.getLogger("eoslog.storage")
+
+RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
+LOG_START_CHECKPOINT = "log-start-offset-checkpoint"
+CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
+LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+META_PROPERTIES = "meta.properties"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+
+FORMAT = 1
+_VERSION = "0"
+_ZERO_ID = bytes(16)
+
+
+def new_id() -> bytes:
+    """A random 16-byte id whose text does not begin with a dash (it would look like an option)."""
+    while True:
+        value = secrets.token_bytes(16)
+        if not id_text(value).startswith("-"):
+            return value
+
+
+def id_text(value: bytes) -> str:
+    """An id as Kafka prints it: 22 characters of base64url."""
+    return base64.urlsafe_b64encode(value).decode().rstrip("=")
+
+
+def id_bytes(text: str) -> bytes:
+    """The 16 bytes of a printed id; ValueError if it is none."""
+    try:
+        value = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"not an id: {text!r}") from error
+    if len(value) != 16:
+        raise ValueError(f"not an id: {text!r}")
+    return value
+
+
+def _read(path: str) -> str | None:
+    """The file's text, None if there is no file."""
+    try:
+        data = bytes(files.read_file(path))
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return None
+        raise
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptRecord(f"not text: {error.reason}", path=path, position=error.start) from None
+
+
+def _write(path: str, text: str) -> None:
+    files.write_atomically(path, text.encode())
+
+
+def _entries(path: str, parse: Callable[[Sequence[str]], object]) -> list[object]:
+    text = _read(path)
+    if not text:
+        return []
+    lines = text.splitlines()
+    if lines[0].strip() != _VERSION:
+        raise CorruptRecord("checkpoint version", path=path, expected=_VERSION, found=lines[0])
+    if len(lines) < 2 or not lines[1].strip().isdigit():
+        raise CorruptRecord("checkpoint has no entry count", path=path)
+    count = int(lines[1])
+    body = [line for line in lines[2:] if line.strip()]
+    if len(body) != count:
+        raise CorruptRecord("checkpoint entry count", path=path, expected=count, found=len(body))
+    entries = []
+    for number, line in enumerate(body, start=3):
+        try:
+            entries.append(parse(line.split()))
+        except (ValueError, IndexError):
+            raise CorruptRecord(f"line {number}: {line!r}", path=path) from None
+    return entries
+
+
+def _store(path: str, lines: Iterable[str]) -> None:
+    body = list(lines)
+    _write(path, "\n".join([_VERSION, str(len(body)), *body]) + "\n")
+
+
+def _offset_entry(words: Sequence[str]) -> tuple[tuple[str, int], int]:
+    topic, partition, offset = words
+    return (topic, int(partition)), int(offset)
+
+
+def read_offsets(path: str, *, lenient: bool = False) -> dict[tuple[str, int], int]:
+    """Read an offset checkpoint.
+
+    Args:
+        path: the file; a missing or empty one has no entries.
+        lenient: log a broken file and take it as empty (recovery reads more then, no less).
+
+    Raises:
+        CorruptRecord: the file is broken, and not `lenient`.
+    """
+    try:
+        return dict(_entries(path, _offset_entry))  # type: ignore[call-overload, no-any-return]
+    except CorruptRecord as error:
+        if not lenient:
+            raise
+        logger.warning("taken as empty: %s", error)
+        return {}
+
+
+def write_offsets(path: str, offsets: Mapping[tuple[str, int], int]) -> None:
+    """Replace an offset checkpoint. Durability: durable on return."""
+    _store(path, (f"{topic} {p} {offset}" for (topic, p), offset in sorted(offsets.items())))
+
+
+def read_leader_epochs(path: str) -> list[tuple[int, int]]:
+    """Read a leader-epoch checkpoint as (epoch, start offset), rising in both."""
+    entries: list[tuple[int, int]] = _entries(  # type: ignore[assignment]
+        path, lambda words: (int(words[0]), int(words[1]))
+    )
+    for before, after in pairwise(entries):
+        if after[0] <= before[0] or after[1] < before[1]:
+            raise CorruptRecord(f"leader epoch {after} after {before}", path=path)
+    return entries
+
+
+def write_leader_epochs(path: str, entries: Iterable[tuple[int, int]]) -> None:
+    """Replace a leader-epoch checkpoint. Durability: durable on return."""
+    _store(path, (f"{epoch} {start}" for epoch, start in entries))
+
+
+def read_partition_metadata(directory: str) -> bytes | None:
+    """The topic id that a partition directory belongs to, None if it does not say.
+
+    Raises:
+        CorruptRecord: the file is broken, or holds the illegal all-zero id.
+    """
+    path = os.path.join(directory, PARTITION_METADATA)
+    text = _read(path)
+    if text is None:
+        return None
+    values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    if values.get("version", "").strip() != _VERSION:
+        raise CorruptRecord(
+            "partition.metadata version", path=path, expected=_VERSION, found=values.get("version")
+        )
+    try:
+        topic_id = id_bytes(values["topic_id"].strip())
+    except (KeyError, ValueError):
+        raise CorruptRecord(
+            "partition.metadata topic_id", path=path, expected="22 characters of base64url",
+            found=values.get("topic_id"),
+        ) from None  # fmt: skip
+    if topic_id == _ZERO_ID:
+        raise CorruptRecord("partition.metadata holds the all-zero topic id", path=path)
+    return topic_id
+
+
+def write_partition_metadata(directory: str, topic_id: bytes) -> None:
+    """Replace partition.metadata. Durability: durable on return."""
+    path = os.path.join(directory, PARTITION_METADATA)
+    _write(path, f"version: {_VERSION}\ntopic_id: {id_text(topic_id)}\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaProperties:
+    """What meta.properties says about a directory; fixed at its creation."""
+
+    cluster_id: str
+    directory_id: str
+    node_id: int = 0
+    durability: str = "strict"
+    transaction_partitions: int = 50
+    offsets_partitions: int = 50
+    format: int = FORMAT
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def new(cls, durability: str = "strict", txn: int = 50, offsets: int = 50) -> MetaProperties:
+        """The properties of a new directory."""
+        return cls(
+            cluster_id=id_text(new_id()),
+            directory_id=id_text(new_id()),
+            durability=durability,
+            transaction_partitions=txn,
+            offsets_partitions=offsets,
+        )
+
+
+_KEYS = {
+    "cluster.id": "cluster_id",
+    "directory.id": "directory_id",
+    "node.id": "node_id",
+    "eoslog.durability": "durability",
+    "eoslog.transaction.partitions": "transaction_partitions",
+    "eoslog.offsets.partitions": "offsets_partitions",
+    "eoslog.format": "format",
+}
+_NUMBERS = ("node_id", "transaction_partitions", "offsets_partitions", "format")
+
+
+def read_meta_properties(directory: str) -> MetaProperties | None:
+    """What a directory says about itself; None if it has no meta.properties.
+
+    Raises:
+        CorruptRecord: the file is broken, from another program, or of a later format.
+    """
+    path = os.path.join(directory, META_PROPERTIES)
+    text = _read(path)
+    if text is None:
+        return None
+    values = _parse_properties(text)
+    if values.pop("version", None) != "1":
+        raise CorruptRecord("meta.properties has no version=1", path=path)
+    if "eoslog.format" not in values:
+        raise CorruptRecord("meta.properties without eoslog.format: not eoslog's", path=path)
+    known = {_KEYS[key]: value for key, value in values.items() if key in _KEYS}
+    try:
+        numbers = {name: int(known[name]) for name in _NUMBERS if name in known}
+        properties = MetaProperties(
+            **{**known, **numbers, "extra": {k: v for k, v in values.items() if k not in _KEYS}}  # type: ignore[arg-type]
+        )
+    except (TypeError, ValueError) as error:
+        raise CorruptRecord(f"meta.properties: {error}", path=path) from None
+    if properties.format != FORMAT:
+        raise CorruptRecord("eoslog.format", path=path, expected=FORMAT, found=properties.format)
+    if properties.durability not in ("strict", "os"):
+        raise CorruptRecord(
+            "eoslog.durability", path=path, expected="strict or os", found=properties.durability
+        )
+    return properties
+
+
+def write_meta_properties(directory: str, properties: MetaProperties) -> None:
+    """Write meta.properties. Durability: durable on return."""
+    lines = ["version=1", *(f"{key}={getattr(properties, name)}" for key, name in _KEYS.items())]
+    lines += [f"{key}={value}" for key, value in properties.extra.items()]
+    _write(os.path.join(directory, META_PROPERTIES), "\n".join(lines) + "\n")
+
+
+def _parse_properties(text: str) -> dict[str, str]:
+    values = {}
+    for line in text.splitlines():
+        line = line.strip()
+        if line and line[0] not in "#!" and "=" in line:
+            key, value = line.split("=", 1)
+            values[key.strip()] = value.strip().replace("\\:", ":").replace("\\=", "=")
+    return values
+
+
+def write_clean_shutdown(directory: str) -> None:
+    """Say that every log of the directory was closed and checkpointed."""
+    _write(
+        os.path.join(directory, CLEAN_SHUTDOWN),
+        json.dumps({"version": 0, "brokerEpoch": -1}, separators=(",", ":")),
+    )
+
+
+def was_clean_shutdown(directory: str) -> bool:
+    """Whether the last one to leave said so; the file's existence alone counts, as in Kafka."""
+    try:
+        return _read(os.path.join(directory, CLEAN_SHUTDOWN)) is not None
+    except EoslogError:
+        return True

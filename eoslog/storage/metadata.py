@@ -1,0 +1,452 @@
+"""Topics, their partitions and configurations, and blocks of producer ids: a fold of one log.
+
+`__cluster_metadata-0` is the only place that says which topics exist. Changing it is what every
+change is here: fold, decide, append if the log still ends where the decision was made, flush.
+
+Source: KIP-631; `metadata_records` for the bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from eoslog._core import build_batch
+from eoslog.config import TopicConfig
+from eoslog.errors import (
+    InvalidPartitions,
+    InvalidTopic,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
+from eoslog.model import (
+    CLUSTER_METADATA_TOPIC,
+    CONSUMER_OFFSETS_TOPIC,
+    INTERNAL_TOPICS,
+    TRANSACTION_STATE_TOPIC,
+    AppendOrigin,
+    AppendResult,
+)
+from eoslog.storage.checkpoints import new_id
+from eoslog.storage.metadata_records import (
+    ConfigRecord,
+    MetadataRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+    decode,
+)
+
+PRODUCER_ID_BLOCK = 1_000
+MAX_NAME = 249
+# One topic's creation is one batch, so that it is all there or not at all, and a batch is 1 MiB.
+MAX_PARTITIONS = 10_000
+_NAME = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+class MetadataStorage(Protocol):
+    """What this module needs of a `PartitionLog`."""
+
+    @property
+    def log_start(self) -> int: ...
+    @property
+    def log_end(self) -> int: ...
+    @property
+    def high_watermark(self) -> int: ...
+    def batches(self, start: int, end: int) -> Iterator[Any]: ...
+    def append(
+        self, batch: bytes, *, expect: Sequence[tuple[Any, int]] = (), origin: AppendOrigin = ...
+    ) -> AppendResult | None: ...
+    def flush(self, up_to: int | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """A partition and the slot of the control file that is its own for ever."""
+
+    partition: int
+    slot: int
+    leader_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as the log says; replaced, never changed, so that it may be kept and compared."""
+
+    name: str
+    topic_id: bytes
+    partitions: Mapping[int, PartitionInfo] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
+    deleted: bool = False
+
+    @property
+    def settings(self) -> TopicConfig:
+        """The configuration with its defaults."""
+        return TopicConfig.of(self.config)
+
+    def partition(self, number: int) -> PartitionInfo:
+        """One partition; UnknownTopicOrPartition if there is none of that number."""
+        info = self.partitions.get(number)
+        if info is None:
+            raise UnknownTopicOrPartition(
+                f"topic {self.name!r} has partitions 0..{len(self.partitions) - 1}, not {number}"
+            )
+        return info
+
+
+def check_topic_name(name: object) -> str:
+    """The name, if it is legal.
+
+    Raises:
+        InvalidTopic: empty, longer than 249, `.` or `..`, or with other characters than letters
+            and digits of ASCII, dot, underscore and dash.
+    """
+    if not isinstance(name, str):
+        raise InvalidTopic(f"a topic name is a str, not {type(name).__name__}")
+    if name in (".", ".."):
+        raise InvalidTopic(f"topic name {name!r} is a directory's")
+    if not 0 < len(name) <= MAX_NAME:
+        raise InvalidTopic(f"a topic name has 1 to {MAX_NAME} characters, this one {len(name)}")
+    if _NAME.fullmatch(name) is None:
+        raise InvalidTopic(f"topic name {name!r}: only letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _check_partitions(count: object, low: int, topic: str) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or not low <= count <= MAX_PARTITIONS:
+        raise InvalidPartitions(
+            f"topic {topic!r}: expected {low}..{MAX_PARTITIONS} partitions, got {count!r}"
+        )
+    return count
+
+
+class MetadataLog:
+    """The fold of `__cluster_metadata-0`, and the only way to add to it.
+
+    Args:
+        log: the partition log.
+        transaction_partitions, offsets_partitions: counts of the internal topics, from
+            meta.properties; their slots come before those of all user topics.
+        clock_ms: wall clock for record timestamps.
+
+    Thread-safety: every method may be called from any thread.
+
+    Invariants:
+        - a slot belongs to one partition for ever, also after its topic was deleted
+        - what `topics` shows is durable, or, in an "os" directory, published
+    """
+
+    def __init__(
+        self,
+        log: MetadataStorage,
+        transaction_partitions: int = 50,
+        offsets_partitions: int = 50,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """Start at the log's beginning; `refresh` reads it."""
+        self._log = log
+        self._clock_ms = clock_ms
+        self._mutex = threading.Lock()
+        self._position = 0
+        self._topics: dict[str, TopicInfo] = {}
+        self._deleted: dict[bytes, TopicInfo] = {}
+        self._next_producer_id = 0
+        self._next_slot = 1 + transaction_partitions + offsets_partitions
+        self.internal_topics = _internal_topics(transaction_partitions, offsets_partitions)
+
+    @property
+    def topics(self) -> Mapping[str, TopicInfo]:
+        """User topics by name, as of the last refresh."""
+        return self._topics
+
+    @property
+    def deleted(self) -> Mapping[bytes, TopicInfo]:
+        """Deleted topics by id, as of the last refresh: their directories may be removed."""
+        return self._deleted
+
+    @property
+    def position(self) -> int:
+        """The offset up to which the log is folded (exclusive)."""
+        return self._position
+
+    @property
+    def next_producer_id(self) -> int:
+        """The first producer id of no block."""
+        return self._next_producer_id
+
+    def refresh(self) -> None:
+        """Fold what was appended since, making it durable first if nobody has."""
+        end = self._log.log_end
+        if end == self._position:
+            return
+        if end > self._log.high_watermark:
+            self._log.flush(end)
+        end = min(end, self._log.high_watermark)
+        with self._mutex:
+            self._fold(end)
+
+    def find(self, name: str) -> TopicInfo | None:
+        """A user or internal topic, None if there is none; refreshes."""
+        self.refresh()
+        return self._topics.get(name) or self.internal_topics.get(name)
+
+    def topic(self, name: str) -> TopicInfo:
+        """A user or internal topic; refreshes.
+
+        Raises:
+            UnknownTopicOrPartition: there is none.
+        """
+        found = self.find(name)
+        if found is None:
+            raise UnknownTopicOrPartition(f"no topic {name!r}")
+        return found
+
+    def by_slot(self, slot: int) -> tuple[TopicInfo, PartitionInfo] | None:
+        """The partition that owns a slot, deleted or not; None if no one does."""
+        self.refresh()
+        for topics in (self.internal_topics, self._topics, self._deleted):
+            for info in topics.values():
+                for partition in info.partitions.values():
+                    if partition.slot == slot:
+                        return info, partition
+        return None
+
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, Any] | None = None
+    ) -> TopicInfo:
+        """Create a topic.
+
+        Raises:
+            InvalidTopic, InvalidPartitions, ConfigError: an argument is wrong.
+            TopicAlreadyExists: the name is taken.
+
+        Durability: durable on return.
+        """
+        check_topic_name(name)
+        if name in INTERNAL_TOPICS:
+            raise InvalidTopic(f"{name!r} is an internal topic")
+        _check_partitions(partitions, 1, name)
+        stored = TopicConfig.of(config).as_strings()
+        topic_id = new_id()
+
+        def decide() -> list[MetadataRecord]:
+            if name in self._topics:
+                raise TopicAlreadyExists(f"topic {name!r} exists")
+            return [
+                TopicRecord(name, topic_id),
+                *(ConfigRecord(name, key, value) for key, value in stored.items()),
+                *(PartitionRecord(p, topic_id, self._next_slot + p) for p in range(partitions)),
+            ]
+
+        self._change(decide)
+        return self.topic(name)
+
+    def create_partitions(self, name: str, total: int) -> TopicInfo:
+        """Grow a topic to `total` partitions.
+
+        Raises:
+            InvalidPartitions: `total` is not more than there are.
+            UnknownTopicOrPartition, InvalidTopic: no such user topic.
+
+        Durability: durable on return.
+        """
+
+        def decide() -> list[MetadataRecord]:
+            info = self._user_topic(name)
+            have = len(info.partitions)
+            _check_partitions(total, have + 1, name)
+            return [
+                PartitionRecord(have + i, info.topic_id, self._next_slot + i)
+                for i in range(total - have)
+            ]
+
+        self._change(decide)
+        return self.topic(name)
+
+    def alter_topic(self, name: str, config: Mapping[str, Any]) -> TopicInfo:
+        """Set keys of a topic's configuration; None takes a key back to its default.
+
+        Raises:
+            ConfigError: a key or value is wrong, or they conflict with those that are set.
+            UnknownTopicOrPartition, InvalidTopic: no such user topic.
+
+        Durability: durable on return.
+        """
+        unset = {key.replace("_", ".") for key, value in config.items() if value is None}
+        changed = {key: value for key, value in config.items() if value is not None}
+        known = TopicConfig.parsers()
+        # An unknown key to unset is refused like one to set; a known one needs no value.
+        TopicConfig.of(dict.fromkeys(unset - set(known)))
+        stored = TopicConfig.of(changed).as_strings()
+
+        def decide() -> list[MetadataRecord]:
+            info = self._user_topic(name)
+            kept = {key: value for key, value in info.config.items() if key not in unset}
+            TopicConfig.of({**kept, **stored})
+            return [
+                *(ConfigRecord(name, key, value) for key, value in stored.items()
+                  if info.config.get(key) != value),
+                *(ConfigRecord(name, key, None) for key in sorted(unset & set(info.config))),
+            ]  # fmt: skip
+
+        self._change(decide)
+        return self.topic(name)
+
+    def delete_topic(self, name: str) -> TopicInfo:
+        """Delete a topic; its slots are not used again.
+
+        Raises:
+            UnknownTopicOrPartition, InvalidTopic: no such user topic.
+
+        Durability: durable on return.
+        """
+        gone: list[bytes] = []
+
+        def decide() -> list[MetadataRecord]:
+            gone[:] = [self._user_topic(name).topic_id]
+            return [RemoveTopicRecord(gone[0])]
+
+        self._change(decide)
+        return self._deleted[gone[0]]
+
+    def allocate_producer_ids(self) -> range:
+        """Take a block of producer ids that no one else has or will have.
+
+        Durability: durable on return, so that a crash wastes ids and never repeats one.
+        """
+        taken: list[int] = []
+
+        def decide() -> list[MetadataRecord]:
+            taken[:] = [self._next_producer_id]
+            return [ProducerIdsRecord(self._next_producer_id + PRODUCER_ID_BLOCK)]
+
+        self._change(decide)
+        return range(taken[0], taken[0] + PRODUCER_ID_BLOCK)
+
+    def _user_topic(self, name: str) -> TopicInfo:
+        if name in INTERNAL_TOPICS:
+            raise InvalidTopic(f"{name!r} is an internal topic")
+        info = self._topics.get(name)
+        if info is None:
+            raise UnknownTopicOrPartition(f"no topic {name!r}")
+        return info
+
+    def _change(self, decide: Callable[[], list[MetadataRecord]]) -> None:
+        """Append what `decide` says of the state at the log's end, and make it durable."""
+        while True:
+            self.refresh()
+            with self._mutex:
+                # The end that was decided on, not the log's: another thread may have folded on.
+                end, records = self._position, decide()
+            if not records:
+                return
+            now = self._clock_ms()
+            batch = build_batch([(now, None, record.encode(), ()) for record in records])
+            done = self._log.append(
+                batch, expect=[(self._log, end)], origin=AppendOrigin.COORDINATOR
+            )
+            if done is not None:
+                self._log.flush(done.last_offset + 1)
+                self.refresh()
+                return
+
+    def _fold(self, end: int) -> None:
+        start = max(self._position, self._log.log_start)
+        if start >= end:
+            return
+        state = _Fold(dict(self._topics), dict(self._deleted), self._next_slot)
+        state.next_producer_id = self._next_producer_id
+        for batch in self._log.batches(start, end):
+            if not batch.control and batch.last_offset >= start:
+                for record in batch.records():
+                    state.apply(decode(record[3]))
+        # Published whole: readers of `topics` take no lock.
+        self._topics, self._deleted = state.topics, state.deleted
+        self._next_slot, self._next_producer_id = state.next_slot, state.next_producer_id
+        self._position = end
+
+
+class _Fold:
+    """One pass over new records, on copies of what the pass before left."""
+
+    def __init__(
+        self, topics: dict[str, TopicInfo], deleted: dict[bytes, TopicInfo], next_slot: int
+    ) -> None:
+        self.topics = topics
+        self.deleted = deleted
+        self.next_slot = next_slot
+        self.next_producer_id = 0
+        self._names = {info.topic_id: name for name, info in topics.items()}
+        self._own: dict[bytes, dict[int, PartitionInfo]] = {}
+        self._early: dict[str, dict[str, str]] = {}
+
+    def apply(self, record: MetadataRecord | None) -> None:
+        """Fold one record; None is a record of a kind that is not used here."""
+        match record:
+            case TopicRecord(name, topic_id):
+                self._names[topic_id] = name
+                self.topics[name] = TopicInfo(name, topic_id, {}, self._early.pop(name, {}))
+            case PartitionRecord():
+                self._partition(record)
+            case ConfigRecord():
+                self._config(record)
+            case RemoveTopicRecord(topic_id):
+                name = self._names.pop(topic_id, None)
+                if name is not None:
+                    self.deleted[topic_id] = replace(self.topics.pop(name), deleted=True)
+            case ProducerIdsRecord(next_producer_id):
+                self.next_producer_id = max(self.next_producer_id, next_producer_id)
+
+    def _partition(self, record: PartitionRecord) -> None:
+        # A log that Kafka wrote has no slots: they go by order of creation.
+        slot = self.next_slot if record.slot is None else record.slot
+        self.next_slot = max(self.next_slot, slot + 1)
+        name = self._names.get(record.topic_id)
+        if name is None:
+            return
+        info = self.topics[name]
+        own = self._own.get(record.topic_id)
+        if own is None:
+            # Copied once a pass: others may hold the map of the pass before.
+            own = self._own[record.topic_id] = dict(info.partitions)
+            self.topics[name] = replace(info, partitions=own)
+        own[record.partition] = PartitionInfo(record.partition, slot, max(record.leader_epoch, 0))
+
+    def _config(self, record: ConfigRecord) -> None:
+        info = self.topics.get(record.topic)
+        if info is None:  # Kafka may write the configuration before the topic's own record
+            config = self._early.setdefault(record.topic, {})
+        else:
+            config = dict(info.config)
+        config.pop(record.key, None)
+        if record.value is not None:
+            config[record.key] = record.value
+        if info is not None:
+            self.topics[record.topic] = replace(info, config=config)
+
+
+def _internal_topics(transactions: int, offsets: int) -> dict[str, TopicInfo]:
+    """The topics that need no record: their place follows from the counts in meta.properties."""
+    compacted = {"cleanup.policy": "compact", "segment.bytes": str(104_857_600)}
+    layout = [
+        (CLUSTER_METADATA_TOPIC, 0, 1, {}),
+        (TRANSACTION_STATE_TOPIC, 1, transactions, compacted),
+        (CONSUMER_OFFSETS_TOPIC, 1 + transactions, offsets, compacted),
+    ]
+    return {
+        name: TopicInfo(
+            name,
+            # The same in every directory: nothing tells one directory's topic from another's.
+            bytes(15) + b"\x01" if name == CLUSTER_METADATA_TOPIC
+            else uuid.uuid5(uuid.NAMESPACE_OID, name).bytes,
+            {p: PartitionInfo(p, first + p) for p in range(count)},
+            config,
+        )
+        for name, first, count, config in layout
+    }  # fmt: skip
