@@ -68,7 +68,11 @@ class RefBatch:
 
     @property
     def last_sequence(self) -> int:
-        return -1 if self.base_sequence < 0 else sequence_add(self.base_sequence, self.last_offset_delta)
+        return (
+            -1
+            if self.base_sequence < 0
+            else sequence_add(self.base_sequence, self.last_offset_delta)
+        )
 
     @property
     def compression(self) -> str:
@@ -222,7 +226,9 @@ def seal(
         ">hiqqqhii", attributes, last_offset_delta, base_timestamp, max_timestamp,
         producer_id, producer_epoch, base_sequence, count,
     ) + payload  # fmt: skip
-    start = struct.pack(">qiibI", base_offset, CRC_FROM - 12 + len(rest), leader_epoch, 2, crc32c(rest))
+    start = struct.pack(
+        ">qiibI", base_offset, CRC_FROM - 12 + len(rest), leader_epoch, 2, crc32c(rest)
+    )
     return start + rest
 
 
@@ -250,7 +256,9 @@ def decompress(codec: str, payload: bytes) -> bytes:
     try:
         if codec == "none":
             return payload
-        return gzip.decompress(payload) if codec == "gzip" else compression.decompress(codec, payload)
+        return (
+            gzip.decompress(payload) if codec == "gzip" else compression.decompress(codec, payload)
+        )
     except Malformed:
         raise
     except Exception as error:  # every codec library has exceptions of its own
@@ -292,7 +300,15 @@ def decode_batch(data: bytes, position: int = 0, *, records: bool = True) -> Ref
     end = position + 12 + length
     crc_found = crc32c(data[position + CRC_FROM : end])
     batch = RefBatch(
-        base_offset, 12 + length, leader_epoch, magic, crc, crc == crc_found, attributes, *rest, position
+        base_offset,
+        12 + length,
+        leader_epoch,
+        magic,
+        crc,
+        crc == crc_found,
+        attributes,
+        *rest,
+        position,
     )
     if records:
         batch.records = decode_records(batch, data[position + HEADER_SIZE : end])

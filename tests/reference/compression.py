@@ -23,7 +23,12 @@ def compress(codec: str, payload: bytes) -> bytes:
         import lz4.frame
 
         return bytes(
-            lz4.frame.compress(payload, block_linked=False, block_size=lz4.frame.BLOCKSIZE_MAX64KB, store_size=False)
+            lz4.frame.compress(
+                payload,
+                block_linked=False,
+                block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+                store_size=False,
+            )
         )
     if codec == "zstd":
         import zstandard

@@ -109,9 +109,14 @@ class ModelLog:
         if batch.producer_epoch != state.epoch or not state.window:
             return None
         for known in state.window:
-            if (known.base_sequence, known.last_sequence) == (batch.base_sequence, batch.last_sequence):
+            if (known.base_sequence, known.last_sequence) == (
+                batch.base_sequence,
+                batch.last_sequence,
+            ):
                 return Appended(known.base_offset, known.last_offset, True)
-        stored = behind(batch.last_sequence, state.last_sequence) and behind(batch.base_sequence, batch.last_sequence)
+        stored = behind(batch.last_sequence, state.last_sequence) and behind(
+            batch.base_sequence, batch.last_sequence
+        )
         if stored and behind(state.first_sequence, batch.base_sequence):
             return Appended(-1, -1, True)
         return None
@@ -147,18 +152,26 @@ class ModelLog:
         if epoch != state.epoch:
             state.epoch, state.window, state.first_sequence = epoch, [], -1
 
-    def end(self, producer_id: int, epoch: int, commit: bool, timestamp: int, coordinator_epoch: int = 0) -> Appended:
+    def end(
+        self, producer_id: int, epoch: int, commit: bool, timestamp: int, coordinator_epoch: int = 0
+    ) -> Appended:
         """Append the marker that ends a transaction here. A second one with nothing open changes nothing readable."""
         state = self.producers.setdefault(producer_id, ModelProducer())
         if epoch < state.epoch or (epoch == state.epoch and state.open_at is not None):
             raise Refused("InvalidProducerEpoch")
         offset = self.log_end
-        self.batches.append(ModelBatch(offset, 1, timestamp, producer_id, epoch, transactional=True, marker=commit))
+        self.batches.append(
+            ModelBatch(offset, 1, timestamp, producer_id, epoch, transactional=True, marker=commit)
+        )
         self.log_end += 1
         if state.open_at is not None and not commit:
             self.aborted.append((producer_id, state.open_at, offset))
         self.enter_epoch(state, epoch)
-        state.open_at, state.coordinator_epoch, state.last_timestamp = None, coordinator_epoch, timestamp
+        state.open_at, state.coordinator_epoch, state.last_timestamp = (
+            None,
+            coordinator_epoch,
+            timestamp,
+        )
         return Appended(offset, offset)
 
     def delete_records(self, before: int) -> int:
@@ -171,16 +184,22 @@ class ModelLog:
     @property
     def stable_end(self) -> int:
         """First offset of the earliest open transaction, else the log's end."""
-        return min((p.open_at for p in self.producers.values() if p.open_at is not None), default=self.log_end)
+        return min(
+            (p.open_at for p in self.producers.values() if p.open_at is not None),
+            default=self.log_end,
+        )
 
     def open_transactions(self) -> list[tuple[int, int, int]]:
         """(producer id, epoch, first offset), earliest first."""
-        rows = [(pid, p.epoch, p.open_at) for pid, p in self.producers.items() if p.open_at is not None]
+        rows = [
+            (pid, p.epoch, p.open_at) for pid, p in self.producers.items() if p.open_at is not None
+        ]
         return sorted(rows, key=lambda row: row[2])
 
     def is_aborted(self, batch: ModelBatch) -> bool:
         return batch.transactional and any(
-            pid == batch.producer_id and first <= batch.base_offset <= last for pid, first, last in self.aborted
+            pid == batch.producer_id and first <= batch.base_offset <= last
+            for pid, first, last in self.aborted
         )
 
     def visible(
@@ -192,7 +211,9 @@ class ModelLog:
         bound = bound if end is None else min(end, bound)
         rows = []
         for batch in self.batches:
-            if batch.marker is not None or (isolation == "read_committed" and self.is_aborted(batch)):
+            if batch.marker is not None or (
+                isolation == "read_committed" and self.is_aborted(batch)
+            ):
                 continue
             for index, record in enumerate(batch.records):
                 if start <= batch.base_offset + index < bound:
@@ -216,7 +237,12 @@ class ModelLog:
     def digest(self) -> dict[str, object]:
         """Everything that must survive a reopening unchanged."""
         producers = {
-            pid: (p.epoch, p.last_sequence, p.coordinator_epoch, -1 if p.open_at is None else p.open_at)
+            pid: (
+                p.epoch,
+                p.last_sequence,
+                p.coordinator_epoch,
+                -1 if p.open_at is None else p.open_at,
+            )
             for pid, p in sorted(self.producers.items())
         }
         return {
