@@ -20,6 +20,7 @@ include "_core/partition.pxi"
 include "_core/record_batch.pxi"
 include "_core/aborted.pxi"
 include "_core/records.pxi"
+include "_core/walk.pxi"
 
 __all__ = (
     "AbortedTransactions",
@@ -44,7 +45,10 @@ __all__ = (
     "os_unlink",
     "release_guard",
     "try_lock",
+    "find_in_index",
+    "find_in_time_index",
     "unlock",
+    "walk_batches",
     "build_batch",
     "build_marker",
     "crc32c",

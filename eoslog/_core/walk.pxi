@@ -1,0 +1,104 @@
+# Walking whole batches by their headers, for readers.
+
+def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t size_max):
+    """Find the whole batches of [start, end) from a batch boundary on.
+
+    Args:
+        data: a buffer; position: byte in it where a batch begins.
+        start, end: offsets; batches that end below start are skipped, none at or past end is loaded.
+        size_max: bytes to stop at; at least one batch is taken.
+
+    Returns:
+        (first, stop, base offset, next offset, needed): bytes [first, stop) hold the batches;
+        first == stop when none is complete, then `needed` bytes from `first` on are (0: the data ends).
+
+    Raises:
+        CorruptRecord: no batch header where one must be.
+    """
+    cdef Py_buffer view
+    cdef const uint8_t* base
+    cdef int64_t size, at = position, first = position, length, last, base_offset = -1, next_offset = -1, needed = 0
+    cdef bint corrupt = False
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        base = <const uint8_t*>view.buf
+        size = view.len
+        with nogil:
+            while next_offset < end:
+                if size - at < HEADER_SIZE:
+                    needed = HEADER_SIZE if size > at else 0
+                    break
+                length = <int64_t>load_i32(base + at + BATCH_LENGTH_AT) + LOG_OVERHEAD
+                if length < HEADER_SIZE and base[at + MAGIC_AT] >= 2 or length < 26 or load_i32(base + at + LAST_OFFSET_DELTA_AT) < 0 and base[at + MAGIC_AT] >= 2:
+                    corrupt = True
+                    break
+                if load_i64(base + at) >= end:
+                    break
+                last = load_i64(base + at)
+                if base[at + MAGIC_AT] >= 2:
+                    last += load_i32(base + at + LAST_OFFSET_DELTA_AT)
+                if last < start:
+                    at += length
+                    if at > size:
+                        at -= length
+                        first = at
+                        needed = length
+                        break
+                    first = at
+                    next_offset = last + 1
+                    continue
+                if length > size - at:
+                    needed = length
+                    break
+                if base_offset >= 0 and at + length - first > size_max:
+                    break
+                if base_offset < 0:
+                    base_offset = load_i64(base + at)
+                    first = at
+                at += length
+                next_offset = last + 1
+        if corrupt and base_offset < 0:
+            raise errors.CorruptRecord(f"no batch header at byte {at}: length {length}")
+        return first, at if base_offset >= 0 else first, base_offset, next_offset, needed
+    finally:
+        PyBuffer_Release(&view)
+
+
+def find_in_index(index, int64_t base_offset, int64_t target):
+    """Position to scan from for an offset: the greatest entry at or below it (kafka.md 2.2)."""
+    cdef Py_buffer view
+    cdef int64_t low = 0, high, middle
+    cdef const uint8_t* p
+    PyObject_GetBuffer(index, &view, PyBUF_SIMPLE)
+    try:
+        p = <const uint8_t*>view.buf
+        high = view.len // OFFSET_ENTRY_SIZE
+        while low < high:
+            middle = (low + high) // 2
+            if base_offset + load_i32(p + middle * OFFSET_ENTRY_SIZE) <= target:
+                low = middle + 1
+            else:
+                high = middle
+        return load_i32(p + (low - 1) * OFFSET_ENTRY_SIZE + 4) if low else 0
+    finally:
+        PyBuffer_Release(&view)
+
+
+def find_in_time_index(index, int64_t base_offset, int64_t timestamp):
+    """Offset to search from for a time in ms: that of the greatest entry at or below it, else the base."""
+    cdef Py_buffer view
+    cdef int64_t low = 0, high, middle
+    cdef const uint8_t* p
+    PyObject_GetBuffer(index, &view, PyBUF_SIMPLE)
+    try:
+        p = <const uint8_t*>view.buf
+        high = view.len // TIME_ENTRY_SIZE
+        while low < high:
+            middle = (low + high) // 2
+            if load_i64(p + middle * TIME_ENTRY_SIZE) <= timestamp:
+                low = middle + 1
+            else:
+                high = middle
+        return base_offset + load_i32(p + (low - 1) * TIME_ENTRY_SIZE + 8) if low else base_offset
+    finally:
+        PyBuffer_Release(&view)

@@ -1,0 +1,165 @@
+"""The segment files of one partition: names, reading through a mapping, index look-ups.
+
+    NNNNNNNNNNNNNNNNNNNN.log .index .timeindex .txnindex .snapshot     N = base offset, 20 digits
+
+A sealed segment is one read-only memmap. The active one is a memmap up to the end seen then; what
+was appended since is read with pread until it is `REMAP_SIZE`, then a new memmap replaces it. Nothing
+is mapped past a file's end. A live view keeps its mapping.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import numpy as np
+
+from eoslog import _core
+from eoslog.storage import files
+
+LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = ".log", ".index", ".timeindex", ".txnindex", ".snapshot"
+DELETED, CLEANED, SWAP, PREPARED = ".deleted", ".cleaned", ".swap", ".next"
+REMAP_SIZE = 4 << 20
+TAIL_READ_SIZE = 256 << 10
+_ABORTED = struct.Struct(">hqqqq")
+
+
+def file_name(offset: int, suffix: str) -> str:
+    """`00000000000000000042.log`"""
+    return f"{offset:020d}{suffix}"
+
+
+def offset_of(name: str, suffix: str) -> int | None:
+    """The offset in a file's name, or None for another kind of file."""
+    stem = name[: -len(suffix)]
+    return int(stem) if name.endswith(suffix) and len(stem) == 20 and stem.isdigit() else None
+
+
+def offsets_in(directory: str, suffix: str) -> list[int]:
+    """The offsets of all files of a kind, ascending."""
+    found = (offset_of(name, suffix) for name in files.names(directory))
+    return sorted(offset for offset in found if offset is not None)
+
+
+class Segment:
+    """One segment as readers see it. Opened at first touch; safe for concurrent readers."""
+
+    def __init__(self, directory: str, base_offset: int) -> None:
+        """Name the files; nothing is opened."""
+        self.directory = directory
+        self.base_offset = base_offset
+        self._fd = -1
+        self._map: np.memmap | None = None
+        self._mapped = 0
+        self._index: bytes | None = None
+        self._index_size = -1
+        self._aborted: list[tuple[int, int, int]] = []
+        self._aborted_size = 0
+
+    def path(self, suffix: str = LOG) -> str:
+        """Path of one of the segment's files."""
+        return os.path.join(self.directory, file_name(self.base_offset, suffix))
+
+    def fd(self) -> int:
+        """A read descriptor, kept. Raises FileNotFoundError when retention took the file."""
+        if self._fd < 0:
+            self._fd = files.open_file(self.path(), read_only=True)
+        return self._fd
+
+    def size(self) -> int:
+        """Bytes in the log file now."""
+        return os.fstat(self.fd()).st_size
+
+    def view(self, position: int, at_least: int) -> tuple[object, int, int]:
+        """Bytes from a position on: (buffer, where in it the position is, size of the buffer).
+
+        At least `at_least` bytes unless the file ends before.
+        """
+        size = -1
+        if position + max(at_least, 1) > self._mapped:
+            size = self.size()
+            if size - self._mapped >= REMAP_SIZE or (self._map is None and size >= REMAP_SIZE):
+                self._map = np.memmap(self.path(), dtype=np.uint8, mode="r", shape=(size,))
+                self._mapped = size
+        if position + max(at_least, 1) <= self._mapped and self._map is not None:
+            return self._map, position, self._mapped
+        if size < 0:
+            size = self.size()
+        if position >= size:
+            return b"", 0, 0
+        with files.naming(self.path()):
+            data = _core.os_pread(self.fd(), min(max(at_least, TAIL_READ_SIZE), size - position), position)
+        return data, 0, len(data)
+
+    def position_of(self, target: int) -> int:
+        """A batch boundary at or before the first batch that holds `target` or what follows it."""
+        if target <= self.base_offset:
+            return 0
+        try:
+            size = os.stat(self.path(INDEX)).st_size
+            if self._index is None or size != self._index_size:
+                self._index, self._index_size = files.read_file(self.path(INDEX)), size
+        except FileNotFoundError:
+            return 0
+        return int(_core.find_in_index(self._index, self.base_offset, target))
+
+    def use_index(self, index: bytes, aborted: bytes) -> None:
+        """Take indexes made by a private scan instead of the files (read-only, unclean)."""
+        self._index, self._index_size = index, -1
+        self._aborted = [(p, f, last) for _, p, f, last, _ in _ABORTED.iter_unpack(aborted)]
+        self._aborted_size = -1
+
+    def time_bounds(self, timestamp_ms: int) -> tuple[int, int]:
+        """(largest timestamp in the time index or -1, offset to search from for a time)."""
+        try:
+            data = files.read_file(self.path(TIME_INDEX))
+        except FileNotFoundError:
+            return -1, self.base_offset
+        data = data[: len(data) // 12 * 12]
+        largest = int.from_bytes(data[-12:-4], "big", signed=True) if data else -1
+        return largest, int(_core.find_in_time_index(data, self.base_offset, timestamp_ms))
+
+    def aborted(self, log_end: int) -> list[tuple[int, int, int]]:
+        """(producer id, first, marker offset) of the aborted transactions that end in this segment.
+
+        Entries above the published end belong to an append that is not published: left out.
+        """
+        if self._aborted_size < 0:
+            return self._aborted
+        try:
+            size = os.stat(self.path(TXN_INDEX)).st_size
+        except FileNotFoundError:
+            return []
+        if size != self._aborted_size:
+            data = files.read_file(self.path(TXN_INDEX))
+            entries = _ABORTED.iter_unpack(data[: len(data) // _ABORTED.size * _ABORTED.size])
+            self._aborted = [(p, f, last) for _, p, f, last, _ in entries if last < log_end]
+            self._aborted_size = len(self._aborted) * _ABORTED.size
+        return self._aborted
+
+    def close(self) -> None:
+        """Close the descriptor; mappings go with their last view."""
+        files.close(self._fd)
+        self._fd = -1
+        self._map = None
+        self._mapped = 0
+
+
+def write_snapshot(directory: str, offset: int, entries: bytes) -> None:
+    """Write a producer snapshot (kafka.md 2.5). A torn one is found by its CRC and deleted."""
+    body = struct.pack(">i", len(entries) // 46) + entries
+    header = struct.pack(">hI", 1, _core.crc32c(body))
+    temporary = os.path.join(directory, file_name(offset, SNAPSHOT) + ".tmp")
+    files.write_file(temporary, header + body)
+    files.rename(temporary, os.path.join(directory, file_name(offset, SNAPSHOT)))
+
+
+def read_snapshot(path: str) -> bytes | None:
+    """The 46-byte entries of a snapshot, or None when it is not valid."""
+    data = files.read_file(path)
+    if len(data) < 10:
+        return None
+    version, crc, count = struct.unpack_from(">hIi", data)
+    if version != 1 or crc != _core.crc32c(data[6:]) or len(data) != 10 + 46 * count:
+        return None
+    return data[10:]

@@ -1,0 +1,232 @@
+"""An open directory as processes share it: session number, lock files, control file, process table.
+
+Every writer holds byte 1 of `eoslog.session` shared. Who can get it exclusively is alone: it draws a
+new random session number, which voids every slot of the control file, so reboot, remount, copy and
+restore are one case (protocol.md row 6). The kernel frees a dead process's locks, never before.
+
+What a crash leaves: a control file of an old session; the next session ignores it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+
+from eoslog import _core
+from eoslog.errors import LockTimeout, StorageError
+from eoslog.storage import files
+
+CONTROL_FILE = "eoslog.control"
+SESSION_FILE = "eoslog.session"
+PROCESS_FILE = "eoslog.process"
+POISON_FILE = "eoslog.poison"
+CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
+LOCK_FILES = 64
+
+MAGIC = b"EOSLOGC1"
+FORMAT = 1
+CHUNK_SIZE = 1 << 20
+MAX_PROCESSES = 1024
+_BOOTSTRAP_AT, _SESSION_AT = 0, 1
+_LOCK_TIMEOUT_S = 30.0
+
+
+class Session:
+    """This process's part in an open directory.
+
+    Invariants:
+        - the session byte is held shared from construction to `close`;
+        - lock descriptors are closed, not unlocked, in a forked child (the core's atfork handler).
+
+    Args:
+        path: the directory, already initialised.
+        read_only: take no lock that others could notice beyond the shared session byte; where no
+            writer is alive the control file is private memory and every partition is scanned anew.
+    """
+
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
+        """Join the session, or begin one."""
+        self.path = path
+        self.read_only = read_only
+        self.private = False
+        self.began = False
+        self.process_number = -1
+        self.process_nonce = 0
+        self._fds: list[int] = []
+        self._lock_fds: dict[int, int] = {}
+        self._generation = _core.fork_generation()
+        if read_only:
+            self._join_as_reader()
+            return
+        self._session_fd = self._open(SESSION_FILE)
+        self._process_fd = self._open(PROCESS_FILE)
+        with self.bootstrap():
+            self._prepare_control()
+            if _core.try_lock(self._session_fd, _SESSION_AT):
+                self._begin()
+            if not _core.try_lock(self._session_fd, _SESSION_AT, shared=True):
+                raise LockTimeout(f"{path}: another process holds the session exclusively")
+        self._register()
+
+    # --- joining ---------------------------------------------------------------------------------
+
+    def _open(self, name: str) -> int:
+        fd = files.open_file(os.path.join(self.path, name), create=True)
+        _core.guard_across_fork(fd)
+        self._fds.append(fd)
+        return fd
+
+    @contextlib.contextmanager
+    def bootstrap(self) -> Iterator[None]:
+        """Hold the bootstrap lock: session change, growth of the control file, checkpoint files."""
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        fd = files.open_file(os.path.join(self.path, SESSION_FILE), create=True)
+        try:
+            while not _core.try_lock(fd, _BOOTSTRAP_AT):
+                if time.monotonic() > deadline:
+                    raise LockTimeout(
+                        f"{self.path}: bootstrap lock not free within {_LOCK_TIMEOUT_S:g} s"
+                    )
+                time.sleep(0.001)
+            yield
+        finally:
+            files.close(fd)
+
+    def _prepare_control(self) -> None:
+        fd = self._control_fd = self._open(CONTROL_FILE)
+        size = os.fstat(fd).st_size
+        if size < CHUNK_SIZE:
+            header = MAGIC + FORMAT.to_bytes(4, "little") + bytes(12)
+            with files.naming(CONTROL_FILE):
+                _core.os_pwrite(fd, header + bytes(CHUNK_SIZE - len(header)), 0)
+                _core.os_sync(fd, data_only=False)
+            files.fsync_dir(self.path)
+            size = CHUNK_SIZE
+        found = bytes(_core.os_pread(fd, 12, 0))
+        if found[:8] != MAGIC or int.from_bytes(found[8:12], "little") != FORMAT:
+            raise StorageError(
+                f"control file begins with {found!r}, expected {MAGIC!r} format {FORMAT}",
+                path=os.path.join(self.path, CONTROL_FILE),
+            )
+        self.control = _core.ControlFile(fd)
+        self.control.map_chunks(size // CHUNK_SIZE)
+
+    def _begin(self) -> None:
+        """Alone: draw a new session number and note how the last session ended."""
+        marker = os.path.join(self.path, CLEAN_SHUTDOWN_FILE)
+        clean = os.path.exists(marker)
+        files.remove(marker)
+        if clean:
+            files.fsync_dir(self.path)
+        self.control.clean = clean
+        self.control.session = secrets.randbits(63) | 1
+        with files.naming(CONTROL_FILE):
+            _core.os_sync(self._control_fd)
+        self.began = True
+
+    def _register(self) -> None:
+        self.process_nonce = secrets.randbits(63) | 1
+        for number in range(MAX_PROCESSES):
+            if _core.try_lock(self._process_fd, number):
+                self.process_number = number
+                self.control.register_process(number, self.process_nonce, os.getpid())
+                return
+        raise LockTimeout(f"{self.path}: {MAX_PROCESSES} processes have the directory open")
+
+    def _join_as_reader(self) -> None:
+        live = False
+        try:
+            fd = files.open_file(os.path.join(self.path, SESSION_FILE))
+        except (FileNotFoundError, StorageError):
+            fd = -1
+        if fd >= 0:
+            _core.guard_across_fork(fd)
+            self._fds.append(fd)
+            alone = _core.try_lock(fd, _SESSION_AT)
+            if alone:
+                _core.unlock(fd, _SESSION_AT)
+            else:
+                live = _core.try_lock(fd, _SESSION_AT, shared=True)
+        if live:
+            control_fd = files.open_file(os.path.join(self.path, CONTROL_FILE), read_only=True)
+            self._fds.append(control_fd)
+            self.control = _core.ControlFile(control_fd, writable=False)
+            self.control.map_chunks(os.fstat(control_fd).st_size // CHUNK_SIZE)
+            return
+        self.private = True
+        memory = os.memfd_create("eoslog.control")
+        os.ftruncate(memory, CHUNK_SIZE)
+        self._fds.append(memory)
+        self._control_fd = memory
+        self.control = _core.ControlFile(memory)
+        self.control.map_chunks(1)
+        self.control.session = secrets.randbits(63) | 1
+
+    # --- in use ------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise IllegalState where the handle came through a fork."""
+        self.control.slot_view(0)
+
+    def ensure_slot(self, slot: int) -> None:
+        """Grow and map the control file so that it holds this slot."""
+        chunks = _core.ControlFile.chunks_for(slot)
+        size = os.fstat(self._fds[-1] if self.read_only and not self.private else self._control_fd).st_size
+        if size < chunks * CHUNK_SIZE:
+            if self.private:
+                os.ftruncate(self._control_fd, chunks * CHUNK_SIZE)
+            else:
+                with self.bootstrap(), files.naming(CONTROL_FILE):
+                    size = os.fstat(self._control_fd).st_size
+                    if size < chunks * CHUNK_SIZE:
+                        _core.os_pwrite(self._control_fd, bytes(chunks * CHUNK_SIZE - size), size)
+                        _core.os_sync(self._control_fd, data_only=False)
+        self.control.map_chunks(chunks)
+
+    def append_lock(self, slot: int) -> tuple[int, int]:
+        """(descriptor, byte) of a slot's append lock; the byte after it is the flush lock."""
+        number = slot % LOCK_FILES
+        fd = self._lock_fds.get(number)
+        if fd is None:
+            if self.private:
+                fd = -1
+            else:
+                fd = files.open_file(os.path.join(self.path, f"eoslog.lock-{number:02d}"), create=True)
+                _core.guard_across_fork(fd)
+                self._fds.append(fd)
+            fd = self._lock_fds.setdefault(number, fd)
+        return fd, 2 * (slot // LOCK_FILES)
+
+    def process_alive(self, number: int, nonce: int) -> bool:
+        """Whether that very process still holds its lock."""
+        if not 0 <= number < MAX_PROCESSES:
+            return False
+        if self.control.process_entry(number)[0] != nonce:
+            return False
+        if number == self.process_number:
+            return nonce == self.process_nonce
+        if self.read_only:
+            return not self.private
+        fd = files.open_file(os.path.join(self.path, PROCESS_FILE))
+        try:
+            free = _core.try_lock(fd, number, shared=True)
+        finally:
+            files.close(fd)  # closing frees what was taken just to look
+        return not free
+
+    def try_alone(self) -> bool:
+        """Take the session byte exclusively if no other process has the directory open."""
+        return _core.try_lock(self._session_fd, _SESSION_AT)
+
+    def close(self) -> None:
+        """Let go of every lock and the mapping. In a forked child the core did the first part."""
+        if self._generation == _core.fork_generation():
+            for fd in self._fds:
+                _core.release_guard(fd)
+                files.close(fd)
+        self.control.close()
+        self._fds.clear()
+        self._lock_fds.clear()
