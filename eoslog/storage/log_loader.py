@@ -1,0 +1,297 @@
+"""Opening a partition: what the last session left is finished, checked and published.
+
+Runs once a session and partition, under its append lock, before anybody else touches it.
+
+| a crash leaves | repaired here |
+|---|---|
+| `.deleted`, `.cleaned`, `.swap`, `.next` files | finished or undone as Kafka does (kafka.md 2.11) |
+| a torn or short last batch | cut, if no valid batch follows it; else CorruptRecord: there is no replica |
+| stale or phantom index entries | indexes are rebuilt from the scanned batches |
+| a torn snapshot | found by its CRC, deleted, the next older one taken |
+| unflushed bytes | scanned by CRC, flushed before they are published |
+
+Recovery trusts the log, by CRC, and no pointer: neither the control file nor a published end.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from eoslog import _core
+from eoslog.errors import CorruptRecord, LockTimeout, StorageError
+from eoslog.storage import files
+from eoslog.storage.partition_log import LOCK_TIMEOUT_S, S, PartitionLog
+from eoslog.storage.segments import (
+    CLEANED,
+    DELETED,
+    INDEX,
+    LOG,
+    PREPARED,
+    SNAPSHOT,
+    SWAP,
+    TIME_INDEX,
+    TXN_INDEX,
+    file_name,
+    offset_of,
+    offsets_in,
+    read_snapshot,
+    write_snapshot,
+)
+
+_SUFFIXES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
+
+
+@dataclass(frozen=True, slots=True)
+class LastSession:
+    """What is known of how the last session ended; offsets as the checkpoint files have them."""
+
+    clean: bool
+    recovery_point: int = 0
+    log_start: int = 0
+    poisoned: bool = False
+
+
+def open_partition(log: PartitionLog, last: LastSession) -> bool:
+    """Recover the partition if this session has not yet, and start this process's fold.
+
+    Returns:
+        True when this call recovered it: its open transactions are then to be looked up.
+
+    Raises:
+        CorruptRecord: a damaged batch that no crash explains; nothing was changed.
+        LockTimeout: another process holds the partition.
+    """
+    recovered = False
+    if log.core.session != log.session.control.session:
+        if log.session.private:
+            _scan(log, last, read_only=True)
+        elif log.session.read_only:
+            raise LockTimeout(f"{log.topic}-{log.partition}: its writers have not recovered it yet")
+        else:
+            recovered = _recover(log, last)
+    if not log.session.read_only:
+        start_fold(log)
+    return recovered
+
+
+def make_directory(log: PartitionLog) -> None:
+    """Make a new partition's directory with its first segment."""
+    files.make_dir(log.path)
+    for suffix in (LOG, INDEX, TIME_INDEX):
+        files.close(files.open_file(os.path.join(log.path, file_name(0, suffix)), create=True))
+    files.fsync_dir(log.path)
+
+
+def start_fold(log: PartitionLog) -> None:
+    """(Re)build this process's producer state from the newest usable snapshot and the log."""
+    end = log.log_end
+    bases = [base for base in offsets_in(log.path, LOG) if base <= end] or [0]
+    base, entries = _newest_snapshot(log.path, bases, delete_bad=False)
+    log.core.load(base, entries)
+    log.enter_segment(base)
+    log.fold()
+
+
+def _newest_snapshot(path: str, bases: list[int], *, delete_bad: bool) -> tuple[int, bytes]:
+    """(base, entries) of the newest valid snapshot at a segment's base; the first base without one."""
+    for base in reversed(bases):
+        name = os.path.join(path, file_name(base, SNAPSHOT))
+        try:
+            entries = read_snapshot(name)
+        except FileNotFoundError:
+            continue
+        if entries is not None:
+            return base, entries
+        if delete_bad:
+            files.remove(name)
+    return bases[0], b""
+
+
+def _recover(log: PartitionLog, last: LastSession) -> bool:
+    if log.core.lock_for_recovery(LOCK_TIMEOUT_S) != S["APPENDED"]:
+        raise LockTimeout(f"{log.topic}-{log.partition}: append lock not free within {LOCK_TIMEOUT_S:g} s")
+    try:
+        if log.core.session == log.session.control.session:
+            return False  # another process did it meanwhile
+        _finish_renames(log.path)
+        _scan(log, last, read_only=False)
+        return True
+    finally:
+        log.core.unlock_after_recovery()
+
+
+def _finish_renames(path: str) -> None:
+    """Bring `.cleaned`, `.swap` and `.deleted` files to all-old or all-new (kafka.md 2.11 a-d)."""
+    names = files.names(path)
+    for name in names:
+        if name.endswith((DELETED, PREPARED, ".tmp")):
+            files.remove(os.path.join(path, name))
+    cleaned = [o for n in names if (o := offset_of(n.removesuffix(CLEANED), LOG)) is not None and n.endswith(CLEANED)]
+    for name in names:
+        if name.endswith(CLEANED):
+            files.remove(os.path.join(path, name))
+    swaps = [n for n in names if n.endswith(SWAP)]
+    for name in list(swaps):
+        stem = name.removesuffix(SWAP)
+        offset = next((o for s in _SUFFIXES if (o := offset_of(stem, s)) is not None), None)
+        if cleaned and offset is not None and offset >= min(cleaned):
+            files.remove(os.path.join(path, name))
+            swaps.remove(name)
+    for name in swaps:
+        files.rename(os.path.join(path, name), os.path.join(path, name.removesuffix(SWAP)))
+    present = set(offsets_in(path, LOG))
+    for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
+        for offset in offsets_in(path, suffix):
+            if offset not in present:
+                files.remove(os.path.join(path, file_name(offset, suffix)))
+    if swaps or cleaned:
+        files.fsync_dir(path)
+
+
+def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
+    """Fold and check every segment from the recovery point on, cut a torn tail, publish."""
+    core, path = log.core, log.path
+    bases = offsets_in(path, LOG)
+    if not bases:
+        if read_only:
+            core.load(0, b"")
+            core.publish_recovered(log.topic_id, 0, 0)
+            return
+        first = max(last.log_start, 0)
+        for suffix in (LOG, INDEX, TIME_INDEX):
+            files.close(files.open_file(os.path.join(path, file_name(first, suffix)), create=True))
+        files.fsync_dir(path)
+        bases = [first]
+    log_start = max(last.log_start, bases[0])
+    verify_from = bases[-1] if last.clean else max((b for b in bases if b <= last.recovery_point), default=bases[0])
+    base, entries = _newest_snapshot(path, [b for b in bases if b <= verify_from], delete_bad=not read_only)
+    core.load(base, entries)
+    todo = [b for b in bases if b >= base]
+    for i, current in enumerate(todo):
+        fds = _open_for_scan(log, current, read_only)
+        try:
+            core.use_segment(current, *fds)
+            size = os.fstat(fds[0]).st_size
+            verify = not last.clean and current >= verify_from
+            valid, end, index, time_index, aborted, reason = core.scan_segment(size, verify)
+            if reason is not None:
+                _judge_tail(log, current, valid, end, size, reason, todo[i + 1 :], last)
+            sealed = i + 1 < len(todo) and reason is None
+            if sealed:
+                time_index += core.final_time_entry()
+            if read_only:
+                log.segment(current).use_index(index, aborted)
+            else:
+                _settle(log, current, fds, valid, size, index, time_index, aborted)
+                if reason is not None or last.poisoned:
+                    _rewrite(fds[0], valid) if last.poisoned else None
+            if not read_only and not last.clean:
+                _core.os_sync(fds[0])
+            if sealed and not read_only and not os.path.exists(os.path.join(path, file_name(end, SNAPSHOT))):
+                write_snapshot(path, end, core.export_producers()[1])
+        finally:
+            core.use_segment(current, -1, -1, -1, -1)
+            for fd in fds:
+                files.close(fd)
+        if reason is not None:
+            if not read_only:
+                for later in todo[i + 1 :]:
+                    for suffix in (*_SUFFIXES, SNAPSHOT):
+                        files.remove(os.path.join(path, file_name(later, suffix)))
+            break
+    end = core.next_offset
+    if not read_only:
+        _drop_stray_snapshots(path, end)
+        files.fsync_dir(path)
+    core.publish_recovered(log.topic_id, min(log_start, end), end)
+
+
+def _open_for_scan(log: PartitionLog, base: int, read_only: bool) -> tuple[int, int, int, int]:
+    if not read_only:
+        return log._open_files(base)
+    return files.open_file(os.path.join(log.path, file_name(base, LOG)), read_only=True), -1, -1, -1
+
+
+def _judge_tail(
+    log: PartitionLog, base: int, valid: int, end: int, size: int, reason: str, later: list[int], last: LastSession
+) -> None:
+    """A bad batch is a torn tail only if nothing valid follows it, at or past the recovery point."""
+    where = os.path.join(log.path, file_name(base, LOG))
+    if last.clean or end < last.recovery_point:
+        raise CorruptRecord(
+            f"{where} at byte {valid}, offset {end}: {reason}; it was durable (recovery point {last.recovery_point}). "
+            "Nothing was cut: see `eoslog repair`"
+        )
+    data = files.read_file(where)[valid:size]
+    follower = _valid_batch_after(data, end)
+    if follower is not None or any(os.path.getsize(os.path.join(log.path, file_name(b, LOG))) for b in later):
+        at = f"byte {valid + follower}" if follower is not None else f"segment {later[0]}"
+        raise CorruptRecord(
+            f"{where} at byte {valid}, offset {end}: {reason}; valid batches follow at {at}. "
+            "Nothing was cut: see `eoslog repair`"
+        )
+
+
+def _valid_batch_after(data: bytes, offset: int) -> int | None:
+    """Where a valid batch of a later offset begins in the bytes behind a bad one."""
+    at = data.find(b"\x02", 17)
+    while at >= 0:
+        start = at - 16
+        size = int.from_bytes(data[start + 8 : start + 12], "big", signed=True) + 12
+        base = int.from_bytes(data[start : start + 8], "big", signed=True)
+        if 61 <= size <= len(data) - start and offset < base <= offset + (1 << 31):
+            crc = int.from_bytes(data[start + 17 : start + 21], "big")
+            if crc == _core.crc32c(data[start + 21 : start + size]):
+                return start
+        at = data.find(b"\x02", at + 1)
+    return None
+
+
+def _settle(
+    log: PartitionLog,
+    base: int,
+    fds: tuple[int, int, int, int],
+    valid: int,
+    size: int,
+    index: bytes,
+    time_index: bytes,
+    aborted: bytes,
+) -> None:
+    """Cut the log file to its valid bytes and make its index files say what the batches say."""
+    if size != valid:
+        _core.os_truncate(fds[0], valid)
+    _make_equal(fds[1], index)
+    _make_equal(fds[2], time_index)
+    if fds[3] >= 0:
+        _make_equal(fds[3], aborted)
+    elif aborted:
+        files.write_file(os.path.join(log.path, file_name(base, TXN_INDEX)), aborted)
+
+
+def _make_equal(fd: int, content: bytes) -> None:
+    size = os.fstat(fd).st_size
+    if size == len(content) and bytes(_core.os_pread(fd, size, 0)) == content:
+        return
+    _core.os_truncate(fd, 0)
+    _core.os_pwrite(fd, content, 0)
+
+
+def _rewrite(fd: int, size: int) -> None:
+    """After a failed writeback: write what is kept again, so that the next fdatasync means it."""
+    step = 1 << 20
+    for position in range(0, size, step):
+        data = _core.os_pread(fd, min(step, size - position), position)
+        if len(data) != min(step, size - position):
+            raise StorageError(f"{len(data)} bytes at {position}, expected {min(step, size - position)}")
+        _core.os_pwrite(fd, data, position)
+
+
+def _drop_stray_snapshots(path: str, end: int) -> None:
+    """Keep snapshots at segment bases, and the largest other one up to the end (kafka.md 2.14)."""
+    bases = set(offsets_in(path, LOG))
+    strays = [offset for offset in offsets_in(path, SNAPSHOT) if offset not in bases]
+    keep = max((o for o in strays if bases and max(bases) < o <= end), default=None)
+    for offset in strays:
+        if offset != keep:
+            files.remove(os.path.join(path, file_name(offset, SNAPSHOT)))
