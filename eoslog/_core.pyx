@@ -7,6 +7,9 @@ A facade: classes live in the chapters included below, leaf functions in `_core/
 """
 cimport cython
 
+from collections import deque
+from os import urandom
+
 from eoslog import errors
 
 include "_core/fault.pxi"
@@ -21,8 +24,12 @@ include "_core/record_batch.pxi"
 include "_core/aborted.pxi"
 include "_core/records.pxi"
 include "_core/walk.pxi"
+include "_core/sealed_batch.pxi"
+include "_core/accumulator.pxi"
 
 __all__ = (
+    "RecordAccumulator",
+    "SealedBatch",
     "AbortedTransactions",
     "Batch",
     "Record",

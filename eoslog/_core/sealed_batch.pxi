@@ -1,0 +1,107 @@
+# A full batch on its way from the accumulator to a partition's log.
+
+cdef enum:
+    RAW = 0                 # records as encoded
+    PACKING = 1             # a thread compresses them
+    PACKED = 2              # ready to be stamped
+
+
+@cython.final
+cdef class SealedBatch:
+    """One batch, complete but for the producer's fields; its bytes through the buffer protocol.
+
+    `stamp` before the first append; a retry appends the same bytes, so that id, epoch and sequence
+    stay. Not thread-safe: it belongs to whoever drained it.
+    """
+
+    cdef ByteBuffer buffer
+    cdef PartitionBuilder builder
+    cdef int exports
+    cdef int state
+    cdef int codec                      # of the bytes as they are now
+    cdef readonly str topic
+    cdef readonly int32_t partition
+    cdef readonly int32_t count
+    cdef readonly int64_t base_timestamp
+    cdef readonly int64_t max_timestamp
+    cdef readonly int64_t created_ns    # steady clock, of the first record
+    cdef readonly size_t reserved       # bytes it holds of the producer's memory
+    cdef readonly list callbacks        # (offset delta, timestamp, target), or None
+    cdef readonly int64_t producer_id
+    cdef readonly int16_t producer_epoch
+    cdef readonly int32_t base_sequence
+    cdef readonly bint stamped
+    cdef public int attempts            # appends tried
+    cdef public bint doubtful           # an append may have happened although it was not answered
+    cdef public int64_t retry_at_ns
+
+    def __cinit__(self):
+        self.buffer.data = NULL
+        self.buffer.size = self.buffer.capacity = 0
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.base_sequence = -1
+
+    def __dealloc__(self):
+        clear_buffer(&self.buffer)
+
+    def __len__(self):
+        return <Py_ssize_t>self.buffer.size
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.buffer.data, <Py_ssize_t>self.buffer.size, 1, flags)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer* view):
+        self.exports -= 1
+
+    cdef int pack(self, int codec, object level) except -1:
+        """Compresses the records, unless that makes them longer; once."""
+        cdef size_t plain = self.buffer.size - layout.HEADER_SIZE
+        cdef bytes packed
+        if self.state != RAW:
+            return 0
+        if codec == 0:
+            self.state = PACKED
+            return 0
+        self.state = PACKING            # the codec may let go of the GIL
+        try:
+            packed = compress_records(codec, self.buffer.data + layout.HEADER_SIZE, plain, level)
+            if <size_t>PyBytes_GET_SIZE(packed) < plain:
+                self.buffer.size = layout.HEADER_SIZE
+                put_bytes(&self.buffer, PyBytes_AS_STRING(packed), <size_t>PyBytes_GET_SIZE(packed))
+                self.codec = codec
+            if plain > 0:
+                self.builder.topic.learn(<double>PyBytes_GET_SIZE(packed) / <double>plain)
+        finally:
+            self.state = PACKED
+        return 0
+
+    def stamp(self, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence,
+              bint transactional):
+        """Write the header. Must not run while the bytes are exported."""
+        cdef BatchHeader header
+        if self.exports:
+            raise errors.IllegalState(f"the batch's bytes are in use by {self.exports} views")
+        check_producer(producer_id, producer_epoch, base_sequence, transactional, False)
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.base_sequence = base_sequence
+        self.stamped = True
+        header.base_offset = 0
+        header.leader_epoch = -1        # the log stamps offset and leader epoch, outside the CRC
+        header.attributes = <int16_t>self.codec
+        if transactional:
+            header.attributes |= layout.TRANSACTIONAL_BIT
+        header.last_offset_delta = self.count - 1
+        header.base_timestamp = self.base_timestamp
+        header.max_timestamp = self.max_timestamp
+        header.producer_id = producer_id
+        header.producer_epoch = producer_epoch
+        header.base_sequence = base_sequence
+        header.count = self.count
+        put_header(self.buffer.data, self.buffer.size, &header)
+
+    def __repr__(self):
+        return (f"<SealedBatch {self.topic}-{self.partition} count={self.count} size={self.buffer.size} "
+                f"producer=({self.producer_id}, {self.producer_epoch}, {self.base_sequence})>")

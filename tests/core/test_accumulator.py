@@ -1,0 +1,288 @@
+"""Records in, batches out: the fast path decoded by the reference codec."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from eoslog import _core
+from eoslog.errors import (
+    ConfigError,
+    IllegalState,
+    QueueFull,
+    RecordTooLarge,
+    SerializationError,
+    UnknownTopicOrPartition,
+)
+from eoslog.storage import codecs  # noqa: F401 (binds the codecs)
+from tests.reference import codec as reference
+
+
+class Accumulator(_core.RecordAccumulator):
+    """Topic t with some partitions; counts wake-ups."""
+
+    partitions = 1
+    max_message_bytes = 1_048_588
+    woken = 0
+
+    def _describe_topic(self, topic: str) -> tuple[int, int]:
+        if topic != "t":
+            raise UnknownTopicOrPartition(f"no topic {topic!r}")
+        return self.partitions, self.max_message_bytes
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+
+def make(partitions: int = 1, **config: Any) -> Accumulator:
+    accumulator = Accumulator(**config)
+    accumulator.partitions = partitions
+    return accumulator
+
+
+def records(accumulator: Accumulator) -> Iterator[tuple[int, reference.RefRecord]]:
+    for batch in accumulator._drain(0, True):
+        batch.stamp(7, 0, 0, False)
+        for record in reference.decode_batch(bytes(batch)).records:
+            yield batch.partition, record
+
+
+def test_a_record_comes_out_as_it_went_in() -> None:
+    a = make()
+    a.produce("t", b"v", b"k", headers=[("h", b"x"), ("n", None), ("s", "ä")], timestamp=1000)
+    a.produce("t", "ä", timestamp=999)
+    a.produce("t", None, "k2", timestamp=2000, headers={"a": memoryview(b"12")[1:]})
+    a.produce("t", bytearray(), memoryview(b""), timestamp=0)
+    (batch,) = a._drain(0, True)
+    batch.stamp(42, 3, 17, True)
+    decoded = reference.decode_batch(bytes(batch))
+    assert (decoded.producer_id, decoded.producer_epoch, decoded.base_sequence) == (42, 3, 17)
+    assert decoded.max_timestamp == 2000
+    assert decoded.attributes == 0x10
+    assert [(r.timestamp, r.key, r.value, list(r.headers)) for r in decoded.records] == [
+        (1000, b"k", b"v", [("h", b"x"), ("n", None), ("s", "ä".encode())]),
+        (999, None, "ä".encode(), []),
+        (2000, b"k2", None, [("a", b"2")]),
+        (0, b"", b"", []),
+    ]
+
+
+def test_the_clock_stamps_records_without_a_timestamp() -> None:
+    a = make()
+    before = int(time.time() * 1000)
+    a.produce("t", b"v")
+    ((_, record),) = records(a)
+    assert before <= record.timestamp <= int(time.time() * 1000)
+
+
+def test_keys_go_where_every_kafka_client_sends_them() -> None:
+    a = make(12)
+    for i in range(500):
+        a.produce("t", b"v", str(i))
+    for partition, record in records(a):
+        assert partition == _core.partition_for_key(record.key, 12)
+
+
+def test_keyless_records_stay_in_a_partition_until_its_batch_is_full() -> None:
+    a = make(4, batch_size=1000)
+    for _ in range(1000):
+        a.produce("t", bytes(100))
+    batches = a._drain(0, True)
+    assert len({batch.partition for batch in batches}) == 4
+    assert all(batch.count == 8 for batch in batches[:-4])
+    assert all(len(batch) <= 1000 for batch in batches)
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "expected"),
+    [("round_robin", [0, 1, 2, 0, 1, 2]), (lambda topic, key, n: n - 1 if topic == "t" else 0, [2] * 6)],
+)
+def test_other_partitioners(partitioner: Any, expected: list[int]) -> None:
+    a = make(3, partitioner=partitioner)
+    for i in range(6):
+        a.produce("t", bytes([i]))
+    chosen = {record.value[0]: partition for partition, record in records(a) if record.value}
+    assert [chosen[i] for i in range(6)] == expected
+
+
+def test_a_named_partition_wins_and_must_exist() -> None:
+    a = make(3)
+    a.produce("t", b"v", b"k", partition=2)
+    for wrong in (3, -1):
+        with pytest.raises(UnknownTopicOrPartition):
+            a.produce("t", b"v", partition=wrong)
+    a.partitions = 4  # added meanwhile: looked up before refusing
+    a.produce("t", b"v", partition=3)
+    assert sorted(partition for partition, _ in records(a)) == [2, 3]
+
+
+def test_batch_size_0_is_a_record_a_batch() -> None:
+    a = make(batch_size=0)
+    for _ in range(3):
+        a.produce("t", b"v")
+    assert [batch.count for batch in a._drain(0, True)] == [1, 1, 1]
+
+
+def test_only_due_batches_are_drained() -> None:
+    a = make(linger_ms=1000)
+    a.produce("t", b"v")
+    assert a._drain(time.monotonic_ns(), False) == []
+    due = a._next_due_ns()
+    assert due is not None and 0 < due - time.monotonic_ns() <= 1_000_000_000
+    assert len(a._drain(due, False)) == 1
+    assert a._next_due_ns() is None
+
+
+def test_the_sender_is_woken_for_a_full_batch_and_for_a_new_deadline_only() -> None:
+    a = make(batch_size=1000, linger_ms=10_000)
+    a.produce("t", b"v")
+    assert a.woken == 0  # awake: it looks by itself
+    a.sleeping_until = time.monotonic_ns() + 10**12
+    a.produce("t", b"v")
+    assert a.woken == 0  # the open batch is known
+    for _ in range(9):
+        a.produce("t", bytes(100))
+    assert a.woken == 1
+
+
+def test_memory_is_counted_until_release() -> None:
+    a = make(buffer_memory=4096)
+    with pytest.raises(QueueFull):
+        for _ in range(100):
+            a.produce("t", bytes(100))
+    assert 3500 < a.used <= 4096 and a.buffered == len(a) > 30
+    for batch in a._drain(0, True):
+        a._release(batch)
+    assert (a.used, a.buffered) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (dict(topic="nope"), UnknownTopicOrPartition),
+        (dict(topic=5), SerializationError),
+        (dict(topic="t", value=5), SerializationError),
+        (dict(topic="t", key=[b"k"]), SerializationError),
+        (dict(topic="t", value="\ud800"), SerializationError),
+        (dict(topic="t", headers=[("a",)]), (SerializationError, ConfigError)),
+        (dict(topic="t", headers=[(b"a", b"b")]), SerializationError),
+        (dict(topic="t", timestamp=-5), SerializationError),
+        (dict(topic="t", timestamp="now"), SerializationError),
+        (dict(topic="t", partition="0"), SerializationError),
+        (dict(topic="t", on_delivery=5), ConfigError),
+        (dict(topic="t", value=bytes(1_048_577)), RecordTooLarge),
+    ],
+)
+def test_a_wrong_argument_raises_at_the_call_and_leaves_nothing(arguments: dict[str, Any], error: Any) -> None:
+    a = make()
+    with pytest.raises(error):
+        a.produce(**arguments)
+    assert (a.used, a.buffered) == (0, 0)
+
+
+def test_the_topics_own_limit_counts() -> None:
+    a = make()
+    a.max_message_bytes = 500
+    with pytest.raises(RecordTooLarge, match=r"max\.message\.bytes = 500"):
+        a.produce("t", bytes(500))
+    for _ in range(100):
+        a.produce("t", bytes(100))
+    assert max(len(batch) for batch in a._drain(0, True)) <= 500
+
+
+def test_a_closed_gate_refuses() -> None:
+    a = make()
+    a.gate = 1
+    with pytest.raises(IllegalState):
+        a.produce("t", b"v")
+    with pytest.raises(IllegalState):
+        a.produce_many("t", [b"v"])
+
+
+def test_serializers_run_and_their_failures_are_typed() -> None:
+    a = make(value_serializer=lambda v: str(v).encode(), key_serializer=lambda k: k[0])
+    a.produce("t", 17, [b"k"])
+    ((_, record),) = records(a)
+    assert (record.key, record.value) == (b"k", b"17")
+    with pytest.raises(SerializationError, match="key.serializer"):
+        a.produce("t", 17, 5)
+
+
+@pytest.mark.parametrize("name", codecs.CODECS)
+def test_compressed_batches_hold_the_same_records(name: str) -> None:
+    a = make(compression=name)
+    for i in range(3000):
+        a.produce("t", b'{"order":%d,"amount":"10.00"}' % i)
+    values = [record.value for _, record in records(a)]
+    assert values == [b'{"order":%d,"amount":"10.00"}' % i for i in range(3000)]
+
+
+def test_records_that_do_not_shrink_are_sent_plain() -> None:
+    import os
+
+    a = make(compression="gzip")
+    a.produce("t", os.urandom(5000))
+    (batch,) = a._drain(0, True)
+    batch.stamp(-1, -1, -1, False)
+    assert reference.decode_batch(bytes(batch)).attributes == 0
+
+
+def test_produce_many_fills_batches_to_the_topics_limit() -> None:
+    a = make(1)
+    a.max_message_bytes = 10_000
+    values = [b"%04d" % i * 10 for i in range(1000)]
+    assert a.produce_many("t", values, [None] * 1000) == 1000
+    batches = a._drain(0, True)
+    assert len(batches) < 7
+    got = []
+    for batch in batches:
+        batch.stamp(1, 0, 0, False)
+        got += [record.value for record in reference.decode_batch(bytes(batch)).records]
+    assert got == values
+
+
+def test_produce_many_takes_keys_like_produce() -> None:
+    a = make(5)
+    assert a.produce_many("t", iter(["a", "b", None]), keys=("x", b"y", None)) == 3
+    for partition, record in records(a):
+        assert record.key is None or partition == _core.partition_for_key(record.key, 5)
+    with pytest.raises(ConfigError, match="1 keys for 2 values"):
+        a.produce_many("t", [b"a", b"b"], [b"k"])
+
+
+def test_callbacks_ride_on_their_batch() -> None:
+    a = make()
+    told: list[Any] = []
+    for i in range(3):
+        a.produce("t", b"v", timestamp=100 + i, on_delivery=told.append if i != 1 else None)
+    (batch,) = a._drain(0, True)
+    assert [(delta, stamp) for delta, stamp, _ in batch.callbacks] == [(0, 100), (2, 102)]
+
+
+def test_threads_lose_nothing() -> None:
+    a = make(3, batch_size=2000, compression="gzip")
+
+    def work(name: str) -> None:
+        for i in range(2000):
+            a.produce("t", f"{name}-{i}")
+
+    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(4)]
+    drained: list[Any] = []
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        drained += a._drain(0, True)
+        time.sleep(0.001)
+    drained += a._drain(0, True)
+    seen: dict[str, list[int]] = {}
+    for batch in drained:
+        batch.stamp(-1, -1, -1, False)
+        for record in reference.decode_batch(bytes(batch)).records:
+            name, number = record.value.decode().split("-")
+            seen.setdefault(name + str(batch.partition), []).append(int(number))
+    assert sum(map(len, seen.values())) == 8000
+    assert all(numbers == sorted(numbers) for numbers in seen.values())  # in order per partition
