@@ -6,7 +6,8 @@
 Transactional offsets wait under their producer id for the marker. A COMMIT makes each of them
 visible unless a record with a higher offset has spoken meanwhile; an ABORT drops them.
 
-Source: Kafka GroupMetadataManager, OffsetMetadataManager, CurrentAssignmentBuilder; KIP-98, KIP-848.
+Source: Kafka GroupMetadataManager, OffsetMetadataManager, CurrentAssignmentBuilder;
+KIP-98, KIP-848.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class GroupTable:
     """The fold of one partition of `__consumer_offsets`.
 
     Invariants:
-        - `next_offset` is the end of what has been folded; folding again from 0 gives an equal table.
+        - `next_offset` is the end of what has been folded; folding from 0 gives an equal table.
         - A pending offset is in no group's `offsets`.
     """
 

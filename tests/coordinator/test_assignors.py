@@ -23,7 +23,9 @@ members_strategy = st.dictionaries(
 )
 
 
-def members_of(*names: str, topics: str = "a", **owned: set[tuple[str, int]]) -> dict[str, MemberSubscription]:
+def members_of(
+    *names: str, topics: str = "a", **owned: set[tuple[str, int]]
+) -> dict[str, MemberSubscription]:
     subscribed = frozenset(topics.split())
     return {n: MemberSubscription(subscribed, None, frozenset(owned.get(n, ()))) for n in names}
 
@@ -33,12 +35,16 @@ def loads(target: Target) -> list[int]:
 
 
 @given(st.sampled_from(sorted(ASSIGNORS)), members_strategy, partitions_strategy)
-def test_each_partition_of_a_subscribed_topic_has_one_owner_that_subscribes(assignor, members, partitions):
+def test_each_partition_of_a_subscribed_topic_has_one_owner_that_subscribes(
+    assignor, members, partitions
+):
     target = assign(assignor, members, partitions)
     assert target.keys() == members.keys()
     owned = [p for member in target.values() for p in member]
     wanted = {t for m in members.values() for t in m.topics}
-    assert sorted(owned) == sorted((t, p) for t in partitions if t in wanted for p in range(partitions[t]))
+    assert sorted(owned) == sorted(
+        (t, p) for t in partitions if t in wanted for p in range(partitions[t])
+    )
     assert all(topic in members[m].topics for m, own in target.items() for topic, _ in own)
     assert target == assign(assignor, dict(reversed(members.items())), partitions)
 
@@ -55,7 +61,9 @@ def test_sticky_is_balanced_as_far_as_subscriptions_allow(members, partitions):
 @given(members_strategy, partitions_strategy)
 def test_sticky_does_not_move_anything_without_a_reason(members, partitions):
     target = assign("sticky", members, partitions)
-    again = {m: MemberSubscription(s.topics, None, frozenset(target[m])) for m, s in members.items()}
+    again = {
+        m: MemberSubscription(s.topics, None, frozenset(target[m])) for m, s in members.items()
+    }
     assert assign("cooperative-sticky", again, partitions) == target
 
 
@@ -109,7 +117,9 @@ def test_round_robin_deals_across_topics_and_skips_who_does_not_subscribe():
 
 
 def test_sticky_is_quick_with_many_partitions():
-    members = members_of(*(f"m{i}" for i in range(50)), topics="a b", m0={("a", p) for p in range(500)})
+    members = members_of(
+        *(f"m{i}" for i in range(50)), topics="a b", m0={("a", p) for p in range(500)}
+    )
     assert set(loads(assign("sticky", members, {"a": 500, "b": 500}))) == {20}
 
 

@@ -25,7 +25,9 @@ from eoslog.errors import CorruptRecord
 from eoslog.storage.serde import Writer
 
 names = st.text(max_size=12)
-owned = st.frozensets(st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, 99)), max_size=8)
+owned = st.frozensets(
+    st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, 99)), max_size=8
+)
 
 
 def test_offset_key_and_value_have_kafkas_bytes() -> None:
@@ -71,10 +73,16 @@ def test_unknown_key_types_are_skipped() -> None:
 @given(
     st.builds(
         MemberMetadata,
-        instance_id=st.none() | names, rack_id=st.none() | names, client_id=names,
-        client_host=names, topics=st.lists(names, max_size=4).map(tuple), regex=st.none() | names,
-        rebalance_timeout_ms=st.integers(-1, 2**31 - 1), assignor=st.none() | names,
-        process_number=st.integers(0, 2**31 - 1), process_nonce=st.integers(0, 2**64 - 1),
+        instance_id=st.none() | names,
+        rack_id=st.none() | names,
+        client_id=names,
+        client_host=names,
+        topics=st.lists(names, max_size=4).map(tuple),
+        regex=st.none() | names,
+        rebalance_timeout_ms=st.integers(-1, 2**31 - 1),
+        assignor=st.none() | names,
+        process_number=st.integers(0, 2**31 - 1),
+        process_nonce=st.integers(0, 2**64 - 1),
         session_timeout_ms=st.integers(0, 2**31 - 1),
     )  # fmt: skip
 )

@@ -1,0 +1,159 @@
+"""A directory in memory, as far as the group coordinator looks at one: logs, topics, processes."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eoslog import _core
+from eoslog.errors import InvalidProducerEpoch, UnknownTopicOrPartition
+from eoslog.model import AppendOrigin, AppendResult
+
+
+class FakeLog:
+    """Batches as bytes, with Kafka's offsets; everything is durable at once."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic, self.partition = topic, partition
+        self.log_start = self.log_end = 0
+        self.flushed = 0
+        self.entries: list[tuple[int, bytes]] = []
+        self.epochs: dict[int, int] = {}
+        self.refusals = 0
+        self._changed = threading.Condition()
+
+    def append(
+        self,
+        batch: bytes,
+        *,
+        expect: Sequence[tuple[Any, int]] = (),
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        timeout: float | None = None,
+    ) -> AppendResult | None:
+        with self._changed:
+            if self.refusals > 0:
+                self.refusals -= 1
+                return None
+            if any(log.log_end != end for log, end in expect):
+                return None
+            head = _core.iter_batches(batch)[0]
+            if head.producer_id >= 0:
+                known = self.epochs.get(head.producer_id, -1)
+                if head.producer_epoch < known:
+                    raise InvalidProducerEpoch(f"{head.producer_epoch} < {known}")
+                self.epochs[head.producer_id] = head.producer_epoch
+            base = self.log_end
+            self.entries.append((base, struct.pack(">q", base) + bytes(batch)[8:]))
+            self.log_end = base + head.count
+            self._changed.notify_all()
+            return AppendResult(base, self.log_end - 1)
+
+    def batches(self, start: int, end: int) -> Iterator[Any]:
+        for base, data in list(self.entries):
+            batch = _core.iter_batches(data)[0]
+            if batch.last_offset >= start and base < end:
+                yield batch
+
+    def flush(self, up_to: int | None = None) -> None:
+        self.flushed = max(self.flushed, self.log_end if up_to is None else up_to)
+
+    def wait(self, beyond: int, timeout: float, *, of: str = "log_end") -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.log_end > beyond, timeout)
+
+    def mark(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
+        """Write a transaction's marker."""
+        self.append(_core.build_marker(producer_id, producer_epoch, commit, timestamp=0))
+
+
+@dataclass
+class FakeTopic:
+    name: str
+    topic_id: bytes
+    partitions: dict[int, Any]
+    deleted: bool = False
+
+
+class FakeMetadata:
+    def __init__(self) -> None:
+        self.topics: dict[str, FakeTopic] = {}
+        self._next = 1
+
+    def refresh(self) -> None:
+        pass
+
+    def create(self, name: str, partitions: int) -> None:
+        topic_id = self._next.to_bytes(16, "big")
+        self._next += 1
+        self.topics[name] = FakeTopic(name, topic_id, dict.fromkeys(range(partitions)))
+
+
+class FakeTransactions:
+    """Everything is Ongoing; a test decides what resolving blockers does."""
+
+    def __init__(self) -> None:
+        self.log = FakeLog("__transaction_state", 0)
+        self.added: list[tuple[str, int, int, str]] = []
+        self.resolve: Callable[[FakeLog], None] = lambda log: None
+
+    def add_offsets_to_txn(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str
+    ) -> tuple[FakeLog, int]:
+        self.added.append((transactional_id, producer_id, producer_epoch, group_id))
+        return self.log, self.log.log_end
+
+    def resolve_blockers(self, log: FakeLog) -> None:
+        self.resolve(log)
+
+
+@dataclass
+class FakeDisk:
+    """What the processes share."""
+
+    logs: dict[tuple[str, int], FakeLog] = field(default_factory=dict)
+    metadata: FakeMetadata = field(default_factory=FakeMetadata)
+    # Process (number, nonce) -> seconds since its last beat.
+    living: dict[tuple[int, int], float] = field(default_factory=dict)
+
+
+class FakeHost:
+    """One process that has the directory open."""
+
+    def __init__(self, disk: FakeDisk | None = None, number: int = 0) -> None:
+        self.disk = disk or FakeDisk()
+        self.process_number, self.process_nonce = number, 1000 + number
+        self.disk.living[number, self.process_nonce] = 0.0
+        self.metadata = self.disk.metadata
+        self.transactions = FakeTransactions()
+        self.scheduled: list[tuple[float, Callable[[], None]]] = []
+
+    def die(self) -> None:
+        del self.disk.living[self.process_number, self.process_nonce]
+
+    def topic(self, name: str) -> FakeTopic:
+        if name not in self.metadata.topics:
+            raise UnknownTopicOrPartition(name)
+        return self.metadata.topics[name]
+
+    def group_partition(self, group_id: str) -> FakeLog:
+        place = ("__consumer_offsets", abs(_core.java_hash(group_id)) % 50)
+        return self.disk.logs.setdefault(place, FakeLog(*place))
+
+    def group_partitions(self) -> Iterable[FakeLog]:
+        return list(self.disk.logs.values())
+
+    def process_alive(self, number: int, nonce: int) -> bool:
+        return (number, nonce) in self.disk.living
+
+    def process_heartbeat_age(self, number: int) -> float:
+        return next((age for (n, _), age in self.disk.living.items() if n == number), 1e9)
+
+    def schedule(self, interval_s: float, fn: Callable[[], None]) -> None:
+        self.scheduled.append((interval_s, fn))
+
+    def clock_ms(self) -> int:
+        return int(time.time() * 1000)

@@ -1,0 +1,281 @@
+"""Committed offsets: who may commit, pending transactional ones, stable reads, replay."""
+
+from __future__ import annotations
+
+import pytest
+
+from eoslog import _core
+from eoslog.coordinator.group_coordinator import GroupCoordinator
+from eoslog.coordinator.group_state import GroupTable
+from eoslog.coordinator.offset_records import OffsetValue, encode_offset_key, encode_offset_value
+from eoslog.errors import (
+    ErrorCode,
+    FencedInstanceId,
+    IllegalGeneration,
+    InvalidProducerEpoch,
+    KafkaError,
+    StaleMemberEpoch,
+    UnknownMember,
+    UnknownTopicOrPartition,
+)
+from eoslog.model import OffsetAndMetadata, TopicPartition
+from eoslog.storage.serde import Writer
+from tests.coordinator.fake_host import FakeDisk, FakeHost
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+PID = 4000
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    disk = FakeDisk()
+    disk.metadata.create("t", 4)
+    disk.metadata.create("u", 1)
+    return FakeHost(disk)
+
+
+@pytest.fixture
+def groups(host) -> GroupCoordinator:
+    return GroupCoordinator(host)
+
+
+def commit(groups, offsets, member="", epoch=-1, group="g", **options):
+    groups.commit_offsets(group, member, epoch, at(offsets), **options)
+
+
+def txn_commit(
+    groups, offsets, member="", epoch=-1, *, group="g", pid=PID, pepoch=0, instance=None
+):
+    return groups.txn_offset_commit(group, "tx", pid, pepoch, member, epoch, instance, at(offsets))
+
+
+def at(offsets):
+    return {TopicPartition("t", p): OffsetAndMetadata(o) for p, o in offsets.items()}
+
+
+def visible(groups, group="g", **options):
+    found = groups.fetch_offsets(group, require_stable=False, **options)
+    return {p.partition: o.offset for p, o in found.items()}
+
+
+def replayed(host, group="g") -> GroupTable:
+    table = GroupTable()
+    for batch in host.group_partition(group).batches(0, 10**9):
+        table.apply(batch)
+    return table
+
+
+def test_H08_an_unknown_group_takes_commits_without_membership(host, groups):
+    commit(groups, {0: 5, 1: 6})
+    assert visible(groups) == {0: 5, 1: 6}
+    assert host.group_partition("g").flushed == 2
+    assert groups.describe_group("g").state == "Empty"
+    assert GroupCoordinator(host).fetch_offsets("g", [T1]) == {T1: OffsetAndMetadata(6)}
+    assert groups.fetch_offsets("other") == {}
+
+
+def test_metadata_and_leader_epoch_are_kept(groups):
+    groups.commit_offsets("g", "", -1, {T0: OffsetAndMetadata(5, 3, "note")})
+    assert groups.fetch_offsets("g")[T0] == OffsetAndMetadata(5, 3, "note")
+
+
+def test_metadata_over_the_limit_is_refused_only_there(groups):
+    with pytest.raises(KafkaError) as caught:
+        groups.commit_offsets(
+            "g", "", -1, {T0: OffsetAndMetadata(1, -1, "ü" * 4097), T1: OffsetAndMetadata(2)}
+        )
+    assert caught.value.code == ErrorCode.OFFSET_METADATA_TOO_LARGE
+    assert visible(groups) == {1: 2}
+    groups.commit_offsets("g", "", -1, {T0: OffsetAndMetadata(1, -1, "ü" * 4096)})
+
+
+def test_unknown_partitions_and_impossible_offsets_are_refused(groups):
+    with pytest.raises(UnknownTopicOrPartition):
+        commit(groups, {9: 1})
+    with pytest.raises(UnknownTopicOrPartition):
+        groups.commit_offsets("g", "", -1, {TopicPartition("nope"): OffsetAndMetadata(1)})
+    with pytest.raises(KafkaError):
+        commit(groups, {0: -1})
+    with pytest.raises(KafkaError, match="group id"):
+        commit(groups, {0: 1}, group="")
+
+
+@pytest.mark.parametrize(
+    ("transactional", "stale"), [(False, StaleMemberEpoch), (True, IllegalGeneration)]
+)
+def test_A15_commits_are_checked_against_the_membership(host, groups, transactional, stale):
+    write = txn_commit if transactional else commit
+    with pytest.raises(IllegalGeneration):
+        write(groups, {0: 1}, "nobody", 3)
+    member = groups.join("g", subscription=["t"])
+    epoch = groups.heartbeat("g", member, 0, ()).member_epoch
+    with pytest.raises(UnknownMember):
+        write(groups, {0: 1}, "nobody", epoch)
+    for wrong in (epoch - 1, epoch + 1):
+        with pytest.raises(stale):
+            write(groups, {0: 1}, member, wrong)
+    write(groups, {0: 1}, member, epoch)
+    if transactional:
+        write(groups, {0: 1})  # A producer that only knows the group's name is let in.
+    else:
+        with pytest.raises(UnknownMember):
+            write(groups, {0: 1})
+    groups.leave("g", member)
+    with pytest.raises(UnknownMember):
+        write(groups, {0: 1}, member, epoch)
+
+
+def test_A15_a_partition_that_went_to_another_member_takes_no_late_commit(host, groups):
+    a = groups.join("g", subscription=["t"])
+    first = groups.heartbeat("g", a, 0, ())
+    b = groups.join("g", subscription=["t"])
+    lost = groups.heartbeat("g", a, first.member_epoch, first.assigned).to_revoke
+    epoch = groups.heartbeat("g", a, first.member_epoch, first.assigned - lost).member_epoch
+    gone = max(lost)
+    commit(groups, {gone.partition: 4}, a, epoch)  # Nobody has it yet.
+    assert gone in groups.heartbeat("g", b, 0, ()).assigned
+    with pytest.raises(StaleMemberEpoch, match=f"t-{gone.partition} belongs to"):
+        commit(groups, {0: 9, gone.partition: 9}, a, epoch)
+    with pytest.raises(IllegalGeneration):
+        txn_commit(groups, {gone.partition: 9}, a, epoch)
+    commit(groups, {0: 9}, a, epoch)
+    assert visible(groups) == {0: 9, gone.partition: 4}
+
+
+def test_A15_a_static_name_fences_its_old_holder(groups):
+    old = groups.join("g", subscription=["t"], instance_id="i")
+    epoch = groups.heartbeat("g", old, 0, ()).member_epoch
+    groups.join("g", subscription=["t"], instance_id="i")
+    for write in (commit, txn_commit):
+        option = {"instance_id": "i"} if write is commit else {"instance": "i"}
+        with pytest.raises(FencedInstanceId):
+            write(groups, {0: 1}, old, epoch, **option)
+
+
+def test_E16_transactional_offsets_are_invisible_until_the_marker(host, groups):
+    commit(groups, {0: 1})
+    place = txn_commit(groups, {0: 7, 1: 8})
+    log = host.group_partition("g")
+    assert (place, place.offset) == (TopicPartition(log.topic, log.partition), 1)
+    assert visible(groups) == {0: 1}
+    log.mark(PID, 0, commit=True)
+    assert visible(groups) == {0: 7, 1: 8}
+    assert host.transactions.added == [("tx", PID, 0, "g")]
+
+
+def test_A12_an_abort_drops_them(host, groups):
+    commit(groups, {0: 1})
+    txn_commit(groups, {0: 7, 1: 8})
+    host.group_partition("g").mark(PID, 0, commit=False)
+    assert visible(groups) == {0: 1}
+    host.group_partition("g").mark(PID, 0, commit=True)
+    assert visible(groups) == {0: 1}, "a marker without anything pending does nothing"
+
+
+def test_E15_a_fenced_producer_cannot_write_offsets(groups):
+    txn_commit(groups, {0: 7}, pepoch=1)
+    with pytest.raises(InvalidProducerEpoch):
+        txn_commit(groups, {0: 9}, pepoch=0)
+
+
+def test_the_later_record_wins_between_plain_and_transactional_commits(host, groups):
+    log = host.group_partition("g")
+    txn_commit(groups, {0: 7})
+    commit(groups, {0: 3})
+    log.mark(PID, 0, commit=True)
+    assert visible(groups) == {0: 3}
+    commit(groups, {1: 3})
+    txn_commit(groups, {1: 7}, pepoch=1)
+    log.mark(PID, 1, commit=True)
+    assert visible(groups) == {0: 3, 1: 7}
+
+
+def test_producers_and_groups_are_resolved_each_by_its_own_marker(host, groups):
+    other = next(
+        f"h{i}" for i in range(999) if host.group_partition(f"h{i}") is host.group_partition("g")
+    )
+    txn_commit(groups, {0: 1}, pid=1)
+    txn_commit(groups, {1: 2}, pid=2)
+    txn_commit(groups, {0: 3}, pid=2, group=other)
+    log = host.group_partition("g")
+    log.mark(2, 0, commit=True)
+    assert (visible(groups), visible(groups, other)) == ({1: 2}, {0: 3})
+    log.mark(1, 0, commit=False)
+    assert visible(groups) == {1: 2}
+
+
+def test_A17_a_stable_read_drives_what_is_pending(host, groups):
+    commit(groups, {0: 1})
+    txn_commit(groups, {0: 7})
+    host.transactions.resolve = lambda log: log.mark(PID, 0, commit=True)
+    assert groups.fetch_offsets("g") == {T0: OffsetAndMetadata(7)}
+
+
+def test_a_stable_read_of_an_open_transaction_times_out_and_says_so(host, groups):
+    txn_commit(groups, {0: 7})
+    assert groups.fetch_offsets("g", [T1], timeout=0.0) == {}
+    with pytest.raises(KafkaError, match="t-0") as caught:
+        groups.fetch_offsets("g", timeout=0.12)
+    assert caught.value.code == ErrorCode.UNSTABLE_OFFSET_COMMIT
+    assert caught.value.retriable
+
+
+def test_replay_equals_live_state_with_committed_aborted_and_pending_offsets(host, groups):
+    log = host.group_partition("g")
+    member = groups.join("g", subscription=["t"])
+    epoch = groups.heartbeat("g", member, 0, ()).member_epoch
+    commit(groups, {0: 1}, member, epoch)
+    for pid, outcome in ((1, True), (2, False), (3, None)):
+        txn_commit(groups, {pid: 10 + pid}, member, epoch, pid=pid)
+        if outcome is not None:
+            log.mark(pid, 0, commit=outcome)
+    with groups._shard("g").folded() as (table, _):
+        assert table == replayed(host)
+        assert list(table.pending) == [3]
+    assert visible(groups) == {0: 1, 1: 11}
+
+
+def test_deleting_offsets_clears_pending_ones_too(host, groups):
+    commit(groups, {0: 1, 1: 2})
+    txn_commit(groups, {0: 7})
+    groups.delete_offsets("g", [T0])
+    host.group_partition("g").mark(PID, 0, commit=True)
+    assert visible(groups) == {1: 2}
+    member = groups.join("g", subscription=["t"])
+    with pytest.raises(KafkaError) as caught:
+        groups.delete_offsets("g", [T1])
+    assert caught.value.code == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+    groups.leave("g", member)
+
+
+def test_a_deleted_topic_takes_its_offsets_with_it(host, groups):
+    groups.commit_offsets(
+        "g", "", -1, {T0: OffsetAndMetadata(1), TopicPartition("u"): OffsetAndMetadata(2)}
+    )
+    groups.forget_topic("t")
+    assert groups.fetch_offsets("g") == {TopicPartition("u"): OffsetAndMetadata(2)}
+
+
+def test_loading_skips_unknown_records_and_reads_a_classic_group(host, groups):
+    classic = Writer().i16(3).string("consumer").i32(4).nullable_string(None)
+    classic.nullable_string(None).i64(1000).array(0)
+    records = [
+        (0, Writer().i16(11).string("share").take(), b"?", ()),
+        (0, Writer().i16(2).string("g").take(), classic.take(), ()),
+        (0, encode_offset_key("g", "t", 0), encode_offset_value(OffsetValue(4)), ()),
+        (0, encode_offset_key("g", "t", 1), None, ()),
+    ]
+    host.group_partition("g").append(_core.build_batch(records))
+    assert visible(groups) == {0: 4}
+    member = groups.join("g", subscription=["t"])
+    assert groups.heartbeat("g", member, 0, ()).member_epoch == 5, "after the classic generation"
+
+
+def test_a_fold_behind_the_log_start_is_rebuilt(host, groups):
+    commit(groups, {0: 1})
+    assert visible(groups) == {0: 1}
+    log = host.group_partition("g")
+    log.append(_core.build_batch([(0, encode_offset_key("x", "t", 0), None, ())]))
+    log.log_start = log.log_end
+    log.entries.clear()
+    assert visible(groups) == {}
