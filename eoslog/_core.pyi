@@ -55,7 +55,12 @@ class Batch:
     def tobytes(self) -> bytes: ...
 
 def iter_batches(
-    data: Buffer, position: int = 0, end: int | None = None, *, base_position: int = 0
+    data: Buffer,
+    position: int = 0,
+    end: int | None = None,
+    *,
+    base_position: int = 0,
+    strict: bool = True,
 ) -> list[Batch]: ...
 @final
 class AbortedTransactions:

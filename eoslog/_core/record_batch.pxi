@@ -353,7 +353,7 @@ cdef inline int64_t sequence_at(const uint8_t* header, int32_t delta) noexcept n
     return (base + delta) & MAX_SEQUENCE
 
 
-def iter_batches(data, position=0, end=None, *, base_position=0):
+def iter_batches(data, position=0, end=None, *, base_position=0, strict=True):
     """Finds the batches in a buffer. Reads headers only: no checksum is computed.
 
     Args:
@@ -361,6 +361,7 @@ def iter_batches(data, position=0, end=None, *, base_position=0):
         position: byte to start from, the start of a batch.
         end: one past the last byte to look at; None for all.
         base_position: what byte 0 of `data` is called in `Batch.position` and in errors.
+        strict: False returns the batches before a damaged one; the next call, from there, raises.
 
     Returns:
         The whole batches, in order. A partial batch at the end is left out silently.
@@ -393,6 +394,6 @@ def iter_batches(data, position=0, end=None, *, base_position=0):
         batch.size = size
         batches.append(batch)
         p += size
-    if step != BATCH_END:
+    if step != BATCH_END and (strict or not batches):
         raise batch_fault(step, p, stop - p, f"position {base + (p - pin.data)}")
     return batches

@@ -1,0 +1,251 @@
+"""What is in a Kafka file, as plain data: the form that `eoslog dump --format json` prints.
+
+| path | what comes back |
+|---|---|
+| partition directory | ends, leader epochs, segments, snapshots; what readers of each isolation get |
+| `.log`, or any other file of record batches | one segment, with the indexes that lie beside it |
+| `.index` `.timeindex` `.txnindex` | `base_offset` and the entries |
+| `.snapshot` | `snapshots`, with one entry |
+| checkpoints, `partition.metadata`, `meta.properties` | their lines, parsed |
+
+Bytes are in hex, null is None, timestamps are ms, ends are exclusive, `last_` is inclusive. Nothing
+is written, and damage does not stop it: what is wrong stands under `error` or `corrupt`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from eoslog import _core
+from eoslog.errors import CorruptRecord
+from eoslog.storage import checkpoints, codecs, files, segment_files
+from eoslog.storage.segment_files import SegmentFiles
+
+__all__ = ["batch_as_dict", "inspect"]
+
+CONTROL_TYPES = (
+    "ABORT", "COMMIT", "LEADER_CHANGE", "SNAPSHOT_HEADER", "SNAPSHOT_FOOTER", "KRAFT_VERSION", "KRAFT_VOTERS",
+)  # fmt: skip
+TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
+
+assert codecs.CODECS        # imported because it binds the codecs to the core
+
+
+def inspect(path: str | os.PathLike[str], *, records: bool = True) -> dict[str, Any]:
+    """Decode a partition directory, a `.log` or another Kafka file.
+
+    Args:
+        path: what to look at; of real Kafka or of eoslog, which is the same.
+        records: False leaves out the records and the lists of offsets, and is much faster.
+
+    Returns:
+        Nested dicts and lists that `json.dumps` takes; see the module's table.
+
+    Raises:
+        StorageError: no such path, or it cannot be read.
+        CorruptRecord: an index, snapshot or checkpoint that cannot be read at all.
+        ConfigError: a directory that is no partition directory.
+    """
+    path = os.fspath(path)
+    if os.path.isdir(path):
+        return _partition(path, records)
+    name = os.path.basename(path)
+    if os.path.exists(path):
+        base = segment_files.offset_of_name(path) or 0
+        if name.endswith(".index"):
+            return {"base_offset": base, "offset_index": _offset_index(path, base)}
+        if name.endswith(".timeindex"):
+            return {"base_offset": base, "time_index": _time_index(path, base)}
+        if name.endswith(".txnindex"):
+            return {"base_offset": base, "txn_index": _txn_index(path)}
+        if name.endswith(".snapshot"):
+            return {"snapshots": {name: _snapshot(path)}}
+        if name == checkpoints.LEADER_EPOCH_CHECKPOINT:
+            return {"leader_epochs": _leader_epochs(path)}
+        if name.endswith("-checkpoint"):
+            offsets = checkpoints.read_offsets(path)
+            return {"offsets": [[t, p, offset] for (t, p), offset in offsets.items()]}
+        if name in (checkpoints.PARTITION_METADATA, checkpoints.META_PROPERTIES):
+            return _properties(path)
+        if name == checkpoints.CLEAN_SHUTDOWN:
+            return dict(json.loads(files.read_file(path)))
+    (segment,) = segment_files.list_segments(path)
+    return _segment(segment, records)[0]
+
+
+def batch_as_dict(batch: _core.Batch, *, records: bool = True) -> dict[str, Any]:
+    """One batch in the form of `inspect`."""
+    valid = batch.valid
+    found: dict[str, Any] = {
+        "base_offset": batch.base_offset,
+        "last_offset": batch.last_offset,
+        "position": batch.position,
+        "size": batch.size,
+        "magic": batch.magic,
+        "crc": batch.crc,
+        "valid": valid,
+        "compression": batch.compression,
+        "timestamp_type": TIMESTAMP_TYPES[batch.timestamp_type],
+        "max_timestamp": batch.max_timestamp,
+        "producer_id": batch.producer_id,
+        "producer_epoch": batch.producer_epoch,
+        "base_sequence": batch.base_sequence,
+        "last_sequence": batch.last_sequence,
+        "leader_epoch": batch.leader_epoch,
+        "transactional": batch.transactional,
+        "control": batch.control,
+        "delete_horizon_ms": batch.delete_horizon_ms,
+        "count": batch.count,
+    }
+    if not records:
+        return found
+    found["records"] = []
+    if not valid:
+        found["error"] = "the checksum does not match"
+        return found
+    try:
+        found["records"] = [_record(batch, *fields) for fields in batch.records()]
+    except CorruptRecord as error:
+        found["error"] = str(error)
+    return found
+
+
+def _record(
+    batch: _core.Batch,
+    offset: int,
+    timestamp: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: list[tuple[str, bytes | None]],
+) -> dict[str, Any]:
+    sequence = batch.base_sequence
+    if sequence >= 0:
+        sequence = (sequence + offset - batch.base_offset) & 0x7FFFFFFF
+    found: dict[str, Any] = {
+        "offset": offset,
+        "timestamp": timestamp,
+        "sequence": sequence,
+        "key": _hex(key),
+        "value": _hex(value),
+        "headers": [[name, _hex(content)] for name, content in headers],
+    }
+    if batch.control:
+        kind = batch.control_type
+        known = kind is not None and 0 <= kind < len(CONTROL_TYPES)
+        found["control_type"] = CONTROL_TYPES[kind] if kind is not None and known else "UNKNOWN"
+        found["coordinator_epoch"] = batch.coordinator_epoch
+    return found
+
+
+def _hex(data: bytes | None) -> str | None:
+    return None if data is None else data.hex()
+
+
+def _segment(segment: SegmentFiles, records: bool) -> tuple[dict[str, Any], int]:
+    """The segment, and how many of its bytes recovery would keep."""
+    batches: list[dict[str, Any]] = []
+    corrupt: str | None = None
+    sound, damaged = 0, False
+    try:
+        for batch in segment.batches():
+            batches.append(batch_as_dict(batch, records=records))
+            damaged = damaged or not batches[-1]["valid"] or "error" in batches[-1]
+            if not damaged:
+                sound = batch.position + batch.size
+    except CorruptRecord as error:
+        corrupt = str(error)
+    end = batches[-1]["position"] + batches[-1]["size"] if batches else 0
+    if corrupt is None and end < len(segment.data):
+        corrupt = f"{len(segment.data) - end} bytes at position {end} are no whole batch"
+    found: dict[str, Any] = {
+        "base_offset": segment.base_offset,
+        "size": len(segment.data),
+        "offset_index": _offset_index(segment.beside("index"), segment.base_offset),
+        "time_index": _time_index(segment.beside("timeindex"), segment.base_offset),
+        "txn_index": _txn_index(segment.beside("txnindex")),
+        "batches": batches,
+    }
+    if corrupt is not None:
+        found["corrupt"] = corrupt
+    return found, sound
+
+
+def _partition(path: str, records: bool) -> dict[str, Any]:
+    segments = segment_files.list_segments(path)
+    found = []
+    fold = _core.TransactionFold(segment_files.open_before(segments))
+    log_end, whole = segments[0].base_offset, True
+    for segment in segments:
+        description, sound = _segment(segment, records)
+        found.append(description)
+        if whole:                       # recovery deletes everything after the first damage
+            fold.feed(segment.data[:sound])
+            log_end = max(segment.base_offset, fold.next_offset)
+            whole = sound == description["size"]
+    stable = min([log_end, *fold.open.values()])
+    snapshots = segment_files.list_snapshots(path)
+    result: dict[str, Any] = {
+        "log_end_offset": log_end,
+        "last_stable_offset": stable,
+        "leader_epochs": _leader_epochs(os.path.join(path, checkpoints.LEADER_EPOCH_CHECKPOINT)),
+        "segments": found,
+        "snapshots": {name: _snapshot(os.path.join(path, name)) for name in snapshots},
+    }
+    if records:
+        aborted = _core.AbortedTransactions(fold.aborted)
+        result["read_committed_offsets"] = _visible(found, stable, aborted)
+        result["read_uncommitted_offsets"] = _visible(found, log_end, None)
+    return result
+
+
+def _visible(
+    segments: list[dict[str, Any]], end: int, aborted: _core.AbortedTransactions | None
+) -> list[int]:
+    """Offsets of the data records below `end` that no aborted transaction holds."""
+    return [
+        record["offset"]
+        for segment in segments
+        for batch in segment["batches"]
+        if not batch["control"]
+        and not (
+            aborted is not None
+            and batch["transactional"]
+            and (batch["producer_id"], batch["base_offset"]) in aborted
+        )
+        for record in batch["records"]
+        if record["offset"] < end
+    ]
+
+
+def _offset_index(path: str, base: int) -> list[list[int]]:
+    return [list(entry) for entry in segment_files.read_offset_index(path, base)]
+
+
+def _time_index(path: str, base: int) -> list[list[int]]:
+    return [list(entry) for entry in segment_files.read_time_index(path, base)]
+
+
+def _txn_index(path: str) -> list[dict[str, int]]:
+    return [entry._asdict() for entry in segment_files.read_txn_index(path)]
+
+
+def _snapshot(path: str) -> list[dict[str, int | None]]:
+    # On disk they stand in the order of a hash map.
+    entries = sorted(segment_files.read_snapshot(path), key=lambda entry: entry.producer_id)
+    found = [entry._asdict() for entry in entries]
+    for entry in found:
+        del entry["offset_delta"]       # of no use without the batch that it tells the size of
+    return found
+
+
+def _leader_epochs(path: str) -> list[list[int]]:
+    return [list(entry) for entry in checkpoints.read_leader_epochs(path)]
+
+
+def _properties(path: str) -> dict[str, str]:
+    lines = files.read_file(path).decode("utf-8", "replace").splitlines()
+    separator = ":" if os.path.basename(path) == checkpoints.PARTITION_METADATA else "="
+    pairs = (line.partition(separator) for line in lines if line and not line.startswith("#"))
+    return {key.strip(): value.strip() for key, _, value in pairs}

@@ -1,0 +1,265 @@
+"""Kafka's files of one partition, read as they lie there: no Log, no lock, nothing is written.
+
+    NNN.log         record batches, one after another (_core/record_batch.pxi)
+    NNN.index       8 bytes an entry: last offset - NNN i32 | position of its batch i32
+    NNN.timeindex   12 bytes an entry: greatest timestamp so far i64 | its offset - NNN i32
+    NNN.txnindex    34 bytes an entry: version 0 i16 | producer id i64 | first offset i64
+                    | offset of the ABORT marker i64 | last stable offset i64
+    NNN.snapshot    version 1 i16 | CRC-32C of the rest u32 | count i32 | 46 bytes a producer:
+                    id i64 | epoch i16 | last sequence i32 | last offset i64 | offset delta i32
+                    | timestamp i64 | coordinator epoch i32 | first offset of its transaction i64
+
+NNN is the base offset in 20 digits (for a snapshot: the end of what it sums up); all numbers are
+big-endian. What a crash leaves is read as far as it goes: a partial batch or entry at the end is
+passed over, and so are the zeros behind the entries of an index that was preallocated.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from eoslog import _core
+from eoslog.errors import ConfigError, CorruptRecord, StorageError
+from eoslog.storage import files
+
+__all__ = [
+    "AbortedEntry",
+    "ProducerEntry",
+    "SegmentFiles",
+    "fold_transactions",
+    "list_segments",
+    "list_snapshots",
+    "offset_of_name",
+    "partition_of_path",
+    "read_offset_index",
+    "read_snapshot",
+    "read_time_index",
+    "read_txn_index",
+]
+
+_NAME = re.compile(r"(\d{20})\.(log|index|timeindex|txnindex|snapshot)")
+_OFFSET_ENTRY = struct.Struct(">ii")
+_TIME_ENTRY = struct.Struct(">qi")
+_ABORTED_ENTRY = struct.Struct(">hqqqq")
+_SNAPSHOT_HEADER = struct.Struct(">hIi")
+_PRODUCER_ENTRY = struct.Struct(">qhiqiqiq")
+_SNAPSHOT_VERSION = 1
+_CRC_END = 6
+_WINDOW = 1 << 20
+
+
+class AbortedEntry(NamedTuple):
+    """One aborted transaction; `last_offset` is its marker's."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class ProducerEntry(NamedTuple):
+    """One producer in a snapshot; -1 stands for none, `current_txn_first_offset` None for none."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    last_timestamp: int
+    coordinator_epoch: int
+    current_txn_first_offset: int | None
+
+
+class SegmentFiles:
+    """One segment: its `.log`, mapped read-only at first use, and the paths of its indexes.
+
+    Attributes:
+        base_offset: the smallest offset that it may hold.
+        path: of the `.log` file.
+    """
+
+    def __init__(self, path: str, base_offset: int) -> None:
+        """Name a segment; nothing is opened."""
+        self.path = path
+        self.base_offset = base_offset
+        self._data: np.ndarray | None = None
+
+    @property
+    def data(self) -> np.ndarray:
+        """The bytes of the `.log` file, as long as it was at first use."""
+        if self._data is None:
+            with files.naming(self.path):
+                if os.path.getsize(self.path) == 0:             # nothing to map
+                    self._data = np.zeros(0, np.uint8)
+                else:
+                    self._data = np.memmap(self.path, np.uint8, "r")
+        return self._data
+
+    def beside(self, suffix: str) -> str:
+        """The path of the file with another suffix (`index`, `timeindex`, `txnindex`)."""
+        return self.path.removesuffix(".log") + "." + suffix
+
+    def batches(self) -> Iterator[_core.Batch]:
+        """Every whole batch, in order.
+
+        Raises:
+            CorruptRecord: at the first position where no batch can be; the message names the file.
+        """
+        data, position, window = self.data, 0, _WINDOW
+        while position < len(data):
+            end = min(len(data), position + window)
+            try:
+                found = _core.iter_batches(data, position, end, strict=False)
+            except CorruptRecord as error:
+                raise CorruptRecord(f"{self.path}: {error}") from error
+            if not found:
+                if end == len(data):
+                    return
+                window *= 4                                     # one batch is longer than that
+                continue
+            yield from found
+            position = found[-1].position + found[-1].size
+
+
+def offset_of_name(path: str) -> int | None:
+    """The number that a segment's or snapshot's file name gives, None if it is no such name."""
+    match = _NAME.fullmatch(os.path.basename(path))
+    return int(match[1]) if match else None
+
+
+def partition_of_path(path: str) -> tuple[str, int]:
+    """Topic and partition from the name of a partition directory; ("", -1) if it is none."""
+    topic, dash, number = os.path.basename(os.path.abspath(path)).rpartition("-")
+    return (topic, int(number)) if dash and number.isdecimal() else ("", -1)
+
+
+def _names(directory: str, suffix: str) -> list[str]:
+    with files.naming(directory):
+        names = os.listdir(directory)
+    return sorted(n for n in names if (m := _NAME.fullmatch(n)) and m[2] == suffix)
+
+
+def list_segments(path: str | os.PathLike[str]) -> list[SegmentFiles]:
+    """The segments of a partition directory in order, or the one that a `.log` file is.
+
+    Raises:
+        StorageError: there is no such path.
+        ConfigError: it is neither a partition directory nor a file.
+    """
+    path = os.fspath(path)
+    if os.path.isdir(path):
+        found = [SegmentFiles(os.path.join(path, n), int(n[:20])) for n in _names(path, "log")]
+        if not found:
+            raise ConfigError(f"{path} holds no .log file: it is no partition directory")
+        return found
+    if not os.path.exists(path):
+        raise StorageError("no such file or directory", errno.ENOENT, path)
+    segment = SegmentFiles(path, offset_of_name(path) or 0)
+    if offset_of_name(path) is None:
+        segment.base_offset = next((b.base_offset for b in segment.batches()), 0)
+    return [segment]
+
+
+def list_snapshots(directory: str) -> list[str]:
+    """Names of the producer snapshots, oldest first."""
+    return _names(directory, "snapshot")
+
+
+def _read(path: str) -> bytes:
+    try:
+        return files.read_file(path)
+    except FileNotFoundError:
+        return b""
+
+
+def _entries(path: str, entry: struct.Struct) -> list[tuple[int, ...]]:
+    data = _read(path)
+    data = data[: len(data) - len(data) % entry.size]
+    used = len(data.rstrip(b"\0"))                              # preallocated indexes end in zeros
+    return list(entry.iter_unpack(data[: -(-used // entry.size) * entry.size]))
+
+
+def read_offset_index(path: str, base_offset: int) -> list[tuple[int, int]]:
+    """(offset, position) of each entry; none if there is no file."""
+    return [(base_offset + offset, at) for offset, at in _entries(path, _OFFSET_ENTRY)]
+
+
+def read_time_index(path: str, base_offset: int) -> list[tuple[int, int]]:
+    """(timestamp in ms, offset) of each entry; none if there is no file."""
+    return [(time, base_offset + offset) for time, offset in _entries(path, _TIME_ENTRY)]
+
+
+def read_txn_index(path: str) -> list[AbortedEntry]:
+    """The aborted transactions whose markers lie in the segment; none if there is no file.
+
+    Raises:
+        CorruptRecord: an entry of a later version than 0.
+    """
+    data = _read(path)
+    found = []
+    for version, *entry in _ABORTED_ENTRY.iter_unpack(data[: len(data) - len(data) % 34]):
+        if version > 0:
+            raise CorruptRecord(f"{path}: entry {len(found)} has version {version}, 0 is known")
+        found.append(AbortedEntry(*entry))
+    return found
+
+
+def read_snapshot(path: str) -> list[ProducerEntry]:
+    """The producers in a snapshot.
+
+    Raises:
+        CorruptRecord: version, checksum or length do not fit.
+        FileNotFoundError: there is no such file.
+    """
+    data = files.read_file(path)
+    if len(data) < _SNAPSHOT_HEADER.size:
+        raise CorruptRecord(f"{path}: {len(data)} bytes, a snapshot has at least 10")
+    version, stored, count = _SNAPSHOT_HEADER.unpack_from(data)
+    if version != _SNAPSHOT_VERSION:
+        raise CorruptRecord(f"{path}: snapshot version {version}, 1 is known")
+    crc = _core.crc32c(memoryview(data)[_CRC_END:])
+    if crc != stored:
+        raise CorruptRecord(f"{path}: CRC-32C {crc:08x} of the bytes differs from {stored:08x}")
+    body = data[_SNAPSHOT_HEADER.size :]
+    if count < 0 or count * _PRODUCER_ENTRY.size != len(body):
+        raise CorruptRecord(f"{path}: {count} entries of 46 bytes do not fill {len(body)} bytes")
+    return [
+        ProducerEntry(*fields, None if first < 0 else first)
+        for *fields, first in _PRODUCER_ENTRY.iter_unpack(body)
+    ]
+
+
+def open_before(segments: list[SegmentFiles]) -> dict[int, int]:
+    """Transactions open where the first segment starts, from the snapshot there: {id: offset}."""
+    first = segments[0]
+    try:
+        entries = read_snapshot(first.beside("snapshot"))
+    except (FileNotFoundError, CorruptRecord):
+        return {}
+    return {
+        e.producer_id: e.current_txn_first_offset
+        for e in entries
+        if e.current_txn_first_offset is not None
+    }
+
+
+def fold_transactions(segments: list[SegmentFiles]) -> _core.TransactionFold:
+    """Aborted and open transactions of the segments, from their batches alone.
+
+    Raises:
+        CorruptRecord: a header that makes no sense; the message names the file.
+    """
+    fold = _core.TransactionFold(open_before(segments))
+    for segment in segments:
+        try:
+            fold.feed(segment.data)
+        except CorruptRecord as error:
+            raise CorruptRecord(f"{segment.path}: {error}") from error
+    return fold

@@ -1,0 +1,133 @@
+"""`inspect` gives for Kafka's own files what Kafka's own classes read from them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eoslog import errors
+from eoslog.client.inspect import inspect
+
+KAFKA = Path(__file__).parent.parent / "data" / "kafka"
+BATCHES = sorted((KAFKA / "batches").glob("*.bin"))
+PARTITIONS = ("plain-0", "txn-0")
+NOT_ON_DISK = ("note", "index_interval_bytes")          # about how the sample was made
+
+
+def expected(name: str) -> dict[str, Any]:
+    wanted = json.loads((KAFKA / "segments" / f"{name}.expected.json").read_text())
+    return {key: value for key, value in wanted.items() if key not in NOT_ON_DISK}
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_partition_directory(name: str) -> None:
+    assert inspect(KAFKA / "segments" / name) == expected(name)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_each_file_alone(name: str) -> None:
+    wanted = expected(name)
+    for segment in wanted["segments"]:
+        stem = KAFKA / "segments" / name / f"{segment['base_offset']:020}"
+        assert inspect(f"{stem}.log") == segment
+        base = {"base_offset": segment["base_offset"]}
+        assert inspect(f"{stem}.index") == base | {"offset_index": segment["offset_index"]}
+        assert inspect(f"{stem}.timeindex") == base | {"time_index": segment["time_index"]}
+        if segment["txn_index"]:
+            assert inspect(f"{stem}.txnindex") == base | {"txn_index": segment["txn_index"]}
+    for file, producers in wanted["snapshots"].items():
+        assert inspect(KAFKA / "segments" / name / file) == {"snapshots": {file: producers}}
+    epochs = inspect(KAFKA / "segments" / name / "leader-epoch-checkpoint")
+    assert epochs == {"leader_epochs": wanted["leader_epochs"]}
+    assert set(inspect(KAFKA / "segments" / name / "partition.metadata")) == {"version", "topic_id"}
+
+
+@pytest.mark.parametrize("path", BATCHES, ids=lambda path: path.stem)
+def test_file_of_batches(path: Path) -> None:
+    found = inspect(path)
+    assert found["batches"] == json.loads(path.with_suffix(".json").read_text())
+    assert found["base_offset"] == found["batches"][0]["base_offset"]
+    assert "corrupt" not in found
+
+
+def test_without_records_only_the_headers_remain() -> None:
+    wanted = expected("txn-0")
+    for segment in wanted["segments"]:
+        for batch in segment["batches"]:
+            del batch["records"]
+    del wanted["read_committed_offsets"], wanted["read_uncommitted_offsets"]
+    assert inspect(KAFKA / "segments" / "txn-0", records=False) == wanted
+
+
+def test_torn_tail_is_described_up_to_where_recovery_cuts() -> None:
+    wanted = json.loads((KAFKA / "recovery" / "torn_tail-0.after.expected.json").read_text())
+    found = inspect(KAFKA / "recovery" / "torn_tail-0.damaged")
+    assert found["log_end_offset"] == wanted["log_end_offset"]
+    assert found["last_stable_offset"] == wanted["last_stable_offset"]
+    (segment,) = found["segments"]
+    whole = wanted["segments"][0]["batches"]
+    assert segment["batches"][: len(whole)] == whole
+    damaged = segment["batches"][len(whole) :]
+    assert "corrupt" in segment or not all(batch["valid"] for batch in damaged)
+
+
+@pytest.mark.parametrize("cut", range(0, 300, 7))
+def test_a_cut_file_shows_its_whole_batches(tmp_path: Path, cut: int) -> None:
+    source = KAFKA / "segments" / "txn-0" / f"{0:020}.log"
+    target = tmp_path / source.name
+    target.write_bytes(source.read_bytes()[:cut])
+    found = inspect(target)
+    whole = [b for b in inspect(source)["batches"] if b["position"] + b["size"] <= cut]
+    assert found["batches"] == whole
+    end = whole[-1]["position"] + whole[-1]["size"] if whole else 0
+    assert ("corrupt" in found) == (end < cut)
+
+
+def test_flipped_bit_is_shown_and_nothing_raised(tmp_path: Path) -> None:
+    directory = shutil.copytree(KAFKA / "segments" / "plain-0", tmp_path / "plain-0")
+    log = directory / f"{0:020}.log"
+    data = bytearray(log.read_bytes())
+    wrong = inspect(log)["batches"][3]
+    data[wrong["position"] + 70] ^= 4
+    log.write_bytes(data)
+    found = inspect(directory)
+    batch = found["segments"][0]["batches"][3]
+    assert (batch["valid"], batch["records"]) == (False, [])
+    assert "checksum" in batch["error"]
+    assert found["log_end_offset"] == wrong["base_offset"]
+    assert found["read_committed_offsets"][-1] < wrong["base_offset"]
+
+
+def test_preallocated_index_shows_its_entries_only(tmp_path: Path) -> None:
+    source = KAFKA / "segments" / "txn-0" / f"{0:020}.index"
+    target = tmp_path / source.name
+    target.write_bytes(source.read_bytes() + bytes(4096))
+    assert inspect(target) == inspect(source)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d[:9], "9 bytes"),
+        (lambda d: b"\0\2" + d[2:], "version 2"),
+        (lambda d: d[:-1], "CRC-32C"),
+        (lambda d: d[:20] + bytes([d[20] ^ 1]) + d[21:], "CRC-32C"),
+    ],
+)
+def test_damaged_snapshot_is_refused(tmp_path: Path, change: Any, words: str) -> None:
+    name = f"{41:020}.snapshot"
+    data = (KAFKA / "segments" / "txn-0" / name).read_bytes()
+    (tmp_path / name).write_bytes(change(data))
+    with pytest.raises(errors.CorruptRecord, match=words):
+        inspect(tmp_path / name)
+
+
+def test_paths_that_are_nothing_are_typed_errors(tmp_path: Path) -> None:
+    with pytest.raises(errors.StorageError):
+        inspect(tmp_path / "missing.log")
+    with pytest.raises(errors.ConfigError, match="no partition directory"):
+        inspect(tmp_path)
