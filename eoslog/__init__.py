@@ -1,6 +1,6 @@
 """eoslog: an exactly-once, Kafka-format log that many processes on a machine share."""
 
 from eoslog import errors
+from eoslog.version import __version__
 
-__all__ = ["errors"]
-__version__ = "0.1.0"
+__all__ = ["__version__", "errors"]

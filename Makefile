@@ -1,0 +1,72 @@
+# Every target says what it does: `make help`.
+SHELL := /bin/bash
+VENV ?= .venv
+BIN := $(VENV)/bin
+EXTRAS := dev,spark,arrow,codecs,cli,demo
+SOURCES := $(shell find eoslog spark -name '*.py' -o -name '*.py[xi]' -o -name '*.px[di]' -o -name '*.[ch]' 2>/dev/null | grep -v '^eoslog/_core\.c$$')
+FAST ?= not slow and not spark and not process
+PYTEST_ARGS ?=
+
+# Runs a recipe line and prints how long it took.
+timed = @start=$$SECONDS; $(2); code=$$?; printf '%-10s %4d s\n' '$(1)' $$((SECONDS - start)); exit $$code
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build wheel inplace test test-fast run bench lint format types imports stubs mutants clean distclean
+
+help:  ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.ready  ## Make the virtual environment; install Python, a compiler and Java if root may
+
+$(VENV)/.ready: pyproject.toml .ci/system
+	$(call timed,set-up,.ci/setup $(VENV) '$(EXTRAS)')
+
+build: $(VENV)/.built  ## Build the wheel and install it (not editable: tests see what users get)
+
+$(VENV)/.built: $(VENV)/.ready $(SOURCES) setup.py pyproject.toml
+	$(call timed,build,.ci/build $(VENV))
+
+wheel: build  ## Build the wheel; it lies in dist/
+	@ls -l dist/*.whl
+
+inplace: setup  ## Compile the core beside its source, for work on it
+	$(BIN)/python setup.py -q build_ext --inplace
+
+test: build  ## Run every test on the installed wheel
+	$(call timed,tests,.ci/test $(BIN) $(PYTEST_ARGS))
+
+test-fast: build  ## Run what needs no other process and no JVM: a minute
+	$(call timed,tests,.ci/test $(BIN) -m '$(FAST)' -q $(PYTEST_ARGS))
+
+run: build  ## Take 336,776 flights through kills, zombies and Spark, exactly once
+	$(call timed,demo,$(BIN)/eoslog demo flights $(DEMO_ARGS))
+
+bench: build  ## Print speeds as ratios to their peers
+	$(call timed,bench,.ci/test $(BIN) bench --benchmark-only $(BENCH_ARGS))
+
+lint: setup  ## Check style, by ruff
+	$(BIN)/ruff check .
+
+format: setup  ## Format the code, by ruff
+	$(BIN)/ruff format eoslog spark tests bench examples
+	$(BIN)/ruff check --fix .
+
+imports: setup  ## Check that imports only go down the floors, by import-linter
+	$(BIN)/lint-imports
+
+types: setup  ## Check the types, by mypy
+	$(BIN)/mypy
+
+stubs: build  ## Check that _core.pyi says what the compiled core has
+	cd .make && ../$(BIN)/python -m mypy.stubtest eoslog._core
+
+mutants: build  ## Apply each mutation of docs/guarantees.md and show its test fail
+	$(BIN)/python tests/mutants.py $(MUTANTS)
+
+clean:  ## Remove what was built; the virtual environment stays
+	rm -rf build dist .make *.egg-info eoslog/_core.c eoslog/*.so demo-data delays.png spark-warehouse
+	rm -rf metastore_db derby.log .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean  ## Remove the virtual environments too
+	rm -rf .venv .venv-ci
