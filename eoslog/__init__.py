@@ -1,6 +1,73 @@
-"""eoslog: an exactly-once, Kafka-format log that many processes on a machine share."""
+"""eoslog: an exactly-once, Kafka-format log that many processes on a machine share.
+
+Names are imported at their first use: starting a worker or the command line costs what it needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from eoslog import errors
 from eoslog.version import __version__
 
-__all__ = ["__version__", "errors"]
+if TYPE_CHECKING:
+    from eoslog._core import Record
+    from eoslog.client.consumer import Consumer
+    from eoslog.client.inspect import inspect
+    from eoslog.client.producer import Delivery, Producer
+    from eoslog.client.scan import Scan, read_segments
+    from eoslog.coordinator.group_coordinator import GroupCoordinator
+    from eoslog.coordinator.transaction_coordinator import TransactionCoordinator
+    from eoslog.errors import EoslogError, ErrorCode, KafkaError, StorageError
+    from eoslog.log import Log, dedupe, open, repair  # noqa: A004
+    from eoslog.model import (
+        CheckReport,
+        GroupDescription,
+        GroupMetadata,
+        IsolationLevel,
+        MemberDescription,
+        OffsetAndMetadata,
+        Offsets,
+        PartitionDescription,
+        ProducerDescription,
+        RecordMetadata,
+        RepairReport,
+        TimestampType,
+        TopicDescription,
+        TopicPartition,
+        TransactionDescription,
+        TransactionOutcome,
+    )
+
+_WHERE = {
+    "_core": "Record",
+    "client.consumer": "Consumer",
+    "client.inspect": "inspect",
+    "client.producer": "Delivery Producer",
+    "client.scan": "Scan read_segments",
+    "coordinator.group_coordinator": "GroupCoordinator",
+    "coordinator.transaction_coordinator": "TransactionCoordinator",
+    "errors": "EoslogError ErrorCode KafkaError StorageError",
+    "log": "Log dedupe open repair",
+    "model": "CheckReport GroupDescription GroupMetadata IsolationLevel MemberDescription "
+    "OffsetAndMetadata Offsets PartitionDescription ProducerDescription RecordMetadata "
+    "RepairReport TimestampType TopicDescription TopicPartition TransactionDescription "
+    "TransactionOutcome",
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names.split()}
+
+__all__ = ["__version__", "errors", *_MODULE_OF]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'eoslog' has no attribute {name!r}")
+    value = getattr(import_module(f"eoslog.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

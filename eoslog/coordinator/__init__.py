@@ -1,0 +1,1 @@
+"""Leaders of the internal topics: transactions, groups, their offsets, producer ids."""
