@@ -57,7 +57,15 @@ _WHERE = {
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names.split()}
 
-__all__ = ["__version__", "errors", *_MODULE_OF]  # noqa: PLE0604
+__all__ = [  # noqa: RUF022
+    "__version__", "errors", "CheckReport", "Consumer", "Delivery", "EoslogError", "ErrorCode",
+    "GroupCoordinator", "GroupDescription", "GroupMetadata", "IsolationLevel", "KafkaError",
+    "Log", "MemberDescription", "OffsetAndMetadata", "Offsets", "PartitionDescription",
+    "Producer", "ProducerDescription", "Record", "RecordMetadata", "RepairReport", "Scan",
+    "StorageError", "TimestampType", "TopicDescription", "TopicPartition",
+    "TransactionCoordinator", "TransactionDescription", "TransactionOutcome", "dedupe",
+    "inspect", "open", "read_segments", "repair",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
