@@ -1,0 +1,91 @@
+"""The one background thread of an open directory: heartbeats, late flushes, scheduled work.
+
+Nothing waits for it: who needs durability flushes itself. It only serves acks=0 and acks=1 writers
+and markers, whose bytes become durable within the topic's `flush.ms`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from eoslog.errors import EoslogError
+from eoslog.storage.partition_log import PartitionLog
+
+logger = logging.getLogger("eoslog.background")
+
+
+@dataclass(order=True)
+class _Task:
+    due: float
+    interval_s: float = field(compare=False)
+    run: Callable[[], None] = field(compare=False)
+
+
+class Background:
+    """A daemon thread; a forked child has none, which its dead handles do not miss."""
+
+    def __init__(self, name: str, beat: Callable[[], None], beat_s: float = 1.0) -> None:
+        """Start beating."""
+        self._dirty: dict[PartitionLog, float] = {}
+        self._mutex = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = False
+        self._tasks = [_Task(time.monotonic(), beat_s, beat)]
+        self._thread = threading.Thread(target=self._run, name=f"eoslog-{name}", daemon=True)
+        self._thread.start()
+
+    def schedule(self, interval_s: float, run: Callable[[], None]) -> None:
+        """Call `run` every interval_s seconds; what it raises is logged."""
+        with self._mutex:
+            self._tasks.append(_Task(time.monotonic() + interval_s, interval_s, run))
+
+    def note_append(self, log: PartitionLog) -> None:
+        """Flush this log within its `flush.ms` unless somebody does before."""
+        if log in self._dirty or not log.strict:
+            return
+        with self._mutex:
+            self._dirty[log] = time.monotonic() + log.settings.flush_ms / 1000
+        self._wake.set()
+
+    def forget(self, log: PartitionLog) -> None:
+        """The log is going."""
+        with self._mutex:
+            self._dirty.pop(log, None)
+
+    def _run(self) -> None:
+        while not self._stop:
+            now = time.monotonic()
+            with self._mutex:
+                due = [log for log, at in self._dirty.items() if at <= now]
+                for log in due:
+                    del self._dirty[log]
+                tasks = [task for task in self._tasks if task.due <= now]
+                for task in tasks:
+                    task.due = now + task.interval_s
+                times = [*self._dirty.values(), *(task.due for task in self._tasks)]
+            for log in due:
+                self._guard(log.flush)
+            for task in tasks:
+                self._guard(task.run)
+            self._wake.wait(max(0.0, min(min(times, default=now + 1.0) - time.monotonic(), 1.0)))
+            self._wake.clear()
+
+    def _guard(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except EoslogError as error:
+            logger.warning("background: %s", error)
+        except Exception:
+            if not self._stop:
+                logger.exception("background work failed")
+
+    def close(self) -> None:
+        """Stop and wait for the work in hand."""
+        self._stop = True
+        self._wake.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
