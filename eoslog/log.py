@@ -1,0 +1,360 @@
+"""Log and `open()`: the face of an open directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from eoslog.client.recipes import run_transaction
+from eoslog.engine import Engine
+from eoslog.errors import UnknownTopicOrPartition
+from eoslog.model import (
+    CheckReport,
+    GroupDescription,
+    OffsetAndMetadata,
+    Offsets,
+    PartitionDescription,
+    ProducerDescription,
+    RepairReport,
+    TopicDescription,
+    TopicPartition,
+    TransactionDescription,
+)
+from eoslog.storage import log_checker
+from eoslog.storage.partition_log import PartitionLog
+
+if TYPE_CHECKING:
+    from eoslog.client.consumer import Consumer
+    from eoslog.client.producer import Producer
+    from eoslog.client.scan import Scan
+
+T = TypeVar("T")
+
+
+def open(
+    path: str | os.PathLike[str], *, create: bool = True, read_only: bool = False, durability: str | None = None
+) -> Log:
+    """Open a log directory; many processes may have it open.
+
+    Args:
+        path: the directory.
+        create: make it when missing.
+        read_only: change nothing; while nobody writes, an unclean directory is scanned privately.
+        durability: "strict" (acknowledged means on disk) or "os" (means in the page cache). Fixed
+            at creation; None takes what is stored, "strict" for a new directory.
+
+    Raises:
+        ConfigError: another durability is stored (the message names both).
+        StorageError: foreign, damaged, or on a file system without local locks.
+        LockTimeout: another process holds it for longer than 30 s.
+    """
+    return Log(Engine.open(path, create=create, read_only=read_only, durability=durability))
+
+
+def repair(path: str | os.PathLike[str], mode: str = "report") -> RepairReport:
+    """Report damage in a directory that nobody has open, or cut it off.
+
+    Args:
+        path: the directory.
+        mode: "report" changes nothing; "cut" truncates each damaged partition at its first bad
+            batch, losing what follows it there.
+
+    Raises:
+        LockTimeout: a process has the directory open. ConfigError: unknown mode.
+    """
+    return log_checker.repair(os.path.abspath(os.fspath(path)), mode)
+
+
+class Log:
+    """An open directory: topics, offsets, scans, transactions, groups; makes producers and consumers.
+
+    Thread-safe. A handle inherited through fork raises IllegalState: open the path again there.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        """Wrap an engine; use `eoslog.open`."""
+        self.engine = engine
+        self._closed = False
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Log({self.path!r}, durability={self.engine.durability!r})"
+
+    @property
+    def path(self) -> str:
+        """The directory."""
+        return self.engine.path
+
+    def close(self) -> None:
+        """Flush, checkpoint and let go of the directory; calling it again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.engine.close()
+
+    # --- topics ----------------------------------------------------------------------------------
+
+    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, Any] | None = None) -> TopicDescription:
+        """Create a topic; Kafka's topic configuration.
+
+        Raises:
+            TopicAlreadyExists, InvalidTopic, ConfigError
+
+        Durability: durable on return.
+        """
+        self.engine.check()
+        self.engine.metadata.create_topic(name, partitions, config)
+        return self.describe_topic(name)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic and its data. Raises UnknownTopicOrPartition."""
+        self.engine.check()
+        self.engine.delete_topic(name)
+
+    def create_partitions(self, name: str, total: int) -> None:
+        """Grow a topic to `total` partitions (keys move: the partition of a key depends on the count)."""
+        self.engine.check()
+        self.engine.metadata.create_partitions(name, total)
+
+    def alter_topic(self, name: str, config: Mapping[str, Any]) -> None:
+        """Set topic configuration; None takes a key back to its default."""
+        self.engine.check()
+        self.engine.alter_topic(name, dict(config))
+
+    def topics(self) -> list[str]:
+        """Names of the user topics, sorted."""
+        self.engine.check()
+        self.engine.metadata.refresh()
+        return sorted(self.engine.metadata.topics)
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """A topic with its partitions' offsets. Raises UnknownTopicOrPartition."""
+        self.engine.check()
+        info = self.engine.topic(name)
+        partitions = [
+            PartitionDescription(number, info.partitions[number].leader_epoch, self.offsets(name, number))
+            for number in sorted(info.partitions)
+        ]
+        return TopicDescription(name, info.topic_id, partitions, dict(info.config))
+
+    # --- offsets -----------------------------------------------------------------------------------
+
+    def _partition(self, topic: str, partition: int) -> PartitionLog:
+        self.engine.check()
+        return self.engine.partition(topic, partition)
+
+    def offsets(self, topic: str, partition: int) -> Offsets:
+        """The published ends of a partition now."""
+        log = self._partition(topic, partition)
+        start, stable, high, end = log.log_start, log.last_stable_offset, log.high_watermark, log.log_end
+        return Offsets(start, min(stable, high), high, end)
+
+    def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        """The first offset whose timestamp is at or after a time; the high watermark if none is."""
+        log = self._partition(topic, partition)
+        end = log.high_watermark
+        found = log.offset_for_time(timestamp_ms, end)
+        return end if found is None else found
+
+    def snapshot(self, topics: Sequence[str] | None = None) -> dict[TopicPartition, int]:
+        """End offsets that cut no transaction in two, over all partitions, for some topics or all.
+
+        Reading every partition up to its offset here gives whole transactions and nothing else.
+        Never below an earlier snapshot. Source: protocol of closed cuts, docs/architecture.md.
+        """
+        self.engine.check()
+        if topics is not None:
+            for name in topics:
+                self.engine.topic(name)
+        return self.engine.transactions.snapshot(None if topics is None else list(topics))
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        start: int | Mapping[TopicPartition, int] | None = None,
+        end: int | Mapping[TopicPartition, int] | None = None,
+        isolation: str = "read_committed",
+        columns: Sequence[str] | None = None,
+        batch_rows: int = 65536,
+        binary: str = "view",
+    ) -> Scan:
+        """Columns of a topic as Arrow record batches (extra `[arrow]`).
+
+        Args:
+            partitions: which; None is all, one after the other.
+            start: first offset, one for all or by partition; None is each log start.
+            end: exclusive; None is each partition's last stable offset (or high watermark with
+                read_uncommitted), read once now.
+            isolation: "read_committed" or "read_uncommitted".
+            columns: of topic, partition, offset, timestamp, timestamp_type, key, value, headers;
+                only these are decoded.
+            batch_rows: rows a record batch at most.
+            binary: "view" gives binary_view columns over the mapping, "copy" plain binary.
+        """
+        from eoslog.client.scan import scan
+
+        self.engine.check()
+        return scan(
+            self.engine, topic, partitions=partitions, start=start, end=end, isolation=isolation,
+            columns=columns, batch_rows=batch_rows, binary=binary,
+        )  # fmt: skip
+
+    # --- clients ------------------------------------------------------------------------------------
+
+    def producer(self, config: Mapping[str, Any] | None = None, **options: Any) -> Producer:
+        """A producer on this directory; Kafka's configuration, `transactional_id=` for a keyword."""
+        from eoslog.client.producer import Producer
+
+        self.engine.check()
+        return Producer({"log.dir": self.path, **(config or {})}, **options)
+
+    def consumer(self, *topics: str, group_id: str | None = None, **options: Any) -> Consumer:
+        """A consumer on this directory, subscribed to the topics given."""
+        from eoslog.client.consumer import Consumer
+
+        self.engine.check()
+        if group_id is not None:
+            options["group_id"] = group_id
+        consumer = Consumer({"log.dir": self.path}, **options)
+        if topics and group_id is not None:
+            consumer.subscribe(list(topics))
+        elif topics:
+            consumer.assign(
+                [TopicPartition(name, number) for name in topics for number in sorted(self.engine.topic(name).partitions)]
+            )
+        return consumer
+
+    def run_transaction(self, fn: Callable[[Any], T], *, transactional_id: str, **options: Any) -> T:
+        """Run `fn(tx)` in a transaction of its own producer, again after an abortable error."""
+        with self.producer(transactional_id=transactional_id, **options) as producer:
+            producer.init_transactions()
+            return run_transaction(producer, fn)
+
+    # --- transactions and groups -----------------------------------------------------------------------
+
+    def transactions(self, open_only: bool = True) -> list[TransactionDescription]:
+        """Transactional ids as their coordinators hold them."""
+        self.engine.check()
+        found = self.engine.transactions.describe_transactions()
+        return [t for t in found if not open_only or t.state in ("Ongoing", "PrepareCommit", "PrepareAbort")]
+
+    def abort_transaction(self, transactional_id: str) -> None:
+        """Abort an id's open transaction and fence its producer."""
+        self.engine.check()
+        self.engine.transactions.abort_transaction(transactional_id)
+
+    def producers(self, topic: str, partition: int) -> list[ProducerDescription]:
+        """What a partition knows of its producers."""
+        return self._partition(topic, partition).producers()
+
+    def groups(self) -> list[str]:
+        """Ids of all groups."""
+        self.engine.check()
+        return self.engine.groups.list_groups()
+
+    def describe_group(self, group_id: str) -> GroupDescription:
+        """A group with its members and committed offsets."""
+        self.engine.check()
+        return self.engine.groups.describe_group(group_id)
+
+    def reset_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> None:
+        """Set the committed offsets of a group without members."""
+        self.engine.check()
+        wanted = {
+            tp: value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(int(value))
+            for tp, value in offsets.items()
+        }
+        self.engine.groups.reset_offsets(group_id, wanted)
+
+    def delete_group(self, group_id: str) -> None:
+        """Delete a group without members, with its offsets."""
+        self.engine.check()
+        self.engine.groups.delete_group(group_id)
+
+    # --- care -------------------------------------------------------------------------------------------
+
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Drop all records before the given offsets (-1: the high watermark); the new log starts."""
+        return {tp: self._partition(tp.topic, tp.partition).delete_records(before) for tp, before in offsets.items()}
+
+    def clean(self, topic: str | None = None) -> dict[TopicPartition, int]:
+        """Apply retention now; bytes freed by partition."""
+        self.engine.check()
+        if topic is not None:
+            self.engine.topic(topic)
+        now = int(time.time() * 1000)
+        return {
+            TopicPartition(name, number): self.engine.partition(name, number).apply_retention(now)
+            for name, number in self.engine.user_partitions()
+            if topic in (None, name)
+        }
+
+    def check(self, full: bool = False) -> CheckReport:
+        """Read every batch by its CRC and compare the indexes; `full` decodes every record too."""
+        self.engine.check()
+        return log_checker.check(self.engine.path, full=full, ends=self._ends())
+
+    def _ends(self) -> dict[str, int]:
+        logs = [
+            *self.engine.transaction_partitions(),
+            *self.engine.group_partitions(),
+            *(self.engine.partition(*key) for key in self.engine.user_partitions()),
+        ]
+        return {f"{log.topic}-{log.partition}": log.log_end for log in logs}
+
+    def trace(self, callback: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+        """Get an event for each coordinator request; call what is returned to stop."""
+        return self.engine.transactions.trace(callback)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts, sizes (bytes) and lags of everything that is open or can be."""
+        self.engine.check()
+        partitions = {}
+        for name, number in self.engine.user_partitions():
+            offsets = self.offsets(name, number)
+            log = self.engine.partition(name, number)
+            partitions[f"{name}-{number}"] = {
+                **offsets._asdict(),
+                "lso_lag": offsets.high_watermark - offsets.last_stable,
+                "bytes": sum(log.segment(base).size() for base in log._refresh_segments()),
+                "segments": len(log._refresh_segments()),
+                "open_transactions": 0 if self.engine.read_only else len(log.open_transactions()),
+            }
+        return {
+            "path": self.path,
+            "durability": self.engine.durability,
+            "topics": len(self.engine.metadata.topics),
+            "groups": len(self.engine.groups.list_groups()),
+            "transactional_ids": len(self.engine.transactions.describe_transactions()),
+            "open_transactions": len(self.transactions()),
+            "transaction_log_bytes": sum(
+                log.segment(base).size()
+                for log in self.engine.transaction_partitions()
+                for base in log._refresh_segments()
+            ),
+            "partitions": partitions,
+        }
+
+    def partitions_of(self, topic: str) -> list[TopicPartition]:
+        """Every partition of a topic."""
+        return [TopicPartition(topic, number) for number in sorted(self.engine.topic(topic).partitions)]
+
+    def match_topics(self, pattern: str) -> list[str]:
+        """User topics whose whole name matches a regular expression."""
+        matching = re.compile(pattern)
+        names = [name for name in self.topics() if matching.fullmatch(name)]
+        if not names:
+            raise UnknownTopicOrPartition(f"no topic matches {pattern!r}")
+        return names
