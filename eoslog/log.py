@@ -176,7 +176,8 @@ class Log:
         if topics is not None:
             for name in topics:
                 self.engine.topic(name)
-        return self.engine.transactions.snapshot(None if topics is None else list(topics))
+        partitions = [TopicPartition(*key) for key in self.engine.user_partitions()]
+        return self.engine.transactions.snapshot(partitions, topics)
 
     def scan(
         self,
