@@ -1,0 +1,94 @@
+"""What coordinators need from the floor above: the engine, seen through a narrow window.
+
+Imports go down only, so the engine is described here and handed in by whoever wires the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from eoslog.coordinator.producer_ids import ProducerIds
+from eoslog.model import AppendOrigin, AppendResult, ProducerDescription
+
+
+class HostLog(Protocol):
+    """One open partition; `storage.PartitionLog` is one.
+
+    Thread-safe. The ends are read from the shared page at each access.
+    """
+
+    topic: str
+    partition: int
+    topic_id: bytes
+
+    @property
+    def log_start(self) -> int:
+        """First offset that is kept."""
+
+    @property
+    def log_end(self) -> int:
+        """Next offset to be written."""
+
+    @property
+    def high_watermark(self) -> int:
+        """What counts as durable ends here: the flushed end, in an `os` directory the log's."""
+
+    @property
+    def last_stable_offset(self) -> int:
+        """First offset that an open transaction holds back, or the high watermark."""
+
+    def append(
+        self, batch: bytes, *, expect: Sequence[tuple[Any, int]] = ..., origin: AppendOrigin = ...,
+        timeout: float | None = ...,
+    ) -> AppendResult | None:  # fmt: skip
+        """Append, or None if one of the logs in `expect` no longer ends where said."""
+
+    def flush(self, up_to: int | None = None) -> None:
+        """Everything below `up_to` counts as durable on return."""
+
+    def batches(self, start: int, end: int) -> Iterator[Any]:
+        """Every batch of [start, end), control batches too."""
+
+    def open_transactions(self) -> list[tuple[int, int, int, int]]:
+        """(producer id, epoch, first offset, last offset) of what is undecided here."""
+
+    def producer_state(self, producer_id: int) -> ProducerDescription | None:
+        """What the partition knows of a producer."""
+
+
+class Host(Protocol):
+    """A directory open in this process; `engine.Engine` is one."""
+
+    process_number: int
+    process_nonce: int
+    producer_ids: ProducerIds
+
+    @property
+    def durability(self) -> str:
+        """`strict` or `os`."""
+
+    def partition(self, topic: str, partition: int) -> Any:
+        """The open partition.
+
+        Raises:
+            UnknownTopicOrPartition: there is none, or it was deleted.
+        """
+
+    def transaction_partition(self, transactional_id: str) -> Any:
+        """The `__transaction_state` partition of an id, made at first use."""
+
+    def transaction_partitions(self) -> Sequence[Any]:
+        """Every `__transaction_state` partition that exists."""
+
+    def group_partition(self, group_id: str) -> Any:
+        """The `__consumer_offsets` partition of a group, made at first use."""
+
+    def process_alive(self, number: int, nonce: int) -> bool:
+        """Whether that very instance of a process still holds its lock."""
+
+    def flush_many(self, targets: Sequence[tuple[Any, int]]) -> None:
+        """Flush several partitions in parallel, each to its offset."""
+
+    def clock_ms(self) -> int:
+        """Wall clock."""

@@ -1,0 +1,239 @@
+"""Driving a decided transaction to its end: one marker in each partition, then COMPLETE.
+
+Whoever meets a decided transaction may drive it: the producer that asked for it, the next instance
+of its id, a reader that is held up by it, the sweep. What keeps a driver that was stopped for an
+hour from doing harm when it wakes is the **driver rule**: a marker is appended only if, under the
+data partition's lock, C still ends where the decision was read. If C has moved, the driver reads it
+again and looks again whether the transaction is still open in the partition; a later transaction of
+the same producer cannot be touched, because its Ongoing had to be published in C first.
+
+What a crash leaves: markers in some partitions and none in others, or a marker that was published
+and lost. Who repairs it: any driver; a second marker for a transaction that is no longer open
+changes nothing.
+
+Source: Kafka `TransactionMarkerChannelManager`; KIP-890, KIP-1228; protocol.md rows 1, 4, 14, 19.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from eoslog._core import build_marker
+from eoslog.coordinator.attempts import Attempts
+from eoslog.coordinator.host import Host, HostLog
+from eoslog.coordinator.transaction_log import Decision, Key, TransactionLog
+from eoslog.coordinator.transaction_state import TRANSACTION_VERSION, Span
+from eoslog.errors import (
+    ConcurrentTransactions,
+    CorruptRecord,
+    EoslogError,
+    IllegalState,
+    InvalidProducerEpoch,
+    UnknownTopicOrPartition,
+)
+from eoslog.model import AppendOrigin, TopicPartition
+
+_TURN_S = 5.0
+"""How long a second driver of the same transaction in this process waits for the first."""
+
+
+def open_span(log: HostLog, producer_id: int) -> tuple[int, Span] | None:
+    """(epoch, span) of the transaction that a producer has open in a partition."""
+    for pid, epoch, first, last in log.open_transactions():
+        if pid == producer_id:
+            return epoch, Span(first, last, log.topic_id)
+    return None
+
+
+class MarkerDriver:
+    """Writes markers and COMPLETE records. Thread-safe; many processes may drive at once."""
+
+    def __init__(self, host: Host) -> None:
+        """Nothing to drive yet."""
+        self._host = host
+        self._lock = threading.Lock()
+        self._turns: dict[Key, tuple[threading.Lock, int]] = {}
+        self._failures: dict[Key, dict[TopicPartition | None, EoslogError]] = {}
+
+    def drive(self, clog: TransactionLog, key: Key) -> bool:
+        """Write every marker that a decision still demands, then COMPLETE.
+
+        A partition that fails holds no other up: its error is kept for `failure`, the decision
+        stays for later drivers, and readers of that partition wait at its last stable offset.
+
+        Returns:
+            Whether the transaction is complete.
+
+        Raises:
+            StorageError: the decision cannot be made durable, so nobody may act on it.
+
+        **Durability**: the decision is durable before the first marker; markers and COMPLETE are
+        published only, recovery derives them again.
+        """
+        with self._turn(key):
+            clog.refresh()
+            decision = clog.decision(key)
+            if decision is None or decision.complete:
+                return True
+            clog.make_durable(decision.offset)
+            failures: dict[TopicPartition | None, EoslogError] = {}
+            markers: dict[TopicPartition, int] = {}
+            for tp in sorted(decision.spans):
+                try:
+                    offset = self.mark(clog, key, tp)
+                except IllegalState:
+                    raise  # this handle is closed, or a fork's
+                except EoslogError as error:
+                    failures[tp] = error
+                else:
+                    if offset is not None:
+                        markers[tp] = offset
+            if not failures:
+                try:
+                    self._complete(clog, decision, markers)
+                except IllegalState:
+                    raise
+                except EoslogError as error:
+                    failures[None] = error
+            with self._lock:
+                if failures:
+                    self._failures[key] = failures
+                else:
+                    self._failures.pop(key, None)
+            return not failures
+
+    def failure(self, key: Key) -> str:
+        """Why the last drive of a transaction did not complete it; empty if it did."""
+        with self._lock:
+            failures = self._failures.get(key, {})
+        return "; ".join(f"{tp or 'COMPLETE'}: {error}" for tp, error in failures.items())
+
+    def mark(self, clog: TransactionLog, key: Key, tp: TopicPartition) -> int | None:
+        """Append one partition's marker unless it is there already (the driver rule).
+
+        An abort is also carried into a partition that the decision does not name: open data that
+        no commit speaks of is aborted.
+
+        Returns:
+            An offset that the marker does not lie above; None if the partition is gone.
+
+        Raises:
+            CorruptRecord: the decision is commit, and the partition lacks records it names.
+        """
+        attempts = Attempts(f"marker of producer {key[0]} in {tp}")
+        while True:
+            end = clog.refresh()
+            decision = clog.decision(key)
+            if decision is None:
+                return -1
+            try:
+                log = self._host.partition(tp.topic, tp.partition)
+            except UnknownTopicOrPartition:
+                return None
+            span = decision.spans.get(tp, Span())
+            if any(span.topic_id) and span.topic_id != log.topic_id:
+                return None  # deleted and made again: its records are gone with the old one
+            commit = decision.commit and tp in decision.spans
+            epoch = self._epoch_to_write(log, decision, span, commit)
+            if epoch is None:
+                return int(log.log_end) - 1
+            state = log.producer_state(key[0])
+            marker = build_marker(
+                key[0], epoch, commit, timestamp=self._host.clock_ms(),
+                # Kafka fences an older coordinator's markers; an imported log may hold a newer's.
+                coordinator_epoch=max(0, state.coordinator_epoch if state is not None else 0),
+            )  # fmt: skip
+            try:
+                result = log.append(
+                    marker, expect=[(clog.log, end)], origin=AppendOrigin.COORDINATOR
+                )
+            except InvalidProducerEpoch:
+                if self._epoch_to_write(log, decision, span, commit) is None:
+                    return int(log.log_end) - 1  # another driver was faster
+                raise
+            if result is not None:
+                return int(result.base_offset)
+            attempts.again()
+
+    def _epoch_to_write(
+        self, log: HostLog, decision: Decision, span: Span, commit: bool
+    ) -> int | None:
+        """The epoch for the marker, or None if the partition needs none (any more)."""
+        producer_id, data_epoch = decision.decided.key
+        found = open_span(log, producer_id)
+        if found is not None and found[0] == data_epoch:
+            if commit:
+                self._check_data(log, span, found[1])
+            # One above what it ends, also where Kafka before version 2 decided with the same one.
+            return max(decision.prepared.producer_epoch, data_epoch + 1)
+        if found is not None and found[0] > data_epoch:
+            return None
+        if found is not None and (
+            commit or decision.prepared.client_version >= TRANSACTION_VERSION
+        ):
+            # This marker would end the older one as well, and perhaps the wrong way.
+            raise ConcurrentTransactions(
+                f"{log.topic}-{log.partition}: epoch {found[0]} of producer {producer_id} is still "
+                f"open, epoch {data_epoch} cannot be ended before it"
+            )
+        if commit and not span.empty and log.log_end <= span.last:
+            self._check_data(log, span, span)
+        state = log.producer_state(producer_id)
+        if state is not None and state.producer_epoch > data_epoch:
+            return None
+        # Added but never written to: the marker teaches the partition the new epoch all the same.
+        return max(decision.prepared.producer_epoch, data_epoch + 1)
+
+    @staticmethod
+    def _check_data(log: HostLog, span: Span, found: Span) -> None:
+        if not span.empty and log.log_end <= span.last:
+            raise CorruptRecord(
+                f"{log.topic}-{log.partition} lacks records of a committed transaction",
+                expected=f"offsets up to {span.last}",
+                found=f"log end {log.log_end}",
+            )
+        if found.last > span.last and log.high_watermark <= found.last:
+            # A straggler of the producer got in after the flush: durable before it is committed.
+            log.flush(found.last + 1)
+
+    def _complete(
+        self, clog: TransactionLog, decision: Decision, markers: dict[TopicPartition, int]
+    ) -> None:
+        name, key = decision.prepared.transactional_id, decision.decided.key
+        attempts = Attempts(f"completion of {name}")
+        while True:
+            end = clog.refresh()
+            current = clog.get(name)
+            if (
+                current is None
+                or not current.state.preparing
+                or current.decided is None
+                or current.decided.key != key
+            ):
+                return  # somebody else has completed it
+            now = self._host.clock_ms()
+            if clog.append([current.completed(markers, now)], end, now) is not None:
+                clog.refresh()
+                return
+            attempts.again()
+
+    @contextmanager
+    def _turn(self, key: Key) -> Iterator[None]:
+        """One driver of a transaction in this process at a time: the others find it complete."""
+        with self._lock:
+            turn, users = self._turns.get(key, (threading.Lock(), 0))
+            self._turns[key] = (turn, users + 1)
+        mine = turn.acquire(timeout=_TURN_S)
+        try:
+            yield
+        finally:
+            if mine:
+                turn.release()
+            with self._lock:
+                turn, users = self._turns[key]
+                if users == 1:
+                    del self._turns[key]
+                else:
+                    self._turns[key] = (turn, users - 1)

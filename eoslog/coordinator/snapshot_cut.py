@@ -1,0 +1,150 @@
+"""`Log.snapshot()`: the greatest cut through all partitions that divides no transaction.
+
+Last stable offsets alone do not give it: a transaction may lie below the last stable offset in one
+partition and, held up there by a neighbour, above it in another. So the vector of last stable
+offsets is lowered, wherever it would show a committed transaction only in part, to that
+transaction's first offset, until nothing changes. Closed cuts form a lattice, so the result is the
+greatest one below the starting vector, and later snapshots are never below earlier ones.
+
+    P1   [t t][U . . .          LSO = 2, U is open
+    P2   [v v][t t t][v v]      LSO = 7; T is whole in P1 and P2, V too: E = {2, 7}
+    P1   [U . . .][t t]         LSO = 0: T is not whole, so P2 ends before T's first;
+    P2   [v v][t t t][v v]      V begins before that and ends after it, so E = {0, 0}
+
+Nothing is locked, no gate is closed: what is committed while this runs is either in or out.
+
+Source: protocol.md "Snapshot", row 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop
+
+from eoslog.coordinator.host import Host
+from eoslog.coordinator.markers import MarkerDriver
+from eoslog.coordinator.transaction_log import Decision, Key, TransactionLog, TransactionLogs
+from eoslog.coordinator.transaction_state import Span
+from eoslog.errors import EoslogError, IllegalState, UnknownTopicOrPartition
+from eoslog.model import TopicPartition
+
+Spans = Mapping[TopicPartition, Span]
+
+
+def closed_cut(
+    ends: Mapping[TopicPartition, int], transactions: Iterable[Spans]
+) -> dict[TopicPartition, int]:
+    """The greatest cut at or below `ends` that holds each transaction whole or not at all.
+
+    Args:
+        ends: the starting vector; partitions that are not in it do not matter.
+        transactions: the spans of each committed transaction.
+    """
+    cut = dict(ends)
+    spans = list(transactions)
+    # Per partition, the transactions whose last record is not below the cut are at the top.
+    by_last: dict[TopicPartition, list[tuple[int, int]]] = {tp: [] for tp in cut}
+    for index, transaction in enumerate(spans):
+        for tp, span in transaction.items():
+            if tp in cut and not span.empty:
+                by_last[tp].append((-span.last, index))
+    for heap in by_last.values():
+        heapify(heap)
+    lowered = list(cut)
+    out: set[int] = set()
+    while lowered:
+        tp = lowered.pop()
+        heap = by_last[tp]
+        while heap and -heap[0][0] >= cut[tp]:
+            _, index = heappop(heap)
+            if index in out:
+                continue
+            out.add(index)
+            for other, span in spans[index].items():
+                if other in cut and not span.empty and span.first < cut[other]:
+                    cut[other] = span.first
+                    lowered.append(other)
+    return cut
+
+
+def snapshot(
+    host: Host, logs: TransactionLogs, driver: MarkerDriver,
+    partitions: Iterable[TopicPartition], topics: Iterable[str] | None = None,
+) -> dict[TopicPartition, int]:  # fmt: skip
+    """End offsets that divide no transaction, for whole topics.
+
+    Args:
+        host: the engine.
+        logs: the coordinator's logs.
+        driver: writes the markers that are still missing.
+        partitions: every partition to compute the cut over.
+        topics: the topics to answer for; None: all of `partitions`.
+
+    Returns:
+        The end offset (exclusive) of each partition. What was committed before the call is in it,
+        unless a partition's marker cannot be written or an older open transaction is in the way.
+    """
+    # 1, 2: what is decided now shall be visible. The flush comes first: an undurable decision must
+    # not be acted on, and need not be in a snapshot.
+    for clog in logs.all():
+        pending = [d for d in clog.decisions() if not d.complete]
+        if pending:
+            clog.make_durable(max(d.offset for d in pending))
+        for decision in pending:
+            try:
+                driver.drive(clog, decision.decided.key)
+            except IllegalState:
+                raise
+            except EoslogError:
+                continue  # its partitions' last stable offsets hold it back
+    # 3
+    ends: dict[TopicPartition, int] = {}
+    for tp in partitions:
+        try:
+            ends[tp] = host.partition(tp.topic, tp.partition).last_stable_offset
+        except UnknownTopicOrPartition:
+            continue  # deleted meanwhile
+    # 4: whatever could have moved those ends was in C before.
+    logs.all()
+    # 5, 6
+    cut = closed_cut(ends, (d.spans for _, d in logs.decisions() if d.commit))
+    if topics is None:
+        return cut
+    wanted = set(topics)
+    return {tp: end for tp, end in cut.items() if tp.topic in wanted}
+
+
+def settled(host: Host, logs: TransactionLogs) -> list[tuple[TransactionLog, Key]]:
+    """The decisions that nobody needs any more.
+
+    Complete, every marker durable, and below a closed cut in every partition: every later snapshot
+    is at or above that cut, so none can divide them.
+    """
+    logs.all()
+    candidates = [(clog, d) for clog, d in logs.decisions()]
+    ends: dict[TopicPartition, int] = {}
+    durable: dict[TopicPartition, int] = {}
+    for tp in {tp for _, d in candidates for tp in d.spans}:
+        try:
+            log = host.partition(tp.topic, tp.partition)
+        except UnknownTopicOrPartition:
+            continue
+        ends[tp], durable[tp] = log.last_stable_offset, log.high_watermark
+    # Again after the ends were read: what has passed them is known now.
+    logs.all()
+    cut = closed_cut(ends, (d.spans for _, d in logs.decisions() if d.commit))
+
+    def done(decision: Decision) -> bool:
+        if not decision.complete:
+            return False
+        for tp, span in decision.spans.items():
+            if tp not in cut:
+                continue
+            marker = decision.markers.get(tp, -1)
+            if durable[tp] <= marker or (
+                decision.commit and not span.empty and span.last >= cut[tp]
+            ):
+                return False
+        return True
+
+    return [(clog, d.decided.key) for clog, d in candidates if done(d)]

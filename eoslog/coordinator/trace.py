@@ -1,0 +1,55 @@
+"""Events about requests, for whoever listens; nothing is built when nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+class Trace:
+    """A list of listeners. Adding one is rare, so the list is replaced, never changed."""
+
+    def __init__(self) -> None:
+        """Nobody listens."""
+        self._listeners: tuple[Listener, ...] = ()
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Add a listener; the returned function removes it."""
+        self._listeners = (*self._listeners, listener)
+
+        def remove() -> None:
+            self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+        return remove
+
+    def emit(self, request: str, transactional_id: str | None, **details: Any) -> None:
+        """Tell every listener."""
+        for listener in self._listeners:
+            listener({"request": request, "transactional_id": transactional_id, **details})
+
+    @contextmanager
+    def request(
+        self, name: str, transactional_id: str | None, producer_id: int = -1,
+        producer_epoch: int = -1, **details: Any,
+    ) -> Iterator[dict[str, Any]]:  # fmt: skip
+        """One request: the event goes out when it is answered, with `error` None or the exception.
+
+        The body may put what it answered into the yielded dict.
+        """
+        if not self._listeners:
+            yield {}
+            return
+        event: dict[str, Any] = {
+            "producer_id": producer_id,
+            "producer_epoch": producer_epoch,
+            **details,
+        }
+        try:
+            yield event
+        except BaseException as error:
+            self.emit(name, transactional_id, **event, error=error)
+            raise
+        self.emit(name, transactional_id, **event, error=None)

@@ -1,0 +1,335 @@
+"""The table that the records of `__transaction_state` add up to, and the conditional append to it.
+
+Live state and replayed state are the same fold: a process that makes a change appends its record,
+and learns of it by reading it back like everybody else.
+
+    decide:  end = refresh();  look at the values;  append(records, end)
+             None: somebody was faster, so refresh and decide again
+
+A value is what its id's newest record says. A decision (PREPARE_*) outlives it: it is kept by
+(producer id, epoch of the data) until the markers it demands are durable, because the next
+transaction of the same id may be decided and flushed while they are still in the page cache.
+Nobody acts on a decision or an epoch that is only published: `make_durable` first.
+
+Source: Kafka `TransactionStateManager`; protocol.md rows 1, 2 and 22.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from eoslog._core import build_batch
+from eoslog.coordinator.host import Host, HostLog
+from eoslog.coordinator.transaction_records import (
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+)
+from eoslog.coordinator.transaction_state import (
+    Decided,
+    Span,
+    TransactionMetadata,
+    TransactionState,
+)
+from eoslog.model import AppendOrigin, TopicPartition
+
+RECOVERY_PREFIX = "__recovery-"
+"""Ids under which recovery aborts open data that no transactional id answers for."""
+
+Key = tuple[int, int]
+"""(producer id, epoch of the data): names one transaction for ever."""
+_Row = tuple[int, bytes, bytes | None, tuple[()]]
+
+
+@dataclass
+class Decision:
+    """A decided transaction, kept until nothing depends on it any more.
+
+    `markers` holds, per partition, an offset that no marker of it lies above; `complete` says that
+    COMPLETE_* was read, so that all are there.
+    """
+
+    prepared: TransactionMetadata
+    decided: Decided
+    markers: dict[TopicPartition, int] = field(default_factory=dict)
+    complete: bool = False
+
+    @property
+    def commit(self) -> bool:
+        """Whether it commits."""
+        return self.decided.commit
+
+    @property
+    def spans(self) -> Mapping[TopicPartition, Span]:
+        """What it is about."""
+        return self.prepared.spans
+
+    @property
+    def offset(self) -> int:
+        """Where C holds it: it counts once that is durable."""
+        return self.prepared.offset
+
+
+class TransactionFold:
+    """The table that the records of one C partition add up to. Reads no clock and no other log.
+
+    Invariants:
+        * `table[id]` is what the newest record of the id states.
+        * `decisions` has every PREPARE_* read, until `forget`.
+        * `ids[producer id]` is the transactional id that bears it, recovery's own ids apart.
+    """
+
+    def __init__(self) -> None:
+        """Nothing read yet."""
+        self.table: dict[str, TransactionMetadata] = {}
+        self.decisions: dict[Key, Decision] = {}
+        self.ids: dict[int, str] = {}
+
+    def apply(
+        self, offset: int, key: bytes | None, value: bytes | None
+    ) -> TransactionMetadata | None:
+        """Take one record in; what it states, or None if it is none of ours or a tombstone.
+
+        Raises:
+            CorruptRecord: the record is no transaction record.
+        """
+        transactional_id = decode_key(key) if key is not None else None
+        if transactional_id is None:
+            return None
+        if value is None:
+            gone = self.table.pop(transactional_id, None)
+            if gone is not None and self.ids.get(gone.producer_id) == transactional_id:
+                del self.ids[gone.producer_id]
+            return None
+        metadata = decode_value(transactional_id, value, offset)
+        self.table[transactional_id] = metadata
+        if not transactional_id.startswith(RECOVERY_PREFIX):
+            self.ids[metadata.producer_id] = transactional_id
+        if metadata.state.preparing and metadata.decided is not None:
+            self.decisions[metadata.decided.key] = Decision(metadata, metadata.decided)
+        elif metadata.state.complete:
+            self._complete(metadata)
+        return metadata
+
+    def _complete(self, metadata: TransactionMetadata) -> None:
+        if metadata.decided is not None:
+            decision = self.decisions.get(metadata.decided.key)
+            if decision is None:
+                return
+            decision.complete = True
+            decision.markers = dict(metadata.markers)
+            if not decision.spans:
+                del self.decisions[metadata.decided.key]
+            return
+        # Kafka's own COMPLETE: its markers were replicated before it, nothing is left to keep.
+        name = metadata.transactional_id
+        for key in [k for k, d in self.decisions.items() if d.prepared.transactional_id == name]:
+            del self.decisions[key]
+
+    def forget(self, key: Key) -> None:
+        """Drop a decision whose markers are all durable and that no snapshot needs."""
+        self.decisions.pop(key, None)
+
+
+class TransactionLog:
+    """One C partition in this process: its log, the fold of it, and the conditional append to it.
+
+    Thread-safe. Values read from the fold are immutable, so decisions are made on them without a
+    lock; whether they still hold is checked by `append`, under the log's.
+    """
+
+    def __init__(self, log: HostLog, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is read before `refresh`."""
+        self.log = log
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._fold = TransactionFold()
+        self._position = log.log_start
+        self._cleaned = getattr(log, "cleaned_version", 0)
+        # When this process first read of a transaction or a decision: the base of its deadlines,
+        # so that no jump of a wall clock can make one due early.
+        self._seen: dict[tuple[str, Key], float] = {}
+
+    def refresh(self) -> int:
+        """Fold up to the published end, and return that end."""
+        with self._lock:
+            cleaned = getattr(self.log, "cleaned_version", 0)
+            if cleaned != self._cleaned or self._position < self.log.log_start:
+                # Tombstones between here and there may be gone: only a whole fold is right.
+                self._fold, self._position, self._cleaned = (
+                    TransactionFold(),
+                    self.log.log_start,
+                    cleaned,
+                )
+            end = self.log.log_end
+            if end > self._position:
+                for batch in self.log.batches(self._position, end):
+                    if not batch.control and batch.last_offset >= self._position:
+                        self._take(batch)
+                self._position = end
+            return end
+
+    def _take(self, batch: object) -> None:
+        for offset, _, key, value, _ in batch.records():  # type: ignore[attr-defined]
+            if offset < self._position:
+                continue
+            metadata = self._fold.apply(offset, key, value)
+            if metadata is None:
+                continue
+            if metadata.state is TransactionState.ONGOING:
+                name = ("open", (metadata.producer_id, metadata.producer_epoch))
+                self._seen.setdefault(name, self._clock())
+            elif metadata.decided is not None and metadata.state.preparing:
+                self._seen.pop(("open", metadata.decided.key), None)
+                self._seen.setdefault(("decided", metadata.decided.key), self._clock())
+            elif metadata.decided is not None:
+                self._seen.pop(("decided", metadata.decided.key), None)
+
+    def seconds_open(self, metadata: TransactionMetadata) -> float:
+        """Seconds since this process first read that the transaction is Ongoing."""
+        return self._since(("open", (metadata.producer_id, metadata.producer_epoch)))
+
+    def seconds_decided(self, key: Key) -> float:
+        """Seconds since this process first read the decision."""
+        return self._since(("decided", key))
+
+    def _since(self, name: tuple[str, Key]) -> float:
+        with self._lock:
+            now = self._clock()
+            return now - self._seen.get(name, now)
+
+    # -- reading the fold
+
+    def get(self, transactional_id: str) -> TransactionMetadata | None:
+        """What the id's newest folded record states."""
+        with self._lock:
+            return self._fold.table.get(transactional_id)
+
+    def values(self) -> list[TransactionMetadata]:
+        """Every id's newest record."""
+        with self._lock:
+            return list(self._fold.table.values())
+
+    def decision(self, key: Key) -> Decision | None:
+        """The decision about a transaction, if one was read and is still kept."""
+        with self._lock:
+            return self._fold.decisions.get(key)
+
+    def decisions(self) -> list[Decision]:
+        """Every decision that is kept."""
+        with self._lock:
+            return list(self._fold.decisions.values())
+
+    def of_producer(self, producer_id: int) -> TransactionMetadata | None:
+        """The transactional id that bears a producer id."""
+        with self._lock:
+            name = self._fold.ids.get(producer_id)
+            metadata = self._fold.table.get(name) if name is not None else None
+            return (
+                metadata if metadata is not None and metadata.producer_id == producer_id else None
+            )
+
+    def forget(self, key: Key) -> None:
+        """See `TransactionFold.forget`."""
+        with self._lock:
+            self._fold.forget(key)
+
+    def remember_marker(self, key: Key, tp: TopicPartition, offset: int) -> None:
+        """A marker that was lost and is written again lies elsewhere now."""
+        with self._lock:
+            decision = self._fold.decisions.get(key)
+            if decision is not None:
+                decision.markers[tp] = max(offset, decision.markers.get(tp, -1))
+
+    # -- writing
+
+    def append(self, values: Iterable[TransactionMetadata], end: int, now_ms: int) -> int | None:
+        """Append records if C still ends at `end`.
+
+        Returns:
+            The first one's offset; None if C has moved: refresh and decide again.
+
+        **Durability**: published, not durable; see `make_durable`.
+        """
+        rows: list[_Row] = [
+            (now_ms, encode_key(v.transactional_id), encode_value(v), ()) for v in values
+        ]
+        return self._append(rows, end)
+
+    def append_tombstones(self, ids: Iterable[str], end: int, now_ms: int) -> int | None:
+        """Forget ids, if C still ends at `end`."""
+        return self._append([(now_ms, encode_key(name), None, ()) for name in ids], end)
+
+    def _append(self, rows: list[_Row], end: int) -> int | None:
+        result = self.log.append(
+            build_batch(rows), expect=[(self.log, end)], origin=AppendOrigin.COORDINATOR
+        )
+        return None if result is None else result.base_offset
+
+    def is_durable(self, offset: int) -> bool:
+        """Whether the record at `offset` counts as durable in this directory."""
+        return self.log.high_watermark > offset
+
+    def make_durable(self, offset: int) -> None:
+        """The record at `offset` is durable on return."""
+        if not self.is_durable(offset):
+            self.log.flush(offset + 1)
+
+
+class TransactionLogs:
+    """Every C partition that this process has met."""
+
+    def __init__(self, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
+        """Open nothing yet."""
+        self._host = host
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._logs: dict[int, TransactionLog] = {}
+
+    def _wrap(self, log: HostLog) -> TransactionLog:
+        with self._lock:
+            known = self._logs.get(log.partition)
+            if known is None or known.log is not log:
+                known = self._logs[log.partition] = TransactionLog(log, self._clock)
+            return known
+
+    def of(self, transactional_id: str) -> TransactionLog:
+        """The log of an id, not refreshed."""
+        return self._wrap(self._host.transaction_partition(transactional_id))
+
+    def all(self) -> list[TransactionLog]:
+        """The log of every C partition that exists, each refreshed."""
+        logs = [self._wrap(log) for log in self._host.transaction_partitions()]
+        for log in logs:
+            log.refresh()
+        return logs
+
+    def decision(self, key: Key) -> tuple[TransactionLog, Decision] | None:
+        """The decision about a transaction, wherever it lies, as of the last refresh."""
+        for log in self._known():
+            decision = log.decision(key)
+            if decision is not None:
+                return log, decision
+        return None
+
+    def of_producer(self, producer_id: int) -> tuple[TransactionLog, TransactionMetadata] | None:
+        """The transactional id that bears a producer id, as of the last refresh."""
+        for log in self._known():
+            metadata = log.of_producer(producer_id)
+            if metadata is not None:
+                return log, metadata
+        return None
+
+    def decisions(self) -> Iterator[tuple[TransactionLog, Decision]]:
+        """Every decision that is kept, as of the last refresh."""
+        for log in self._known():
+            for decision in log.decisions():
+                yield log, decision
+
+    def _known(self) -> list[TransactionLog]:
+        with self._lock:
+            return list(self._logs.values())

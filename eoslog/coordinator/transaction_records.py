@@ -1,0 +1,226 @@
+"""The records of `__transaction_state`, byte by byte.
+
+Keys and values are Kafka's, value version 1 (flexible), so that Kafka's own tools read them; what
+eoslog adds lies in tagged fields from 10000 on, which those tools skip.
+
+    key     i16 0, transactional id string
+    value   i16 1, producer id i64, epoch i16, timeout i32, state i8,
+            partitions: compact nullable array of (topic compact string, compact array of i32, tags)
+            last update i64, start i64, tags; null = the id is forgotten
+
+    tag     written on         bytes
+    0       after a rotation   previous producer id i64
+    1       PREPARE_*          next producer id i64, where the epoch is exhausted
+    2       always             client transaction version i16 = 2
+    10000   PREPARE_*          spans: compact array of (topic compact string, topic id uuid,
+                               compact array of (partition i32, first i64, last i64)); first and
+                               last offset of the transaction, -1 where it wrote nothing
+    10001   where it is known  owner: process number i32, nonce u64 of the process that holds the id
+    10002   COMPLETE_*         markers: compact array of (topic compact string, compact array of
+                               (partition i32, offset i64)): no marker lies above its offset
+    10003   PREPARE_*, COMPLETE_*, and Empty after them
+                               decided: producer id i64, epoch of the data i16, commit i8, cause i8
+    10004   after a bump       last producer epoch i16
+
+A value is what its id's newest record says, but a decision outlives it: it is looked up by
+(producer id, epoch of the data) until every marker it demands is durable (`transaction_log.py`).
+What a crash leaves: whole records up to some offset, by the partition's recovery. Who repairs a
+transaction that they leave unfinished: `recovery.py`.
+
+Source: Kafka `TransactionLog`, `TransactionLogValue.json`; kafka.md 5.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from eoslog.coordinator.transaction_state import (
+    NO_EPOCH,
+    NO_ID,
+    TRANSACTION_VERSION,
+    Cause,
+    Decided,
+    Span,
+    TransactionMetadata,
+    TransactionState,
+)
+from eoslog.errors import CorruptRecord
+from eoslog.model import TopicPartition
+from eoslog.storage.serde import Reader, Writer
+
+TAG_PREVIOUS_ID, TAG_NEXT_ID, TAG_CLIENT_VERSION = 0, 1, 2
+TAG_SPANS, TAG_OWNER, TAG_MARKERS, TAG_DECIDED, TAG_LAST_EPOCH = range(10000, 10005)
+
+
+def encode_key(transactional_id: str) -> bytes:
+    """The key of a transactional id's records."""
+    return Writer().i16(0).string(transactional_id).take()
+
+
+def decode_key(data: bytes) -> str | None:
+    """The id, or None for a key version this code does not know (to be skipped)."""
+    reader = Reader(data)
+    return reader.string() if reader.i16() == 0 else None
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    grouped: dict[str, list[int]] = {}
+    for tp in sorted(partitions):
+        grouped.setdefault(tp.topic, []).append(tp.partition)
+    return grouped
+
+
+def _encode_spans(spans: Mapping[TopicPartition, Span]) -> bytes:
+    # Grouped by topic id too: a topic deleted and made again during the transaction is two.
+    groups: dict[tuple[str, bytes], list[tuple[int, Span]]] = {}
+    for tp in sorted(spans):
+        groups.setdefault((tp.topic, spans[tp].topic_id), []).append((tp.partition, spans[tp]))
+    out = Writer().compact_array(len(groups))
+    for (topic, topic_id), rows in groups.items():
+        out.compact_string(topic).uuid(topic_id).compact_array(len(rows))
+        for partition, span in rows:
+            out.i32(partition).i64(span.first).i64(span.last)
+    return out.take()
+
+
+def _decode_spans(data: bytes) -> dict[TopicPartition, Span]:
+    reader, spans = Reader(data), {}
+    for _ in range(reader.compact_array()):
+        topic, topic_id = reader.compact_string(), reader.uuid()
+        for _ in range(reader.compact_array()):
+            tp = TopicPartition(topic, reader.i32())
+            spans[tp] = Span(reader.i64(), reader.i64(), topic_id)
+    return spans
+
+
+def _encode_markers(markers: Mapping[TopicPartition, int]) -> bytes:
+    grouped = _by_topic(markers)
+    out = Writer().compact_array(len(grouped))
+    for topic, partitions in grouped.items():
+        out.compact_string(topic).compact_array(len(partitions))
+        for partition in partitions:
+            out.i32(partition).i64(markers[TopicPartition(topic, partition)])
+    return out.take()
+
+
+def _decode_markers(data: bytes) -> dict[TopicPartition, int]:
+    reader, markers = Reader(data), {}
+    for _ in range(reader.compact_array()):
+        topic = reader.compact_string()
+        for _ in range(reader.compact_array()):
+            markers[TopicPartition(topic, reader.i32())] = reader.i64()
+    return markers
+
+
+def encode_value(metadata: TransactionMetadata) -> bytes:
+    """The value of a record that states `metadata`."""
+    out = Writer().i16(1).i64(metadata.producer_id).i16(metadata.producer_epoch)
+    out.i32(metadata.timeout_ms).i8(int(metadata.state))
+    if metadata.state is TransactionState.EMPTY:
+        out.compact_array(-1)
+    else:
+        grouped = _by_topic(metadata.partitions)
+        out.compact_array(len(grouped))
+        for topic, partitions in grouped.items():
+            out.compact_string(topic).compact_array(len(partitions))
+            for partition in partitions:
+                out.i32(partition)
+            out.tagged()
+    out.i64(metadata.last_update_timestamp).i64(metadata.start_timestamp)
+    tags = {TAG_CLIENT_VERSION: Writer().i16(metadata.client_version).take()}
+    if metadata.previous_producer_id != NO_ID:
+        tags[TAG_PREVIOUS_ID] = Writer().i64(metadata.previous_producer_id).take()
+    if metadata.next_producer_id != NO_ID:
+        tags[TAG_NEXT_ID] = Writer().i64(metadata.next_producer_id).take()
+    if metadata.spans:
+        tags[TAG_SPANS] = _encode_spans(metadata.spans)
+    if metadata.owner is not None:
+        number, nonce = metadata.owner
+        tags[TAG_OWNER] = Writer().i32(number).take() + nonce.to_bytes(8, "big")
+    if metadata.markers:
+        tags[TAG_MARKERS] = _encode_markers(metadata.markers)
+    if metadata.decided is not None:
+        d = metadata.decided
+        tags[TAG_DECIDED] = (
+            Writer().i64(d.producer_id).i16(d.data_epoch).boolean(d.commit).i8(int(d.cause)).take()
+        )
+    if metadata.last_producer_epoch != NO_EPOCH:
+        tags[TAG_LAST_EPOCH] = Writer().i16(metadata.last_producer_epoch).take()
+    return out.tagged(tags).take()
+
+
+def _enum_state(number: int, transactional_id: str) -> TransactionState:
+    try:
+        return TransactionState(number)
+    except ValueError:
+        raise CorruptRecord(f"{transactional_id}: unknown transaction state {number}") from None
+
+
+def decode_value(transactional_id: str, data: bytes, offset: int = -1) -> TransactionMetadata:
+    """What a value states; versions 0 (classic) and 1 and later (flexible).
+
+    Raises:
+        CorruptRecord: the bytes are no such value.
+    """
+    reader = Reader(data)
+    flexible = reader.i16() >= 1
+    array = reader.compact_array if flexible else reader.array
+    string = reader.compact_string if flexible else reader.string
+    producer_id, producer_epoch, timeout_ms = reader.i64(), reader.i16(), reader.i32()
+    state = _enum_state(reader.i8(), transactional_id)
+    partitions = set()
+    for _ in range(array()):
+        topic = string()
+        for _ in range(array()):
+            partitions.add(TopicPartition(topic, reader.i32()))
+        if flexible:
+            reader.tagged()
+    last_update, start = reader.i64(), reader.i64()
+    tags = reader.tagged() if flexible else {}
+
+    def number(tag: int, size: int, default: int) -> int:
+        return int.from_bytes(tags[tag][:size], "big", signed=True) if tag in tags else default
+
+    metadata = TransactionMetadata(
+        transactional_id, producer_id, producer_epoch, timeout_ms, state, frozenset(partitions),
+        start, last_update,
+        previous_producer_id=number(TAG_PREVIOUS_ID, 8, NO_ID),
+        next_producer_id=number(TAG_NEXT_ID, 8, NO_ID),
+        last_producer_epoch=number(TAG_LAST_EPOCH, 2, NO_EPOCH),
+        client_version=number(TAG_CLIENT_VERSION, 2, 0),
+        spans=_decode_spans(tags[TAG_SPANS]) if TAG_SPANS in tags else {},
+        owner=_decode_owner(tags.get(TAG_OWNER)),
+        markers=_decode_markers(tags[TAG_MARKERS]) if TAG_MARKERS in tags else {},
+        decided=_decode_decided(tags.get(TAG_DECIDED)),
+        offset=offset,
+    )  # fmt: skip
+    return _as_ours(metadata) if state.preparing and metadata.decided is None else metadata
+
+
+def _decode_owner(data: bytes | None) -> tuple[int, int] | None:
+    if data is None:
+        return None
+    reader = Reader(data)
+    return reader.i32(), int.from_bytes(reader.raw(8), "big")
+
+
+def _decode_decided(data: bytes | None) -> Decided | None:
+    if data is None:
+        return None
+    reader = Reader(data)
+    producer_id, epoch, commit, cause = reader.i64(), reader.i16(), reader.boolean(), reader.i8()
+    # A cause is for people: one of the future reads as the plainest.
+    return Decided(
+        producer_id, epoch, commit, Cause(cause) if cause in set(Cause) else Cause.REQUEST
+    )
+
+
+def _as_ours(metadata: TransactionMetadata) -> TransactionMetadata:
+    """A PREPARE_* that Kafka wrote: before version 2 its markers bear the data's own epoch."""
+    bumped = metadata.client_version >= TRANSACTION_VERSION
+    epoch = metadata.producer_epoch - (1 if bumped else 0)
+    commit = metadata.state is TransactionState.PREPARE_COMMIT
+    spans = {tp: Span() for tp in metadata.partitions}
+    decided = Decided(metadata.producer_id, epoch, commit)
+    return replace(metadata, spans=spans, decided=decided)
