@@ -1,1 +1,1 @@
-"""`eoslog demo`: a real data set taken through every promise of the log, then checked to the last digit."""
+"""`eoslog demo`: real data put through every promise of the log, checked to the last digit."""

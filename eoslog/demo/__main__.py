@@ -12,18 +12,10 @@ def main(argv: list[str] | None = None) -> int:
     """Parse the demo's options and run it; the exit code of the run is returned."""
     parser = argparse.ArgumentParser(prog="python -m eoslog.demo", description=__doc__)
     parser.add_argument("name", nargs="?", default="flights", choices=["flights"])
-    parser.add_argument(
-        "--dir", default=flights.DEFAULT_DIRECTORY, help="where the log is made"
-    )
-    parser.add_argument(
-        "--keep", action="store_true", help="keep the directory to play with"
-    )
-    parser.add_argument(
-        "--limit", type=int, default=None, help="only the first LIMIT flights"
-    )
-    parser.add_argument(
-        "--no-spark", action="store_true", help="aggregate with Arrow instead"
-    )
+    parser.add_argument("--dir", default=flights.DEFAULT_DIRECTORY, help="where the log is made")
+    parser.add_argument("--keep", action="store_true", help="keep the directory to play with")
+    parser.add_argument("--limit", type=int, default=None, help="only the first LIMIT flights")
+    parser.add_argument("--no-spark", action="store_true", help="aggregate with Arrow instead")
     options = parser.parse_args(argv)
     return flights.run(
         directory=options.dir,

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 def run(log: Log) -> int:
     """Join, aggregate and write `carrier_delays`; returns the number of groups."""
     flights = tables.read(log, plan.FLIGHTS, columns=["id", "carrier", "hour"])
-    delays = tables.read(
-        log, plan.DELAYS, columns=["id", "dep_delay", "arr_delay", "late"]
-    )
+    delays = tables.read(log, plan.DELAYS, columns=["id", "dep_delay", "arr_delay", "late"])
     joined = flights.merge(delays, on="id")
     result = tables.by_carrier_and_hour(joined)
     writer = plan.writer_name("aggregate", 1, os.getpid()).encode()

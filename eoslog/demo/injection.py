@@ -1,4 +1,4 @@
-"""Lost acknowledgements: the batch is in the log, its producer never hears of it and sends again."""
+"""Lost acknowledgements: the batch is in the log, its producer never hears of it and resends."""
 
 from __future__ import annotations
 
@@ -33,14 +33,10 @@ class AckLoss:
         """Lose the acknowledgement of a batch sent in this block, if `lose`."""
         raise NotImplementedError
 
-    def on_delivery(
-        self, error: KafkaError | None, metadata: RecordMetadata | None
-    ) -> None:
+    def on_delivery(self, error: KafkaError | None, metadata: RecordMetadata | None) -> None:
         """Remember a record that was acknowledged as a duplicate."""
         if error is None and metadata is not None and metadata.duplicate:
-            self._duplicates.append(
-                (metadata.topic, metadata.partition, metadata.offset)
-            )
+            self._duplicates.append((metadata.topic, metadata.partition, metadata.offset))
 
     def write_down(self) -> None:
         """Note the places of the duplicates met since the last call."""

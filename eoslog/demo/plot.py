@@ -47,17 +47,13 @@ def draw(result: pd.DataFrame, path: str | Path) -> None:
                     color=shade,
                     fontsize=9,
                 )
-    axes.set_xticks(
-        range(grid.shape[1]), [f"{hour}" for hour in grid.columns], fontsize=10
-    )
+    axes.set_xticks(range(grid.shape[1]), [f"{hour}" for hour in grid.columns], fontsize=10)
     axes.set_yticks(
         range(grid.shape[0]),
         [f"{names.get(code, code)} ({flights[code]:,})" for code in grid.index],
         fontsize=10,
     )
-    axes.set_xlabel(
-        "scheduled hour of departure (local time, 24-hour clock)", fontsize=12
-    )
+    axes.set_xlabel("scheduled hour of departure (local time, 24-hour clock)", fontsize=12)
     axes.set_ylabel("airline (flights arrived)", fontsize=12)
     axes.set_title(
         "Mean arrival delay of flights from New York, 2013, by airline and hour",

@@ -76,11 +76,7 @@ def rows(evidence: Evidence) -> list[Row]:
         ),
         _row(
             "aggregate written",
-            [
-                t
-                for t in evidence.transactions.values()
-                if _wrote(t, plan.CARRIER_DELAYS)
-            ],
+            [t for t in evidence.transactions.values() if _wrote(t, plan.CARRIER_DELAYS)],
             "one transaction over carrier_delays",
         ),
     ]
@@ -100,19 +96,14 @@ def fenced_zombies(evidence: Evidence) -> list[dict[str, str]]:
     found = []
     for note in evidence.noted(faults.FENCED):
         last = evidence.last_of(note["writer"])
-        if (
-            note["error"] != "ProducerFenced"
-            or last is None
-            or not is_cut_off(evidence, last)
-        ):
+        if note["error"] != "ProducerFenced" or last is None or not is_cut_off(evidence, last):
             continue
         fence = {(end.topic, end.partition): end.offset for end in last.ends}
         behind = [
             batch
             for batch in evidence.batches
             if batch.writer == note["writer"]
-            and batch.last_offset
-            > fence.get((batch.topic, batch.partition), batch.last_offset)
+            and batch.last_offset > fence.get((batch.topic, batch.partition), batch.last_offset)
         ]
         if not behind:
             found.append(note)
@@ -139,6 +130,4 @@ def _row(what: str, transactions: list[Transaction], proof: str) -> Row:
 
 
 def _wrote(transaction: Transaction, topic: str) -> bool:
-    return transaction.committed and any(
-        batch.topic == topic for batch in transaction.batches
-    )
+    return transaction.committed and any(batch.topic == topic for batch in transaction.batches)

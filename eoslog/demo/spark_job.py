@@ -1,4 +1,4 @@
-"""The Spark job: join flights with their delays, aggregate by carrier and hour, write, read back."""
+"""The Spark job: join flights with delays, aggregate by carrier and hour, write, read back."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 FLIGHT_SCHEMA = "id LONG, carrier STRING, hour INT"
 DELAY_SCHEMA = "id LONG, dep_delay LONG, arr_delay LONG, late BOOLEAN"
-RESULT_SCHEMA = (
-    "carrier STRING, hour INT, flights LONG, dep_delay LONG, arr_delay LONG, late LONG"
-)
+RESULT_SCHEMA = "carrier STRING, hour INT, flights LONG, dep_delay LONG, arr_delay LONG, late LONG"
 
 
 def session(scratch: str) -> SparkSession:
@@ -46,9 +44,7 @@ def read(spark: SparkSession, directory: str, topic: str, schema: str) -> DataFr
     """Read a topic's committed records and parse their JSON values."""
     from pyspark.sql.functions import col, from_json
 
-    records = (
-        spark.read.format("eoslog").option("path", directory).option("subscribe", topic)
-    )
+    records = spark.read.format("eoslog").option("path", directory).option("subscribe", topic)
     value = from_json(col("value").cast("string"), schema).alias("value")
     return records.load().select(value).select("value.*")
 

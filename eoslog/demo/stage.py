@@ -132,9 +132,7 @@ class Stage:
 
     def _worker(self, slot: int, instance: int, *options: str) -> Child:
         chunk = str(self.script.chunk)
-        return self._start(
-            "worker", instance, "--slot", str(slot), "--chunk", chunk, *options
-        )
+        return self._start("worker", instance, "--slot", str(slot), "--chunk", chunk, *options)
 
     def _start(self, module: str, instance: int | None, *options: str) -> Child:
         number = () if instance is None else ("--instance", str(instance))
@@ -177,9 +175,7 @@ class Stage:
             self._reader = self._cleanup.enter_context(
                 self.log.consumer(group_id=plan.WORKER_GROUP)
             )
-        committed = self._reader.committed(
-            [TopicPartition(*place) for place in self._ends]
-        )
+        committed = self._reader.committed([TopicPartition(*place) for place in self._ends])
         return all(
             (found := committed_offset(committed, place)) is not None and found > last
             for place, last in self._ends.items()
@@ -199,9 +195,7 @@ class Stage:
         steps = ("started", "aggregated", "written", "done")
 
         def over() -> bool:
-            self._progress.update(
-                task, completed=sum(step in job.said for step in steps)
-            )
+            self._progress.update(task, completed=sum(step in job.said for step in steps))
             return not job.running
 
         self._until(over)
@@ -209,18 +203,14 @@ class Stage:
         self._progress.update(task, completed=len(steps))
         told = job.said["done"]
         if told["differing"] or told["read_back"] != told["groups"]:
-            raise ChildFailed(
-                f"Spark wrote {told['groups']} groups and read back: {told}"
-            )
+            raise ChildFailed(f"Spark wrote {told['groups']} groups and read back: {told}")
 
     # -- step 3: the reckoning
 
     def reckon(self, picture: Path, started: float) -> bool:
         """Check everything against the data set, draw, print; True if nothing differs."""
         task = self._progress.add_task("check against the data set", total=3)
-        found = evidence.gather(
-            self.directory, [plan.FLIGHTS, plan.DELAYS, plan.CARRIER_DELAYS]
-        )
+        found = evidence.gather(self.directory, [plan.FLIGHTS, plan.DELAYS, plan.CARRIER_DELAYS])
         self._progress.advance(task)
         checks = verify.run(self.log, self.table, found)
         self._progress.advance(task)
@@ -259,12 +249,8 @@ class Stage:
                     child.wait(10)
                     raise ChildFailed(f"{child.name} ended too early\n{child.errors()}")
             if time.monotonic() > deadline:
-                running = ", ".join(
-                    child.name for child in self._children if child.running
-                )
-                raise ChildFailed(
-                    f"no progress for {PATIENCE:.0f} s; running: {running}"
-                )
+                running = ", ".join(child.name for child in self._children if child.running)
+                raise ChildFailed(f"no progress for {PATIENCE:.0f} s; running: {running}")
             time.sleep(0.05)
 
     def _tick(self) -> None:
@@ -275,9 +261,7 @@ class Stage:
             for worker in self._workers:
                 if not worker.running and worker.wait(5) != 0:
                     raise ChildFailed(f"{worker.name} failed\n{worker.errors()}")
-            done = self._done_before + sum(
-                said(w, "progress", "done") for w in self._workers
-            )
+            done = self._done_before + sum(said(w, "progress", "done") for w in self._workers)
             self._progress.update(self._transformed, completed=done)
             row = max((said(c, "progress", "row") for c in self._children), default=0)
             self._progress.update(self._ingested, completed=row)
@@ -306,9 +290,7 @@ def last_offsets(log: eoslog.Log, topic: str) -> dict[tuple[str, int], int]:
     found: dict[tuple[str, int], int] = {}
     for batch in log.scan(topic, columns=["partition", "offset"]):
         partitions, offsets = batch.column("partition"), batch.column("offset")
-        for partition, offset in _last_of_each(
-            partitions.to_numpy(), offsets.to_numpy()
-        ):
+        for partition, offset in _last_of_each(partitions.to_numpy(), offsets.to_numpy()):
             found[topic, partition] = max(offset, found.get((topic, partition), -1))
     return found
 

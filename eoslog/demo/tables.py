@@ -32,9 +32,7 @@ def read(log: Log, topic: str, columns: list[str] | None = None) -> pd.DataFrame
     from pyarrow import json as arrow_json
 
     frames = []
-    for batch in log.scan(
-        topic, columns=["partition", "offset", "key", "value"], binary="copy"
-    ):
+    for batch in log.scan(topic, columns=["partition", "offset", "key", "value"], binary="copy"):
         if not batch.num_rows:
             continue
         lines = io.BytesIO(b"\n".join(batch.column("value").to_pylist()))

@@ -82,9 +82,7 @@ def check_delays(expected: pd.DataFrame, found: pd.DataFrame) -> list[Check]:
             0,
             differing(expected, found, list(expected.columns)),
         ),
-        Check(
-            "delays: out of order for their tail number", 0, disordered(keyed, ["_key"])
-        ),
+        Check("delays: out of order for their tail number", 0, disordered(keyed, ["_key"])),
     ]
 
 
@@ -126,9 +124,7 @@ def run(log: Log, table: pa.Table, evidence: Evidence) -> list[Check]:
     return [
         *check_flights(flights, tables.read(log, plan.FLIGHTS)),
         *check_delays(delays, tables.read(log, plan.DELAYS)),
-        *check_aggregate(
-            tables.by_carrier_and_hour(joined), tables.read(log, plan.CARRIER_DELAYS)
-        ),
+        *check_aggregate(tables.by_carrier_and_hour(joined), tables.read(log, plan.CARRIER_DELAYS)),
         *check_log(evidence),
     ]
 

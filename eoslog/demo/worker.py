@@ -99,9 +99,7 @@ class Worker:
         for record in records:
             delay = dataset.delay_of(json.loads(record.value), plan.LATE_MINUTES)
             if delay is not None:
-                self.producer.produce(
-                    plan.DELAYS, encode(delay), record.key, headers=self.headers
-                )
+                self.producer.produce(plan.DELAYS, encode(delay), record.key, headers=self.headers)
 
     def _stop_for_good(self) -> None:
         self.producer.flush()

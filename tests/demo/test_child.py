@@ -1,4 +1,4 @@
-"""Processes of the demo: what they say, how they end, and that none outlives its parent's patience."""
+"""Processes of the demo: what they say, how they end, and that none is left over."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """The parts of the demo that need no log: data set, script, reckoning, report, picture."""
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import json
@@ -63,12 +65,8 @@ def test_a_row_survives_its_json(table):
 def test_delays_by_record_equal_delays_by_column(table):
     expected = tables.expected_delays(tables.expected_flights(table))
     rows = (json.loads(value) for _, value in dataset.rows(table, 0, ROWS))
-    derived = [
-        delay for row in rows if (delay := dataset.delay_of(row, plan.LATE_MINUTES))
-    ]
-    assert (
-        verify.differing(expected, pd.DataFrame(derived), list(expected.columns)) == 0
-    )
+    derived = [delay for row in rows if (delay := dataset.delay_of(row, plan.LATE_MINUTES))]
+    assert verify.differing(expected, pd.DataFrame(derived), list(expected.columns)) == 0
 
 
 def test_the_script_lets_each_fault_strike_in_another_transaction():
@@ -86,9 +84,7 @@ def test_a_faithful_log_passes(table, found):
 
 
 def test_a_lost_record_is_seen(table, found):
-    wrong = failing(
-        verify.check_flights(tables.expected_flights(table), found.drop(index=7))
-    )
+    wrong = failing(verify.check_flights(tables.expected_flights(table), found.drop(index=7)))
     assert {
         "flights: records",
         "flights: sum of id",
@@ -110,9 +106,7 @@ def test_two_wrongs_that_cancel_in_every_sum_are_seen(table, found):
 
 
 def test_a_key_in_a_foreign_partition_is_seen(table, found):
-    found.loc[5, "_partition"] = (
-        found.loc[5, "_partition"] + 1
-    ) % plan.FLIGHTS_PARTITIONS
+    found.loc[5, "_partition"] = (found.loc[5, "_partition"] + 1) % plan.FLIGHTS_PARTITIONS
     wrong = failing(verify.check_flights(tables.expected_flights(table), found))
     assert "flights: in another partition than their key's" in wrong
 
@@ -140,9 +134,7 @@ def faulty():
     transaction(evidence, "ingest-2/200", 4, 60, commit=False)
     transaction(evidence, "worker1-1/300", 8, 80, commit=True, topic=plan.DELAYS)
     transaction(evidence, "worker1-1/300", 9, 100, commit=False, topic=plan.DELAYS)
-    transaction(
-        evidence, "aggregate-1/1", 12, 120, commit=True, topic=plan.CARRIER_DELAYS
-    )
+    transaction(evidence, "aggregate-1/1", 12, 120, commit=True, topic=plan.CARRIER_DELAYS)
     evidence.notes = [
         {"kind": faults.KILLED, "writer": "ingest-2/200"},
         {"kind": faults.KILLED, "writer": "worker1-1/300"},
