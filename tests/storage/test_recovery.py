@@ -1,0 +1,143 @@
+"""What an unclean stop leaves, and what opening makes of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from eoslog.errors import CorruptRecord
+from tests.storage.helpers import batch, opened, payloads, state
+
+LOG = "0" * 20 + ".log"
+
+
+@pytest.fixture
+def written(tmp_path):
+    with opened(str(tmp_path), segment_bytes=3000, index_interval_bytes=200) as log:
+        for i in range(60):
+            log.append(batch(2, producer_id=7, sequence=2 * i, size=40, timestamp=i))
+        log.flush()
+        expected = state(log)
+    return tmp_path, expected
+
+
+def last_segment(path) -> str:
+    return sorted(str(p) for p in (path / "t-0").glob("*.log"))[-1]
+
+
+def reopen(path, **options):
+    return opened(str(path), segment_bytes=3000, index_interval_bytes=200, **options)
+
+
+def test_every_truncation_of_the_tail_leaves_the_batches_before_it(written):
+    path, _ = written
+    name = last_segment(path)
+    data = open(name, "rb").read()
+    for size in [*range(len(data) - 90, len(data), 7), 0, 1, 61]:
+        copy = path.parent / f"copy-{size}"
+        shutil.copytree(path, copy)
+        os.truncate(str(copy / "t-0" / os.path.basename(name)), size)
+        with reopen(copy) as log:
+            found = payloads(log)
+            assert found == written[1][-1][: len(found)]
+            assert log.append(batch(1)).base_offset == log.log_end - 1 == len(found)
+        shutil.rmtree(copy)
+
+
+def test_garbage_behind_the_last_batch_is_cut(written):
+    path, expected = written
+    with open(last_segment(path), "ab") as file:
+        file.write(os.urandom(500))
+    with reopen(path) as log:
+        assert state(log) == expected
+        log.append(batch(1))
+    with reopen(path) as log:
+        assert log.log_end == expected[1] + 1
+
+
+def test_a_damaged_batch_with_valid_ones_behind_is_reported_and_nothing_is_cut(written):
+    path, _ = written
+    name = last_segment(path)
+    data = bytearray(open(name, "rb").read())
+    data[100] ^= 0x40
+    open(name, "wb").write(data)
+    with pytest.raises(CorruptRecord, match="valid batches follow"), reopen(path):
+        pass
+    assert open(name, "rb").read() == data
+
+
+def test_a_damaged_batch_below_the_recovery_point_is_never_cut(written):
+    path, expected = written
+    name = last_segment(path)
+    size = os.path.getsize(name)
+    os.truncate(name, size - 3)
+    with pytest.raises(CorruptRecord, match="recovery point"), reopen(path, recovery_point=expected[1]):
+        pass
+    assert os.path.getsize(name) == size - 3
+
+
+def test_indexes_are_rebuilt_from_the_batches(written):
+    path, expected = written
+    directory = path / "t-0"
+    originals = {p.name: p.read_bytes() for p in directory.iterdir() if p.suffix in (".index", ".timeindex")}
+    for name in originals:
+        (directory / name).write_bytes(os.urandom(64))
+    with reopen(path) as log:
+        assert state(log) == expected
+    assert {name: (directory / name).read_bytes() for name in originals} == originals
+
+
+def test_missing_indexes_and_snapshots_are_made_again(written):
+    path, expected = written
+    for p in (path / "t-0").iterdir():
+        if p.suffix != ".log":
+            p.unlink()
+    with reopen(path) as log:
+        assert state(log) == expected
+
+
+def test_a_torn_snapshot_is_dropped_and_an_older_one_used(written):
+    path, expected = written
+    for p in sorted((path / "t-0").glob("*.snapshot"))[-2:]:
+        p.write_bytes(p.read_bytes()[:-5])
+    with reopen(path) as log:
+        assert state(log) == expected
+
+
+def test_leftovers_of_dead_writers_are_removed(written):
+    path, expected = written
+    for name in ("00000000000000000000.log.deleted", "3-99.log.next", "00000000000000000999.index", "x.tmp"):
+        (path / "t-0" / name).write_bytes(b"junk")
+    with reopen(path) as log:
+        assert state(log) == expected
+        assert not [n for n in os.listdir(log.path) if n.endswith((".deleted", ".next", ".tmp")) or "999" in n]
+
+
+def test_a_clean_start_reads_no_more_than_the_last_segment(written):
+    path, expected = written
+    first = path / "t-0" / LOG
+    data = bytearray(first.read_bytes())
+    data[90] ^= 1  # would fail its CRC
+    first.write_bytes(data)
+    with reopen(path, clean=True) as log:
+        assert log.log_end == expected[1]
+
+
+def test_a_poisoned_partition_is_written_again_and_opens(written):
+    path, expected = written
+    with reopen(path, poisoned=True) as log:
+        assert state(log) == expected
+
+
+def test_a_reader_of_an_unclean_directory_changes_nothing(written):
+    path, expected = written
+    name = last_segment(path)
+    with open(name, "ab") as file:
+        file.write(b"torn")
+    before = {p: p.read_bytes() for p in (path / "t-0").iterdir()}
+    with reopen(path, read_only=True) as log:
+        assert payloads(log) == expected[-1]
+        assert log.high_watermark == expected[1]
+    assert {p: p.read_bytes() for p in (path / "t-0").iterdir()} == before
