@@ -50,7 +50,13 @@ def values() -> list[bytes]:
 def measure(benchmark: Any) -> Callable[..., Any]:
     """`measure(fn, units=..., rounds=...)`: runs it and notes how many units one round handles."""
 
-    def run(fn: Callable[..., Any], *, units: int, rounds: int = 7, setup: Callable[[], Any] | None = None) -> Any:
+    def run(
+        fn: Callable[..., Any],
+        *,
+        units: int,
+        rounds: int = 7,
+        setup: Callable[[], Any] | None = None,
+    ) -> Any:
         benchmark.extra_info["units"] = units
         return benchmark.pedantic(fn, setup=setup, rounds=rounds, warmup_rounds=0 if setup else 1)
 

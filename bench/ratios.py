@@ -70,7 +70,9 @@ def main(arguments: list[str]) -> int:
         below = row.floor is not None and ratio < row.floor
         missed += below
         floor = "" if row.floor is None else f"{row.floor:.2f}"
-        print(f"{row.what:<44}{ours:>14,.0f}{peer:>14,.0f}{ratio:>8.2f}{floor:>7}{'  MISSED' if below else ''}")
+        print(
+            f"{row.what:<44}{ours:>14,.0f}{peer:>14,.0f}{ratio:>8.2f}{floor:>7}{'  MISSED' if below else ''}"
+        )
     return int(bool(missed) and "--strict" in arguments)
 
 

@@ -17,7 +17,9 @@ def chunks(values: list[bytes]) -> list[list[bytes]]:
     return [values[:PER_BATCH]] * BATCHES
 
 
-def test_append_1mib(measure: Callable[..., Any], open_log: Callable[..., Any], values: list[bytes]) -> None:
+def test_append_1mib(
+    measure: Callable[..., Any], open_log: Callable[..., Any], values: list[bytes]
+) -> None:
     from eoslog.model import TopicPartition  # noqa: F401  (the import is part of no round)
 
     log = open_log()
@@ -32,7 +34,9 @@ def test_append_1mib(measure: Callable[..., Any], open_log: Callable[..., Any], 
     producer.close()
 
 
-def test_write_fdatasync_1mib(measure: Callable[..., Any], place: Path, values: list[bytes]) -> None:
+def test_write_fdatasync_1mib(
+    measure: Callable[..., Any], place: Path, values: list[bytes]
+) -> None:
     from eoslog import _core
 
     batch = bytes(_core.build_batch([(1_700_000_000_000, None, v, ()) for v in values[:PER_BATCH]]))

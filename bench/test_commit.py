@@ -28,7 +28,10 @@ def test_commit(measure: Callable[..., Any], open_log: Callable[..., Any]) -> No
 
 def test_two_fdatasyncs(measure: Callable[..., Any], place: Path) -> None:
     """The limit of the protocol: data, then the decision."""
-    fds = [os.open(place / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND) for name in ("data", "decision")]
+    fds = [
+        os.open(place / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        for name in ("data", "decision")
+    ]
 
     def run() -> None:
         for _ in range(COUNT):

@@ -13,7 +13,9 @@ PER_BATCH = 150
 
 def log_of(values: list[bytes]) -> bytes:
     return b"".join(
-        _core.build_batch([(1_700_000_000_000, None, v, ()) for v in values[at : at + PER_BATCH]], base_offset=at)
+        _core.build_batch(
+            [(1_700_000_000_000, None, v, ()) for v in values[at : at + PER_BATCH]], base_offset=at
+        )
         for at in range(0, COUNT, PER_BATCH)
     )
 
@@ -46,7 +48,9 @@ def test_aiokafka_reader(measure: Callable[..., Any], values: list[bytes]) -> No
     measure(run, units=COUNT)
 
 
-def test_consume(measure: Callable[..., Any], open_log: Callable[..., Any], values: list[bytes]) -> None:
+def test_consume(
+    measure: Callable[..., Any], open_log: Callable[..., Any], values: list[bytes]
+) -> None:
     import eoslog
 
     log = open_log("os")

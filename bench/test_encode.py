@@ -46,7 +46,9 @@ def test_aiokafka_builder(measure: Callable[..., Any], values: list[bytes]) -> N
     measure(run, units=COUNT)
 
 
-def test_produce(measure: Callable[..., Any], open_log: Callable[..., Any], values: list[bytes]) -> None:
+def test_produce(
+    measure: Callable[..., Any], open_log: Callable[..., Any], values: list[bytes]
+) -> None:
     with open_log("os").producer(acks=1) as producer:
 
         def run() -> None:
@@ -57,7 +59,9 @@ def test_produce(measure: Callable[..., Any], open_log: Callable[..., Any], valu
         measure(run, units=COUNT)
 
 
-def test_produce_many(measure: Callable[..., Any], open_log: Callable[..., Any], values: list[bytes]) -> None:
+def test_produce_many(
+    measure: Callable[..., Any], open_log: Callable[..., Any], values: list[bytes]
+) -> None:
     with open_log("os").producer(acks=1) as producer:
 
         def run() -> None:
