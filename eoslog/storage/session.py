@@ -152,6 +152,7 @@ class Session:
                 live = _core.try_lock(fd, _SESSION_AT, shared=True)
         if live:
             control_fd = files.open_file(os.path.join(self.path, CONTROL_FILE), read_only=True)
+            self._control_fd = control_fd
             self._fds.append(control_fd)
             self.control = _core.ControlFile(control_fd, writable=False)
             self.control.map_chunks(os.fstat(control_fd).st_size // CHUNK_SIZE)
@@ -174,7 +175,7 @@ class Session:
     def ensure_slot(self, slot: int) -> None:
         """Grow and map the control file so that it holds this slot."""
         chunks = _core.ControlFile.chunks_for(slot)
-        size = os.fstat(self._fds[-1] if self.read_only and not self.private else self._control_fd).st_size
+        size = os.fstat(self._control_fd).st_size
         if size < chunks * CHUNK_SIZE:
             if self.private:
                 os.ftruncate(self._control_fd, chunks * CHUNK_SIZE)
