@@ -259,16 +259,17 @@ class GroupOffsets:
                 found = {} if group is None else _public(group, wanted)
             if not unstable:
                 break
+            self._host.transactions.resolve_blockers(shard.log)
             left = deadline - time.monotonic()
+            if shard.log.log_end != end:
+                continue
             if left <= 0:
                 raise error_for(
                     ErrorCode.UNSTABLE_OFFSET_COMMIT,
                     f"group {group_id}: {sorted(unstable)[0]} has an undecided transactional "
                     f"offset after {timeout} s",
                 )
-            self._host.transactions.resolve_blockers(shard.log)
-            if shard.log.log_end == end:
-                shard.log.wait(end, min(_STABLE_POLL_S, left), of="log_end")
+            shard.log.wait(end, min(_STABLE_POLL_S, left), of="log_end")
         if found:
             # An offset that was acted on must not be taken back by a power cut.
             shard.log.flush(end)

@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eoslog import _core
-from eoslog.errors import InvalidProducerEpoch, UnknownTopicOrPartition
+from eoslog.coordinator.group_coordinator import GroupCoordinator
+from eoslog.errors import InvalidProducerEpoch, OffsetOutOfRange, UnknownTopicOrPartition
 from eoslog.model import AppendOrigin, AppendResult
+
+
+@dataclass
+class FakeSlice:
+    data: bytes
+    base_offset: int
+    next_offset: int
 
 
 class FakeLog:
@@ -24,6 +32,9 @@ class FakeLog:
         self.entries: list[tuple[int, bytes]] = []
         self.epochs: dict[int, int] = {}
         self.refusals = 0
+        self.visible: int | None = None  # Where the high watermark is held back.
+        self._open: dict[int, int] = {}
+        self._aborted: list[tuple[int, int, int]] = []
         self._changed = threading.Condition()
 
     def append(
@@ -47,6 +58,7 @@ class FakeLog:
                     raise InvalidProducerEpoch(f"{head.producer_epoch} < {known}")
                 self.epochs[head.producer_id] = head.producer_epoch
             base = self.log_end
+            self._track(head, base)
             self.entries.append((base, struct.pack(">q", base) + bytes(batch)[8:]))
             self.log_end = base + head.count
             self._changed.notify_all()
@@ -58,12 +70,58 @@ class FakeLog:
             if batch.last_offset >= start and base < end:
                 yield batch
 
+    @property
+    def high_watermark(self) -> int:
+        return self.log_end if self.visible is None else self.visible
+
+    @property
+    def last_stable_offset(self) -> int:
+        return min([self.high_watermark, *self._open.values()])
+
+    def read(self, start: int, end: int, max_bytes: int = 1 << 20) -> list[FakeSlice]:
+        if start < self.log_start or start > self.log_end:
+            raise OffsetOutOfRange(f"{start} not in [{self.log_start}, {self.log_end})")
+        out: list[FakeSlice] = []
+        size = 0
+        for base, data in self.entries:
+            after = base + _core.iter_batches(data)[0].count
+            if after <= start or base >= end or size >= max_bytes:
+                continue
+            out.append(FakeSlice(data, base, after))
+            size += len(data)
+        return out
+
+    def aborted(self, start: int, end: int) -> list[tuple[int, int, int]]:
+        return [a for a in self._aborted if a[2] >= start and a[1] < end]
+
+    def offset_for_time(self, timestamp_ms: int, end: int) -> int | None:
+        for batch in self.batches(0, end):
+            for offset, timestamp, *_ in batch.records():
+                if timestamp >= timestamp_ms and not batch.control:
+                    return offset
+        return None
+
+    def _track(self, head: Any, base: int) -> None:
+        if head.control:
+            first = self._open.pop(head.producer_id, None)
+            if first is not None and head.control_type == 0:
+                self._aborted.append((head.producer_id, first, base))
+        elif head.transactional:
+            self._open.setdefault(head.producer_id, base)
+
     def flush(self, up_to: int | None = None) -> None:
         self.flushed = max(self.flushed, self.log_end if up_to is None else up_to)
 
     def wait(self, beyond: int, timeout: float, *, of: str = "log_end") -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: self.log_end > beyond, timeout)
+            return self._changed.wait_for(lambda: getattr(self, of) > beyond, timeout)
+
+    def put(self, *values: str, timestamp: int = 0, **header: Any) -> int:
+        """Append one batch of values; returns its base offset."""
+        records = [(timestamp, None, value.encode(), ()) for value in values]
+        result = self.append(_core.build_batch(records, **header))
+        assert result is not None
+        return result.base_offset
 
     def mark(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
         """Write a transaction's marker."""
@@ -130,6 +188,10 @@ class FakeHost:
         self.metadata = self.disk.metadata
         self.transactions = FakeTransactions()
         self.scheduled: list[tuple[float, Callable[[], None]]] = []
+        self.groups = GroupCoordinator(self)
+
+    def close(self) -> None:
+        pass
 
     def die(self) -> None:
         del self.disk.living[self.process_number, self.process_nonce]
@@ -139,12 +201,18 @@ class FakeHost:
             raise UnknownTopicOrPartition(name)
         return self.metadata.topics[name]
 
+    def partition(self, topic: str, partition: int) -> FakeLog:
+        if partition not in self.topic(topic).partitions:
+            raise UnknownTopicOrPartition(f"{topic}-{partition}")
+        place = (topic, partition)
+        return self.disk.logs.setdefault(place, FakeLog(*place))
+
     def group_partition(self, group_id: str) -> FakeLog:
         place = ("__consumer_offsets", abs(_core.java_hash(group_id)) % 50)
         return self.disk.logs.setdefault(place, FakeLog(*place))
 
     def group_partitions(self) -> Iterable[FakeLog]:
-        return list(self.disk.logs.values())
+        return [log for log in self.disk.logs.values() if log.topic == "__consumer_offsets"]
 
     def process_alive(self, number: int, nonce: int) -> bool:
         return (number, nonce) in self.disk.living

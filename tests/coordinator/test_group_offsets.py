@@ -131,15 +131,15 @@ def test_A15_a_partition_that_went_to_another_member_takes_no_late_commit(host, 
     b = groups.join("g", subscription=["t"])
     lost = groups.heartbeat("g", a, first.member_epoch, first.assigned).to_revoke
     epoch = groups.heartbeat("g", a, first.member_epoch, first.assigned - lost).member_epoch
-    gone = max(lost)
+    gone, kept = max(lost), max(first.assigned - lost)
     commit(groups, {gone.partition: 4}, a, epoch)  # Nobody has it yet.
     assert gone in groups.heartbeat("g", b, 0, ()).assigned
     with pytest.raises(StaleMemberEpoch, match=f"t-{gone.partition} belongs to"):
-        commit(groups, {0: 9, gone.partition: 9}, a, epoch)
+        commit(groups, {kept.partition: 9, gone.partition: 9}, a, epoch)
     with pytest.raises(IllegalGeneration):
         txn_commit(groups, {gone.partition: 9}, a, epoch)
-    commit(groups, {0: 9}, a, epoch)
-    assert visible(groups) == {0: 9, gone.partition: 4}
+    commit(groups, {kept.partition: 9}, a, epoch)
+    assert visible(groups) == {kept.partition: 9, gone.partition: 4}
 
 
 def test_A15_a_static_name_fences_its_old_holder(groups):

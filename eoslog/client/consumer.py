@@ -1,0 +1,327 @@
+"""The consumer: reads partitions in order, alone or in a group, and remembers how far it got.
+
+    at-least-once   commit after processing (auto-commit does so at the next poll)
+    at-most-once    processing.guarantee=at_most_once: committed before records are handed out
+    exactly-once    offsets go into the transaction of the producer that writes the results
+
+Source: Kafka KafkaConsumer, KIP-62, KIP-98, KIP-447, KIP-848.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from eoslog.client.arrow import batch_of_records
+from eoslog.client.consumer_offsets import ConsumerOffsets
+from eoslog.client.offsets import as_list
+from eoslog.client.subscription import Listener, Topics, normalise_topics
+from eoslog.config import ConsumerConfig
+from eoslog.errors import (
+    ConfigError,
+    ErrorCode,
+    IllegalState,
+    UnknownTopicOrPartition,
+    error_for,
+)
+from eoslog.model import TopicPartition
+
+_WAIT_SLICE_S = 0.05
+Partitions = TopicPartition | Iterable[TopicPartition]
+
+
+class Consumer(ConsumerOffsets):
+    """Reads records; see the module for the three guarantees.
+
+    Args:
+        config: Kafka's keys, `log.dir` says which directory.
+        producer: a transactional producer whose transactions will carry the offsets.
+        engine: the directory, where it is open already; it then outlives the consumer.
+        keywords: more keys, as `group_id=`.
+
+    Raises:
+        ConfigError: an unknown key, a wrong value, or exactly-once without a producer.
+
+    Thread-safety: one thread at a time, `wakeup` excepted; a second one gets IllegalState.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        producer: Any = None,
+        *,
+        engine: Any = None,
+        **keywords: Any,
+    ) -> None:
+        """Open the directory; nothing is read or joined before the first poll."""
+        settings = ConsumerConfig.of(config, **keywords)
+        auto_commit = _check_producer(settings, producer)
+        self._owns_engine = engine is None
+        if engine is None:
+            engine = _open_engine(settings, producer)
+        super().__init__(settings, engine, auto_commit=auto_commit)
+        self._producer = producer
+        self._woken = False
+
+    # What to read.
+
+    def subscribe(
+        self,
+        topics: Topics,
+        on_assign: Listener | None = None,
+        on_revoke: Listener | None = None,
+        on_lost: Listener | None = None,
+    ) -> None:
+        """Share the partitions of topics with the other members of the group.
+
+        Takes effect at the next poll. Without a group.id all partitions of the topics are
+        assigned to this consumer.
+
+        Args:
+            topics: names, or a pattern that must match whole names (a compiled one, or a string
+                that is no legal name); internal topics never match. Topics may come later.
+            on_assign: called with the consumer and the partitions that were added.
+            on_revoke: the same before partitions go; progress may be committed there.
+            on_lost: the same for partitions that are another's already; default: `on_revoke`.
+
+        Raises:
+            IllegalState: partitions were assigned by `assign`.
+        """
+        with self._use:
+            wanted = normalise_topics(topics)
+            if not isinstance(wanted, list) or wanted:
+                self._subscribe(wanted, on_assign, on_revoke, on_lost)
+            else:
+                self.unsubscribe()
+
+    def _subscribe(self, topics: Topics, *listeners: Listener | None) -> None:
+        if self._config.group_id is not None:
+            self._subscription.subscribe(topics, *listeners)
+            self._membership.subscription_changed()
+            return
+        if not isinstance(topics, list):
+            raise error_for(ErrorCode.INVALID_GROUP_ID, "a pattern needs a group.id")
+        partitions = [
+            TopicPartition(topic, partition)
+            for topic in topics
+            for partition in sorted(self._engine.topic(topic).partitions)
+        ]
+        self._assign(partitions)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these partitions, without a group's help.
+
+        A partition with an offset starts there; another one at its committed offset, else as
+        auto.offset.reset says. Partitions that stay assigned go on where they are.
+
+        Raises:
+            IllegalState: topics were subscribed to.
+            UnknownTopicOrPartition: a partition does not exist.
+        """
+        with self._use:
+            self._assign(as_list(partitions))
+
+    def _assign(self, partitions: list[TopicPartition]) -> None:
+        for partition in partitions:
+            info = self._engine.topic(partition.topic)
+            if partition.partition not in info.partitions:
+                raise UnknownTopicOrPartition(
+                    f"{partition}: {partition.topic} has {len(info.partitions)} partitions"
+                )
+        added = self._subscription.assign(partitions)
+        if self._config.auto_offset_reset != "none":
+            # "latest" means now, not the time of the first poll.
+            self._fetcher.locate(added)
+
+    def unsubscribe(self) -> None:
+        """Commit as on close, leave the group, and read nothing."""
+        with self._use:
+            self._leave()
+
+    def _leave(self) -> None:
+        try:
+            if self._subscription.subscribed:
+                self._membership.leave()
+            elif self._subscription.manual:
+                self._commit_before_loss(list(self._subscription.states))
+        finally:
+            self._subscription.clear()
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions that are read at present."""
+        return sorted(self._subscription.states)
+
+    def subscription(self) -> Topics:
+        """The topics subscribed to, or the pattern; an empty list without a subscription."""
+        return self._subscription.topics if self._subscription.topics is not None else []
+
+    def pause(self, partitions: Partitions) -> None:
+        """Hand out nothing of these partitions until `resume`; what was fetched is kept."""
+        with self._use:
+            for state in self._subscription.select(partitions):
+                state.paused = True
+
+    def resume(self, partitions: Partitions) -> None:
+        """Go on handing out records of these partitions."""
+        with self._use:
+            for state in self._subscription.select(partitions):
+                state.paused = False
+
+    def paused(self) -> list[TopicPartition]:
+        """The paused partitions."""
+        return sorted(p for p, state in self._subscription.states.items() if state.paused)
+
+    # Records.
+
+    def poll(self, timeout: float | None = None) -> Any:
+        """The next record, or None after `timeout` seconds (None: wait) or a wakeup.
+
+        Raises:
+            CorruptRecord, SerializationError: at this position, until it is moved by `seek`.
+            OffsetOutOfRange, NoOffset: the position is not in the log, and no reset is allowed.
+            FencedInstanceId: another consumer took over group.instance.id.
+        """
+        with self._use:
+            records = self._poll(1, timeout)
+            return records[0] if records else None
+
+    def consume(self, num_messages: int | None = None, timeout: float | None = None) -> list[Any]:
+        """Whatever is there, at least one record unless `timeout` seconds pass or on a wakeup.
+
+        Args:
+            num_messages: most records to return; default max.poll.records, which also caps it
+                where it was set.
+            timeout: seconds, None waits for the first record.
+
+        Raises:
+            As for `poll`; records that precede the trouble are returned first.
+        """
+        limit = self._config.max_poll_records
+        if num_messages is not None:
+            if num_messages < 1:
+                raise ConfigError(f"num_messages: expected 1 or more, got {num_messages}")
+            capped = "max.poll.records" in self._config.given
+            limit = min(num_messages, limit) if capped else num_messages
+        with self._use:
+            return self._poll(limit, timeout)
+
+    def consume_arrow(self, num_messages: int = 65_536, timeout: float | None = None) -> Any:
+        """As `consume`, as a pyarrow.RecordBatch of the columns of `Log.scan`.
+
+        Raises:
+            ConfigError: deserializers are set, whose results have no Arrow type.
+        """
+        config = self._config
+        if config.key_deserializer is not None or config.value_deserializer is not None:
+            raise ConfigError("consume_arrow hands out bytes: set no deserializer")
+        return batch_of_records(self.consume(num_messages, timeout))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Every record as it comes, until `close` or `wakeup`."""
+        while not self.closed:
+            record = self.poll(None)
+            if record is None:
+                return
+            yield record
+
+    def wakeup(self) -> None:
+        """Make the current or next poll, consume or iteration return at once; any thread."""
+        self._woken = True
+
+    def _poll(self, limit: int, timeout: float | None) -> list[Any]:
+        if not self._subscription.subscribed and not self._subscription.states:
+            raise IllegalState("nothing to read: call subscribe() or assign() first")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            now = time.monotonic()
+            self._keep_up(now)
+            records = self._fetcher.collect(limit)
+            if records:
+                if self._commit_first:
+                    self._commit_positions(self._subscription.states)
+                return records
+            if self._woken:
+                self._woken = False
+                return []
+            left = _WAIT_SLICE_S if deadline is None else deadline - now
+            if left <= 0:
+                return []
+            self._fetcher.wait(left)
+
+    def _keep_up(self, now: float) -> None:
+        if self._auto_commit and not self._commit_first and now >= self._next_auto_commit:
+            self._auto_commit_now(self._subscription.states)
+        if self._subscription.subscribed and self._membership.due(now):
+            self._membership.step(may_revoke=not self._in_transaction())
+
+    def _in_transaction(self) -> bool:
+        return bool(getattr(self._producer, "in_transaction", False))
+
+    # The end.
+
+    def close(self) -> None:
+        """Commit as auto-commit would, leave the group, let go of the directory.
+
+        A static member keeps its place in the group. Closing twice, or in a forked child, does
+        nothing.
+        """
+        if self._use.closed or self._use.forked:
+            self._use.closed = True
+            return
+        with self._use:
+            try:
+                self._leave()
+            finally:
+                self._use.closed = True
+                if self._owns_engine:
+                    self._engine.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._use.closed
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _check_producer(settings: ConsumerConfig, producer: Any) -> bool:
+    """Whether auto-commit is on, given who commits the offsets."""
+    transactional = getattr(producer, "transactional_id", None) is not None
+    if settings.exactly_once:
+        if not transactional:
+            raise ConfigError(
+                "processing.guarantee=exactly_once needs Consumer(config, producer=p) with a "
+                "transactional producer: the offsets are committed in its transactions"
+            )
+        if settings.isolation_level != "read_committed":
+            raise ConfigError(
+                "processing.guarantee=exactly_once needs isolation.level=read_committed, "
+                f"but it is {settings.isolation_level}"
+            )
+    if not transactional:
+        return settings.enable_auto_commit
+    if settings.enable_auto_commit and "enable.auto.commit" in settings.given:
+        raise ConfigError(
+            "a consumer bound to a transactional producer commits in its transactions, "
+            "but enable.auto.commit=True"
+        )
+    return False
+
+
+def _open_engine(settings: ConsumerConfig, producer: Any) -> Any:
+    from eoslog.engine import Engine
+
+    if settings.log_dir is None:
+        raise ConfigError("log.dir is missing: which directory is the log?")
+    return Engine.open(settings.log_dir)

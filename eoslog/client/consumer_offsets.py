@@ -1,0 +1,246 @@
+"""A consumer's offsets: what it commits, what is committed, where it is, where it goes.
+
+Source: Kafka ConsumerCoordinator, KafkaConsumer; KIP-98, KIP-447.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from eoslog.client.fetcher import Fetcher
+from eoslog.client.membership import Membership
+from eoslog.client.offsets import Offsets, as_list, in_the_shape_of, offsets_of
+from eoslog.client.one_thread import OneThread
+from eoslog.client.subscription import SubscriptionState
+from eoslog.config import ConsumerConfig
+from eoslog.errors import (
+    CommitFailed,
+    ConfigError,
+    EoslogError,
+    ErrorCode,
+    IllegalGeneration,
+    IllegalState,
+    StaleMemberEpoch,
+    UnknownMember,
+    error_for,
+)
+from eoslog.model import GroupMetadata, OffsetAndMetadata, TopicPartition
+
+logger = logging.getLogger("eoslog.consumer")
+
+Partitions = TopicPartition | Iterable[TopicPartition]
+
+
+class ConsumerOffsets:
+    """The half of the consumer that deals in offsets.
+
+    Thread-safety: one thread at a time.
+    """
+
+    def __init__(self, config: ConsumerConfig, engine: Any, *, auto_commit: bool) -> None:
+        """Deal in the offsets of a directory open in this process."""
+        self._use = OneThread("consumer")
+        self._config = config
+        self._engine = engine
+        self._subscription = SubscriptionState()
+        self._fetcher = Fetcher(engine, config, self._subscription)
+        self._membership = Membership(
+            self, engine, config, self._subscription, self._fetcher, self._commit_before_loss
+        )
+        self._auto_commit = auto_commit
+        # True: committed before records are handed out, so that none is handed out twice.
+        self._commit_first = auto_commit and config.auto_commit_when == "before"
+        self._next_auto_commit = time.monotonic() + config.auto_commit_interval_ms / 1000
+
+    # Offsets.
+
+    def commit(self, offsets: Offsets | None = None) -> None:
+        """Commit where the group goes on: after the last record handed out, or where told.
+
+        Args:
+            offsets: next offset to read per partition, as {TopicPartition: offset} or
+                [TopicPartition(t, p, offset)]; a record commits the offset after it.
+
+        Raises:
+            CommitFailed: the group went on without this member.
+            FencedInstanceId: another consumer took over group.instance.id.
+            IllegalState: the offsets belong into the bound producer's transaction.
+            KafkaError: INVALID_GROUP_ID, there is no group.id.
+
+        Durability: durable on return.
+        """
+        with self._use:
+            if self._config.exactly_once:
+                raise IllegalState(
+                    "processing.guarantee=exactly_once: commit offsets in the transaction, with "
+                    "producer.send_offsets_to_transaction or transaction.commit_offsets"
+                )
+            if offsets is None:
+                self._commit(self._progress(self._subscription.states))
+            else:
+                self._commit(self._checked_offsets(offsets))
+
+    # The names of Kafka's own client; without a network both are synchronous.
+    commit_sync = commit
+    commit_async = commit
+
+    def _checked_offsets(self, offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
+        result = offsets_of(offsets)
+        for partition, committed in result.items():
+            state = self._subscription.states.get(partition)
+            if state is not None and state.last_returned == committed.offset:
+                warnings.warn(
+                    f"{partition}: committed {committed.offset}, the last record handed out; "
+                    f"it will be read again, commit {committed.offset + 1} to go on after it",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        return result
+
+    def _progress(
+        self, partitions: Iterable[TopicPartition], *, changed_only: bool = False
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        found = {}
+        for partition in partitions:
+            state = self._subscription.states.get(partition)
+            if state is None or state.position is None:
+                continue
+            if not changed_only or state.position != state.committed:
+                found[state.partition] = OffsetAndMetadata(state.position)
+        return found
+
+    def _commit_positions(self, partitions: Iterable[TopicPartition]) -> None:
+        self._commit(self._progress(list(partitions), changed_only=True))
+
+    def _commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        group_id = self._group()
+        if not offsets:
+            return
+        who = self._membership.metadata()
+        if self._subscription.subscribed and not who.member_id:
+            raise CommitFailed(f"group {group_id}: this consumer is no member (any more)")
+        try:
+            self._engine.groups.commit_offsets(
+                group_id,
+                who.member_id,
+                who.generation_id,
+                offsets,
+                instance_id=who.instance_id if who.member_id else None,
+            )
+        except (UnknownMember, StaleMemberEpoch, IllegalGeneration) as error:
+            raise CommitFailed(f"offsets were not committed: {error}") from error
+        for partition, committed in offsets.items():
+            state = self._subscription.states.get(partition)
+            if state is not None:
+                state.committed = committed.offset
+
+    def _auto_commit_now(self, partitions: Iterable[TopicPartition]) -> None:
+        self._next_auto_commit = time.monotonic() + self._config.auto_commit_interval_ms / 1000
+        try:
+            self._commit_positions(list(partitions))
+        except EoslogError as error:
+            # The next step of the membership raises or repairs what is behind it.
+            logger.warning("auto-commit: %s", error)
+
+    def _commit_before_loss(self, partitions: Iterable[TopicPartition]) -> None:
+        if self._auto_commit and not self._commit_first:
+            self._auto_commit_now(partitions)
+
+    def _group(self) -> str:
+        if self._config.group_id is None:
+            raise error_for(ErrorCode.INVALID_GROUP_ID, "committed offsets need a group.id")
+        return self._config.group_id
+
+    def committed(self, partitions: Any, timeout: float | None = None) -> Any:
+        """The group's committed offsets: what is undecided is driven or waited for.
+
+        Args:
+            partitions: one partition, or many.
+            timeout: seconds; default default.api.timeout.ms.
+
+        Returns:
+            For one partition its offset or None; for many [TopicPartition with offset or None].
+
+        Raises:
+            KafkaError: UNSTABLE_OFFSET_COMMIT, still undecided after the timeout.
+        """
+        with self._use:
+            wait = self._config.default_api_timeout_ms / 1000 if timeout is None else timeout
+            wanted = as_list(partitions)
+            found = self._engine.groups.fetch_offsets(self._group(), wanted, timeout=wait)
+            offsets = [found[p].offset if p in found else None for p in wanted]
+            return in_the_shape_of(partitions, wanted, offsets)
+
+    def position(self, partitions: Any) -> Any:
+        """The offset of the next record to hand out, as `committed` returns it.
+
+        Raises:
+            IllegalState: a partition is not assigned.
+            NoOffset: there is no starting point.
+        """
+        with self._use:
+            states = list(self._subscription.select(partitions))
+            self._fetcher.locate(states)
+            return in_the_shape_of(
+                partitions, [s.partition for s in states], [s.position for s in states]
+            )
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """The positions of all assigned partitions that have one: what there is to commit."""
+        states = self._subscription.states.values()
+        return {s.partition: s.position for s in states if s.position is not None}
+
+    def group_metadata(self) -> GroupMetadata:
+        """What `send_offsets_to_transaction` needs to fence this member."""
+        self._group()
+        return self._membership.metadata()
+
+    # Moving.
+
+    def seek(self, partition: TopicPartition, offset: int | None = None) -> None:
+        """Go on reading a partition at an offset (default: the one in `partition`)."""
+        with self._use:
+            target = partition.offset if offset is None else offset
+            if target is None or target < 0:
+                raise ConfigError(f"seek: expected an offset of 0 or more, got {target!r}")
+            self._subscription.of(partition).move_to(target)
+
+    def seek_to_beginning(self, partitions: Partitions | None = None) -> None:
+        """Go to the first record that is kept; default: in all assigned partitions."""
+        with self._use:
+            for state in self._subscription.select(partitions):
+                state.ask_reset("earliest")
+
+    def seek_to_end(self, partitions: Partitions | None = None) -> None:
+        """Go to the end as this consumer's isolation level sees it."""
+        with self._use:
+            for state in self._subscription.select(partitions):
+                state.ask_reset("latest")
+
+    def seek_to_time(self, partitions: Partitions | None, timestamp_ms: int) -> None:
+        """Go to the first record at or after a time; to the end if there is none."""
+        with self._use:
+            for state in self._subscription.select(partitions):
+                self._fetcher.seek_to_time(state, timestamp_ms)
+
+    def rewind(self) -> None:
+        """Go back to the committed offsets, where nothing is committed to where reading began.
+
+        What an aborted transaction calls, so that its input is read again.
+        """
+        with self._use:
+            states = list(self._subscription.states.values())
+            committed = {}
+            if self._config.group_id is not None and states:
+                committed = self._engine.groups.fetch_offsets(
+                    self._config.group_id, [state.partition for state in states]
+                )
+            for state in states:
+                found = committed.get(state.partition)
+                offset = state.start if found is None else found.offset
+                if offset is not None:
+                    state.move_to(offset)

@@ -1,0 +1,273 @@
+"""Reading for a consumer: starting points, fetches up to the isolation level's bound, waiting.
+
+One fetch reads the bound once: the last stable offset for read_committed, the high watermark for
+read_uncommitted. What lies below it never changes, so fetched records stay valid until the
+position is moved. A reader held up at a last stable offset drives the transaction in its way.
+
+Source: Kafka Fetcher, FetchCollector, OffsetFetcher; KIP-98.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from eoslog import _core
+from eoslog.client.subscription import PartitionState, SubscriptionState
+from eoslog.config import ConsumerConfig
+from eoslog.errors import (
+    EoslogError,
+    ErrorCode,
+    KafkaError,
+    NoOffset,
+    OffsetOutOfRange,
+    SerializationError,
+)
+from eoslog.model import OffsetAndMetadata, TopicPartition
+
+logger = logging.getLogger("eoslog.consumer")
+
+_WAIT_SLICE_S = 0.05
+_DRIVE_AFTER_S = 0.05
+_DRIVE_EVERY_S = 0.25
+
+
+class Fetcher:
+    """Fetches for one consumer; used by one thread at a time, as the consumer is."""
+
+    def __init__(
+        self, engine: Any, config: ConsumerConfig, subscription: SubscriptionState
+    ) -> None:
+        """Read from a directory open in this process."""
+        self._engine = engine
+        self._config = config
+        self._subscription = subscription
+        self._committed_only = config.isolation_level == "read_committed"
+        self._bound_name = "last_stable_offset" if self._committed_only else "high_watermark"
+        self._turn = 0
+
+    # Positions.
+
+    def log(self, state: PartitionState) -> Any:
+        """The partition's log, opened at first use.
+
+        Raises:
+            UnknownTopicOrPartition: there is none.
+        """
+        if state.log is None:
+            partition = state.partition
+            state.log = self._engine.partition(partition.topic, partition.partition)
+        return state.log
+
+    def bound(self, state: PartitionState) -> int:
+        """Where reading ends at present."""
+        return int(getattr(self.log(state), self._bound_name))
+
+    def locate(self, states: Iterable[PartitionState]) -> None:
+        """Find the starting points of partitions that have none, without waiting.
+
+        A partition whose committed offset is undecided stays without; the next call tries again.
+
+        Raises:
+            NoOffset: no committed offset, and auto.offset.reset is none.
+        """
+        missing = [state for state in states if state.position is None]
+        by_commit = [state for state in missing if state.reset is None]
+        for state in missing:
+            if state.reset is not None:
+                self._reset(state, state.reset)
+        if not by_commit:
+            return
+        group_id = self._config.group_id
+        committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        if group_id is not None:
+            committed, by_commit = self._stable_offsets(group_id, by_commit)
+        for state in by_commit:
+            offset = committed.get(state.partition)
+            if offset is not None:
+                state.move_to(offset.offset)
+                state.committed = offset.offset
+            elif self._config.auto_offset_reset == "none":
+                raise NoOffset(
+                    f"{state.partition}: group {group_id!r} has no committed offset "
+                    "and auto.offset.reset=none"
+                )
+            else:
+                self._reset(state, self._config.auto_offset_reset)
+
+    def _stable_offsets(
+        self, group_id: str, states: list[PartitionState]
+    ) -> tuple[dict[TopicPartition, OffsetAndMetadata], list[PartitionState]]:
+        """Committed offsets, and the states that they are decided for."""
+        partitions = [state.partition for state in states]
+        try:
+            return self._engine.groups.fetch_offsets(group_id, partitions, timeout=0.0), states
+        except KafkaError as error:
+            if error.code != ErrorCode.UNSTABLE_OFFSET_COMMIT:
+                raise
+        if len(states) == 1:
+            return {}, []
+        # One undecided partition must not hold up the others.
+        found, settled = {}, []
+        for state in states:
+            offsets, decided = self._stable_offsets(group_id, [state])
+            found.update(offsets)
+            settled += decided
+        return found, settled
+
+    def _reset(self, state: PartitionState, policy: str) -> None:
+        log = self.log(state)
+        state.move_to(log.log_start if policy == "earliest" else self.bound(state))
+
+    def seek_to_time(self, state: PartitionState, timestamp_ms: int) -> None:
+        """Go to the first record at or after a time; to the end if there is none."""
+        end = self.bound(state)
+        found = self.log(state).offset_for_time(timestamp_ms, end)
+        state.move_to(end if found is None else found)
+
+    # Records.
+
+    def collect(self, limit: int) -> list[Any]:
+        """Up to `limit` records that are there now, partition by partition in turn.
+
+        Raises:
+            CorruptRecord, SerializationError, OffsetOutOfRange, NoOffset: the next record of a
+                partition cannot be had; its position stays, so the error comes again.
+        """
+        states = [s for s in self._subscription.states.values() if not s.paused]
+        out: list[Any] = []
+        count = len(states)
+        start = self._turn % count if count else 0
+        for place in range(count):
+            state = states[(start + place) % count]
+            try:
+                out += self._collect_from(state, limit - len(out))
+            except EoslogError:
+                # What was taken from other partitions has moved their positions: it goes first.
+                if out:
+                    break
+                self._turn = start + place + 1
+                raise
+            if len(out) >= limit:
+                # The same partition goes on until its fetch is used up, then it is the next's turn.
+                self._turn = start + place + (0 if state.records else 1)
+                break
+        return out
+
+    def _collect_from(self, state: PartitionState, limit: int) -> list[Any]:
+        out: list[Any] = []
+        while len(out) < limit:
+            if not state.records:
+                try:
+                    if not self._fetch(state):
+                        break
+                except EoslogError:
+                    if out:
+                        break
+                    raise
+            taken = state.take(limit - len(out))
+            out = out + taken if out else taken
+        return out
+
+    def _fetch(self, state: PartitionState) -> bool:
+        """Fetch once or more until there is a record or the bound is reached."""
+        if state.position is None:
+            self.locate([state])
+        while (position := state.position) is not None:
+            log = self.log(state)
+            bound = getattr(log, self._bound_name)
+            if position >= bound and log.log_start <= position <= log.log_end:
+                return False
+            try:
+                self._read(state, log, position, bound)
+            except OffsetOutOfRange as error:
+                self._out_of_range(state, error)
+                continue
+            if state.records:
+                return True
+            if state.position == position:
+                return False
+        return False
+
+    def _read(self, state: PartitionState, log: Any, position: int, bound: int) -> None:
+        config = self._config
+        partition = state.partition
+        slices = log.read(position, bound, config.max_partition_fetch_bytes)
+        if not slices:
+            return
+        aborted = None
+        if self._committed_only:
+            end = min(bound, slices[-1].next_offset)
+            aborted = _core.AbortedTransactions(log.aborted(position, end))
+        records: list[Any] = []
+        for part in slices:
+            try:
+                found, next_offset = _core.decode_records(
+                    partition.topic, partition.partition, part.data, position, bound, aborted, None,
+                    config.key_deserializer, config.value_deserializer, config.check_crcs,
+                )  # fmt: skip
+            except Exception as error:
+                # Good records come first; the error is raised when its record's turn comes.
+                if records:
+                    break
+                if isinstance(error, EoslogError):
+                    raise
+                raise SerializationError(
+                    f"{partition} at offset {position}: {type(error).__name__}: {error}"
+                ) from error
+            records += found
+            stopped_early = next_offset < min(part.next_offset, bound)
+            position = next_offset
+            if stopped_early:
+                break
+        state.fill(records, position)
+
+    def _out_of_range(self, state: PartitionState, error: OffsetOutOfRange) -> None:
+        policy = self._config.auto_offset_reset
+        if policy == "none":
+            raise error
+        logger.warning("%s; going to %s", error, policy)
+        state.position = None
+        self._reset(state, policy)
+
+    # Waiting.
+
+    def wait(self, timeout: float) -> None:
+        """Wait until something may have come, at most `timeout` seconds or 50 ms."""
+        pause = min(timeout, _WAIT_SLICE_S)
+        states = [
+            s for s in self._subscription.states.values() if not s.paused and s.position is not None
+        ]
+        if not states:
+            time.sleep(pause)
+            return
+        if self._committed_only:
+            now = time.monotonic()
+            for state in states:
+                self._drive(state, now)
+        # The partition where bytes lie unflushed or undecided is the one to wait for.
+        waiting = next((s for s in states if s.log.log_end > (s.position or 0)), None)
+        if waiting is None and len(states) > 1 and hasattr(self._engine, "wait_any"):
+            self._engine.wait_any([s.log for s in states], pause)
+            return
+        if waiting is None:
+            waiting = states[self._turn % len(states)]
+            self._turn += 1
+            pause = pause if len(states) == 1 else min(pause, 0.01)
+        waiting.log.wait(waiting.position, pause, of=self._bound_name)
+
+    def _drive(self, state: PartitionState, now: float) -> None:
+        """Held up by an undecided transaction for a while: have it driven to its end if due."""
+        stable = state.log.last_stable_offset
+        if state.position < stable or stable >= state.log.high_watermark:
+            state.blocked_at = -1
+            return
+        if state.blocked_at != stable:
+            state.blocked_at = stable
+            state.next_drive = now + _DRIVE_AFTER_S
+            return
+        if now >= state.next_drive:
+            state.next_drive = now + _DRIVE_EVERY_S
+            self._engine.transactions.resolve_blockers(state.log)

@@ -1,0 +1,180 @@
+"""A consumer's place in its group: joining, following the target, losing it.
+
+All of it happens inside the consumer's own poll: let go (after the listener and a commit), say so,
+take over what is granted. Between polls nothing changes hands.
+
+Source: Kafka ConsumerMembershipManager, KIP-848, KIP-429.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from eoslog.client.fetcher import Fetcher
+from eoslog.client.subscription import Listener, SubscriptionState
+from eoslog.config import ConsumerConfig
+from eoslog.errors import FencedInstanceId, FencedMemberEpoch, StaleMemberEpoch, UnknownMember
+from eoslog.model import GroupMetadata, TopicPartition
+
+logger = logging.getLogger("eoslog.consumer")
+
+_FOLLOW_EVERY_S = 0.1
+NO_MEMBER = ""
+NO_GENERATION = -1
+
+
+class Membership:
+    """Keeps one consumer in its group; used by one thread at a time, as the consumer is."""
+
+    def __init__(
+        self,
+        consumer: Any,
+        engine: Any,
+        config: ConsumerConfig,
+        subscription: SubscriptionState,
+        fetcher: Fetcher,
+        commit: Callable[[Iterable[TopicPartition]], None],
+    ) -> None:
+        """Take part for `consumer`; `commit` commits its progress before partitions go."""
+        self._consumer = consumer
+        self._groups = engine.groups
+        self._config = config
+        self._subscription = subscription
+        self._fetcher = fetcher
+        self._commit = commit
+        self._next_step = 0.0
+        self._resubscribed = False
+        self.member_id = NO_MEMBER
+        self.epoch = 0
+
+    @property
+    def group_id(self) -> str:
+        """The group."""
+        return self._config.group_id or ""
+
+    def metadata(self) -> GroupMetadata:
+        """What fences this member's commits."""
+        joined = self.member_id != NO_MEMBER
+        return GroupMetadata(
+            self.group_id,
+            self.member_id,
+            self.epoch if joined else NO_GENERATION,
+            self._config.group_instance_id,
+        )
+
+    def subscription_changed(self) -> None:
+        """The topics are others: tell the group at the next step."""
+        self._resubscribed = True
+        self._next_step = 0.0
+
+    def due(self, now: float) -> bool:
+        """Whether a step is due."""
+        return now >= self._next_step
+
+    def step(self, *, may_revoke: bool = True) -> None:
+        """Join if need be, and move towards the target as far as it goes at once.
+
+        Args:
+            may_revoke: False keeps what shall be let go for now: its records are part of an open
+                transaction, whose offsets could not be committed any more.
+
+        Raises:
+            FencedInstanceId: another consumer took over group.instance.id.
+        """
+        try:
+            self._step(may_revoke)
+        except (UnknownMember, StaleMemberEpoch, FencedMemberEpoch) as error:
+            logger.warning("group %s: %s; joining again", self.group_id, error)
+            self.lose()
+            self._step(may_revoke)
+        except FencedInstanceId:
+            self.lose()
+            raise
+        self._next_step = time.monotonic() + min(
+            _FOLLOW_EVERY_S, self._config.heartbeat_interval_ms / 1000
+        )
+
+    def _step(self, may_revoke: bool) -> None:
+        if self.member_id == NO_MEMBER or self._resubscribed:
+            self._join()
+        owned = set(self._subscription.states)
+        answer = self._heartbeat(owned)
+        if answer.to_revoke and may_revoke:
+            self._let_go(sorted(answer.to_revoke & owned))
+            owned = set(self._subscription.states)
+            answer = self._heartbeat(owned)
+        self._take_over(sorted(answer.assigned - owned))
+
+    def _join(self) -> None:
+        config = self._config
+        assert self._subscription.topics is not None
+        known = self.member_id
+        self.member_id = self._groups.join(
+            self.group_id,
+            known or None,
+            subscription=self._subscription.topics,
+            assignor=config.partition_assignment_strategy[0],
+            session_timeout_ms=config.session_timeout_ms,
+            rebalance_timeout_ms=config.max_poll_interval_ms,
+            instance_id=config.group_instance_id,
+            client_id=config.client_id,
+        )
+        self._resubscribed = False
+        if not known:
+            self.epoch = 0
+
+    def _heartbeat(self, owned: set[TopicPartition]) -> Any:
+        answer = self._groups.heartbeat(
+            self.group_id,
+            self.member_id,
+            self.epoch,
+            owned,
+            instance_id=self._config.group_instance_id,
+        )
+        self.epoch = answer.member_epoch
+        return answer
+
+    def _let_go(self, partitions: list[TopicPartition]) -> None:
+        if not partitions:
+            return
+        self._commit(partitions)
+        self._tell(self._subscription.on_revoke, partitions)
+        self._subscription.remove(partitions)
+
+    def _take_over(self, partitions: list[TopicPartition]) -> None:
+        if not partitions:
+            return
+        self._subscription.add(partitions)
+        self._fetcher.locate(self._subscription.select(partitions))
+        self._tell(self._subscription.on_assign, partitions)
+
+    def lose(self) -> None:
+        """The group went on without this member: nothing of it may be committed."""
+        partitions = sorted(self._subscription.states)
+        self.member_id = NO_MEMBER
+        self.epoch = 0
+        self._next_step = 0.0
+        lost = self._subscription.on_lost or self._subscription.on_revoke
+        if partitions:
+            self._tell(lost, partitions)
+        self._subscription.remove(partitions)
+
+    def leave(self) -> None:
+        """Commit, let go of everything, and leave the group."""
+        if self.member_id == NO_MEMBER:
+            return
+        member_id = self.member_id
+        try:
+            self._let_go(sorted(self._subscription.states))
+        finally:
+            self.member_id = NO_MEMBER
+            self.epoch = 0
+            self._subscription.remove(list(self._subscription.states))
+            self._groups.leave(self.group_id, member_id)
+
+    def _tell(self, listener: Listener | None, partitions: list[TopicPartition]) -> None:
+        if listener is not None:
+            listener(self._consumer, list(partitions))

@@ -1,0 +1,82 @@
+"""Offsets in the shapes that callers write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from eoslog.errors import ConfigError
+from eoslog.model import OffsetAndMetadata, TopicPartition
+
+Offsets = (
+    Mapping[TopicPartition, int]
+    | Mapping[TopicPartition, OffsetAndMetadata]
+    | Iterable[TopicPartition]
+    | TopicPartition
+)
+
+
+def offsets_of(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Next offsets to read per partition.
+
+    Args:
+        offsets: {TopicPartition: offset or OffsetAndMetadata}, TopicPartitions that bear offsets,
+            or a record, which stands for the offset after it.
+
+    Raises:
+        ConfigError: it is none of these, or an offset is missing or negative.
+    """
+    if isinstance(offsets, Mapping):
+        return {_partition(p): _offset(p, offset) for p, offset in offsets.items()}
+    if isinstance(offsets, TopicPartition):
+        return {offsets: _offset(offsets, offsets.offset)}
+    if hasattr(offsets, "timestamp_type"):
+        after = OffsetAndMetadata(offsets.offset + 1, offsets.leader_epoch)
+        return {TopicPartition(offsets.topic, offsets.partition): after}
+    try:
+        items = list(offsets)
+    except TypeError:
+        raise ConfigError(f"offsets: expected a dict or TopicPartitions, got {offsets!r}") from None
+    return {_partition(p): _offset(p, p.offset) for p in items}
+
+
+def _partition(value: object) -> TopicPartition:
+    if not isinstance(value, TopicPartition):
+        raise ConfigError(f"offsets: expected a TopicPartition, got {value!r}")
+    return value
+
+
+def _offset(partition: TopicPartition, value: object) -> OffsetAndMetadata:
+    if isinstance(value, OffsetAndMetadata):
+        found = value
+    elif isinstance(value, int) and not isinstance(value, bool):
+        found = OffsetAndMetadata(value)
+    else:
+        raise ConfigError(f"{partition}: expected an offset, got {value!r}")
+    if found.offset < 0:
+        raise ConfigError(f"{partition}: an offset is 0 or more, got {found.offset}")
+    return found
+
+
+def as_list(partitions: TopicPartition | Iterable[TopicPartition]) -> list[TopicPartition]:
+    """One partition or many, as a list.
+
+    Raises:
+        ConfigError: something else than TopicPartitions.
+    """
+    if isinstance(partitions, TopicPartition):
+        return [partitions]
+    try:
+        return [_partition(p) for p in partitions]
+    except TypeError:
+        raise ConfigError(f"expected TopicPartitions, got {partitions!r}") from None
+
+
+def in_the_shape_of(asked: Any, partitions: list[TopicPartition], offsets: list[int | None]) -> Any:
+    """One offset for one partition, [TopicPartition with its offset] for many."""
+    if isinstance(asked, TopicPartition):
+        return offsets[0]
+    return [
+        TopicPartition(p.topic, p.partition, offset)
+        for p, offset in zip(partitions, offsets, strict=True)
+    ]

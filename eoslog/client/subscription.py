@@ -1,0 +1,210 @@
+"""What a consumer reads: its partitions, where it is in each, what is fetched but not handed out.
+
+Source: Kafka SubscriptionState.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from eoslog.client.offsets import as_list
+from eoslog.errors import ConfigError, IllegalState
+from eoslog.model import TopicPartition
+
+Topics = Sequence[str] | str | re.Pattern[str]
+Listener = Callable[[Any, list[TopicPartition]], object]
+
+_LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+class PartitionState:
+    """One partition of an assignment.
+
+    Invariants:
+        - `records[index:]` are fetched and not handed out; the first of them is at or after
+          `position`.
+        - With nothing fetched, `position` is where the next fetch begins, or None before the
+          starting point is known.
+    """
+
+    __slots__ = (
+        "blocked_at", "committed", "index", "last_returned", "log", "next_drive", "next_offset",
+        "partition", "paused", "position", "records", "reset", "start",
+    )  # fmt: skip
+
+    def __init__(self, partition: TopicPartition) -> None:
+        """Start without a position."""
+        self.partition = TopicPartition(partition.topic, partition.partition)
+        self.log: Any = None
+        self.position: int | None = None
+        # Where reading began: what a rewind goes back to where nothing was ever committed.
+        self.start: int | None = None
+        # "earliest" or "latest" once asked for; None: the committed offset, else the policy.
+        self.reset: str | None = None
+        self.paused = False
+        self.last_returned: int | None = None
+        self.records: list[Any] = []
+        self.index = 0
+        self.next_offset = 0
+        # The offset last committed from here, or found committed at the start.
+        self.committed: int | None = None
+        # The last stable offset that holds the reader up, and when to act on it (monotonic).
+        self.blocked_at = -1
+        self.next_drive = 0.0
+
+    def move_to(self, offset: int) -> None:
+        """Go on reading at an offset; what was fetched is dropped."""
+        self.drop_fetched()
+        self.position = offset
+        self.reset = None
+        if self.start is None:
+            self.start = offset
+
+    def ask_reset(self, policy: str) -> None:
+        """Go to one end of the log when the position is next needed."""
+        self.drop_fetched()
+        self.position = None
+        self.reset = policy
+
+    def drop_fetched(self) -> None:
+        """Forget what was fetched and not handed out."""
+        self.records, self.index = [], 0
+
+    def fill(self, records: list[Any], next_offset: int) -> None:
+        """Keep what a fetch returned; without records the position steps over what it covered."""
+        self.records, self.index, self.next_offset = records, 0, next_offset
+        if not records:
+            self.position = next_offset
+
+    def take(self, limit: int) -> list[Any]:
+        """Hand out up to `limit` fetched records and advance the position past them."""
+        stop = min(self.index + limit, len(self.records))
+        taken = self.records[self.index : stop]
+        if not taken:
+            return taken
+        self.last_returned = taken[-1].offset
+        if stop == len(self.records):
+            # Past the last record may lie markers and aborted batches: the fetch covered them.
+            self.position = self.next_offset
+            self.drop_fetched()
+        else:
+            self.index = stop
+            self.position = self.last_returned + 1
+        return taken
+
+
+class SubscriptionState:
+    """The partitions of a consumer, by assignment or by subscription, never both."""
+
+    def __init__(self) -> None:
+        """Nothing subscribed, nothing assigned."""
+        self.topics: Topics | None = None
+        self.on_assign: Listener | None = None
+        self.on_revoke: Listener | None = None
+        self.on_lost: Listener | None = None
+        self.manual = False
+        self.states: dict[TopicPartition, PartitionState] = {}
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether the group chooses the partitions."""
+        return self.topics is not None
+
+    def subscribe(
+        self,
+        topics: Topics,
+        on_assign: Listener | None,
+        on_revoke: Listener | None,
+        on_lost: Listener | None,
+    ) -> None:
+        """Let the group choose among the partitions of topics."""
+        if self.manual:
+            raise IllegalState("subscribe() after assign(): call unsubscribe() first")
+        self.topics = topics
+        self.on_assign, self.on_revoke, self.on_lost = on_assign, on_revoke, on_lost
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> list[PartitionState]:
+        """Read exactly these partitions; returns the new ones, those kept stay where they are."""
+        if self.subscribed:
+            raise IllegalState("assign() after subscribe(): call unsubscribe() first")
+        wanted = list(partitions)
+        states = {}
+        added = []
+        for partition in wanted:
+            state = self.states.get(partition)
+            if state is None:
+                state = PartitionState(partition)
+                added.append(state)
+            states[state.partition] = state
+            if partition.offset is not None and partition.offset >= 0:
+                state.move_to(partition.offset)
+        self.states = states
+        self.manual = bool(states)
+        return added
+
+    def add(self, partitions: Iterable[TopicPartition]) -> None:
+        """Partitions that the group granted."""
+        for partition in partitions:
+            self.states[partition] = PartitionState(partition)
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Partitions that are no longer this consumer's."""
+        for partition in partitions:
+            self.states.pop(partition, None)
+
+    def clear(self) -> None:
+        """Neither subscribed nor assigned."""
+        self.topics = None
+        self.on_assign = self.on_revoke = self.on_lost = None
+        self.manual = False
+        self.states = {}
+
+    def of(self, partition: TopicPartition) -> PartitionState:
+        """The state of an assigned partition.
+
+        Raises:
+            IllegalState: it is not assigned.
+        """
+        state = self.states.get(partition)
+        if state is None:
+            raise IllegalState(f"{partition} is not assigned to this consumer")
+        return state
+
+    def select(
+        self, partitions: TopicPartition | Iterable[TopicPartition] | None
+    ) -> Iterator[PartitionState]:
+        """The states of some partitions, or of all."""
+        if partitions is None:
+            yield from list(self.states.values())
+        else:
+            for partition in as_list(partitions):
+                yield self.of(partition)
+
+
+def normalise_topics(topics: Topics) -> Topics:
+    """A list of names, or a pattern; a plain string that is a legal name is that topic.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(topics, re.Pattern):
+        return topics
+    if isinstance(topics, str):
+        return [topics] if _LEGAL_NAME.fullmatch(topics) else re.compile(_checked(topics))
+    names = list(topics)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"subscribe: expected topic names or a pattern, got {name!r}")
+        if name.startswith("^"):
+            _checked(name)
+    return names
+
+
+def _checked(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"subscribe: {pattern!r} is no regular expression: {error}") from None
+    return pattern

@@ -1,0 +1,576 @@
+"""The consumer on a directory in memory: reading, isolation, positions, commits, guarantees."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+
+import pytest
+
+from eoslog import _core
+from eoslog.client.consumer import Consumer
+from eoslog.errors import (
+    CommitFailed,
+    ConfigError,
+    CorruptRecord,
+    IllegalState,
+    KafkaError,
+    NoOffset,
+    OffsetOutOfRange,
+    SerializationError,
+    UnknownTopicOrPartition,
+)
+from eoslog.model import GroupMetadata, OffsetAndMetadata, TopicPartition
+from tests.coordinator.fake_host import FakeDisk, FakeHost, FakeLog
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    disk = FakeDisk()
+    disk.metadata.create("t", 2)
+    return FakeHost(disk)
+
+
+@pytest.fixture
+def log(host) -> FakeLog:
+    return host.partition("t", 0)
+
+
+def consumer(host, *, assign=(T0,), producer=None, **config) -> Consumer:
+    config.setdefault("auto_offset_reset", "earliest")
+    made = Consumer(config, producer, engine=host)
+    if assign:
+        made.assign(assign)
+    return made
+
+
+def values(records) -> list[str]:
+    return [r.value.decode() for r in records]
+
+
+def drain(c, n=100) -> list[str]:
+    out = []
+    while found := c.consume(n, 0):
+        out += values(found)
+    return out
+
+
+def test_records_have_their_attributes(host, log):
+    log.append(_core.build_batch([(1000, b"k", b"v", (("h", b"x"),))]))
+    record = consumer(host).poll(0)
+    assert (record.topic, record.partition, record.offset, record.timestamp) == ("t", 0, 0, 1000)
+    assert (record.key, record.value, list(record.headers)) == (b"k", b"v", [("h", b"x")])
+
+
+def test_poll_waits_for_a_record_and_gives_up_after_its_timeout(host, log):
+    c = consumer(host)
+    started = time.monotonic()
+    assert c.poll(0.1) is None
+    assert 0.1 <= time.monotonic() - started < 1
+    threading.Timer(0.05, log.put, ["late"]).start()
+    assert values([c.poll(5)]) == ["late"]
+
+
+def test_max_poll_records_hands_out_what_was_fetched_in_pieces(host, log):
+    log.put(*"abcde")
+    c = consumer(host, max_poll_records=2)
+    assert [values(c.consume(timeout=0)) for _ in range(4)] == [["a", "b"], ["c", "d"], ["e"], []]
+    assert len(consumer(host, max_poll_records=2).consume(10, 0)) == 2
+    assert len(consumer(host).consume(10, 0)) == 5
+
+
+def test_all_partitions_get_their_turn(host, log):
+    log.put(*"aaaa")
+    host.partition("t", 1).put(*"bbbb")
+    c = consumer(host, assign=(T0, T1))
+    assert sorted(drain(c, 3)) == list("aaaabbbb")
+    for _ in range(4):
+        log.put("a")
+        host.partition("t", 1).put("b")
+    assert {values([c.poll(0)])[0] for _ in range(5)} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("isolation", "expected"),
+    [("read_committed", ["plain", "yes", "plain2"]),
+     ("read_uncommitted", ["plain", "yes", "no", "plain2", "open", "after"])],
+)  # fmt: skip
+def test_A13_isolation_decides_what_is_seen(host, log, isolation, expected):
+    log.put("plain")
+    log.put("yes", producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
+    log.put("no", producer_id=2, producer_epoch=0, base_sequence=0, transactional=True)
+    log.mark(1, 0, commit=True)
+    log.mark(2, 0, commit=False)
+    log.put("plain2")
+    log.put("open", producer_id=3, producer_epoch=0, base_sequence=0, transactional=True)
+    log.put("after")
+    c = consumer(host, isolation_level=isolation)
+    assert drain(c) == expected
+    assert c.position(T0) == (6 if isolation == "read_committed" else 8)
+    if isolation == "read_committed":
+        log.mark(3, 0, commit=True)
+        assert drain(c) == ["open", "after"]
+
+
+def test_A13_read_committed_is_the_default(host, log):
+    log.put("open", producer_id=3, producer_epoch=0, base_sequence=0, transactional=True)
+    assert drain(consumer(host)) == []
+
+
+def test_the_position_steps_over_aborted_batches_and_markers(host, log):
+    log.put("no", producer_id=2, producer_epoch=0, base_sequence=0, transactional=True)
+    log.mark(2, 0, commit=False)
+    c = consumer(host)
+    assert c.poll(0) is None
+    assert c.position(T0) == 2
+
+
+def test_a_reader_held_up_by_an_open_transaction_has_it_driven(host, log):
+    log.put("x", producer_id=3, producer_epoch=0, base_sequence=0, transactional=True)
+    host.transactions.resolve = lambda blocked: blocked.mark(3, 0, commit=True)
+    assert values([consumer(host).poll(5)]) == ["x"]
+
+
+def test_nothing_above_the_high_watermark_is_read(host, log):
+    log.put("a")
+    log.put("b")
+    log.visible = 1
+    for isolation in ("read_committed", "read_uncommitted"):
+        assert drain(consumer(host, isolation_level=isolation)) == ["a"]
+
+
+def test_where_reading_starts(host, log):
+    log.put(*"ab")
+    assert drain(consumer(host, auto_offset_reset="latest")) == []
+    assert drain(consumer(host, assign=[TopicPartition("t", 0, 1)])) == ["b"]
+    with pytest.raises(NoOffset, match="t-0"):
+        consumer(host, auto_offset_reset="none").poll(0)
+    host.groups.commit_offsets("g", "", -1, {T0: OffsetAndMetadata(1)})
+    assert drain(consumer(host, auto_offset_reset="none", group_id="g")) == ["b"]
+
+
+def test_latest_means_the_moment_of_assign(host, log):
+    c = consumer(host, auto_offset_reset="latest")
+    log.put("new")
+    assert drain(c) == ["new"]
+
+
+def test_an_undecided_committed_offset_holds_up_only_its_partition(host, log):
+    log.put(*"ab")
+    host.partition("t", 1).put("c")
+    host.groups.txn_offset_commit("g", "tx", 5, 0, "", -1, None, {T0: OffsetAndMetadata(1)})
+    c = consumer(host, group_id="g", assign=(T0, T1))
+    assert drain(c) == ["c"]
+    host.group_partition("g").mark(5, 0, commit=True)
+    assert drain(c) == ["b"]
+
+
+def test_seek_drops_what_was_fetched(host, log):
+    log.put(*"abcd", timestamp=1000)
+    log.put("e", timestamp=2000)
+    c = consumer(host)
+    c.poll(0)
+    c.seek(T0, 3)
+    assert c.position([T0])[0].offset == 3
+    assert drain(c) == ["d", "e"]
+    c.seek_to_beginning()
+    assert drain(c, 2) == list("abcde")
+    c.seek_to_end(T0)
+    assert c.position(T0) == 5
+    c.seek_to_time(T0, 1500)
+    assert drain(c) == ["e"]
+    c.seek_to_time(None, 9999)
+    assert drain(c) == []
+    c.seek(TopicPartition("t", 0, 4))
+    assert drain(c) == ["e"]
+    with pytest.raises(ConfigError):
+        c.seek(T0, -1)
+    with pytest.raises(IllegalState):
+        c.seek(T1, 0)
+
+
+def test_out_of_range_resets_or_raises(host, log):
+    log.put(*"abc")
+    log.log_start = 2
+    strict = consumer(host, auto_offset_reset="none", assign=[TopicPartition("t", 0, 0)])
+    for _ in range(2):
+        with pytest.raises(OffsetOutOfRange):
+            strict.poll(0)
+    strict.seek(T0, 9)
+    with pytest.raises(OffsetOutOfRange):
+        strict.poll(0)
+    assert drain(consumer(host, assign=[TopicPartition("t", 0, 0)])) == ["c"]
+
+
+def test_paused_partitions_keep_what_was_fetched(host, log):
+    log.put(*"abc")
+    c = consumer(host)
+    assert values([c.poll(0)]) == ["a"]
+    c.pause([T0])
+    assert c.paused() == [T0]
+    assert c.consume(9, 0) == []
+    c.resume(T0)
+    assert drain(c) == ["b", "c"]
+
+
+def test_a_corrupt_batch_is_an_error_at_its_position_until_seek(host, log):
+    log.put("a")
+    log.put("b")
+    log.put("c")
+    base, data = log.entries[1]
+    log.entries[1] = (base, data[:-2] + b"\xff" + data[-1:])
+    c = consumer(host)
+    assert values(c.consume(9, 0)) == ["a"]
+    for _ in range(2):
+        with pytest.raises(CorruptRecord):
+            c.consume(9, 0)
+        assert c.position(T0) == 1
+    c.seek(T0, 2)
+    assert drain(c) == ["c"]
+
+
+def test_a_failing_deserializer_is_an_error_at_its_position_until_seek(host, log):
+    log.put("1", "2", "x", "4")
+    c = consumer(host, value_deserializer=lambda data: int(data))
+    assert [r.value for r in c.consume(9, 0)] == [1, 2]
+    for _ in range(2):
+        with pytest.raises(SerializationError, match="t-0 at offset 2"):
+            c.poll(0)
+    c.seek(T0, 3)
+    assert c.poll(0).value == 4
+
+
+def test_trouble_in_one_partition_does_not_lose_records_of_another(host, log):
+    log.put("bad")
+    host.partition("t", 1).put("good")
+    base, data = log.entries[0]
+    log.entries[0] = (base, data[:-2] + b"\xff" + data[-1:])
+    c = consumer(host, assign=(T0, T1))
+    seen = []
+    for _ in range(4):
+        try:
+            seen += values(c.consume(9, 0))
+        except CorruptRecord:
+            pass
+    assert seen == ["good"]
+
+
+def test_iteration_ends_by_wakeup_and_by_close(host, log):
+    log.put(*"ab")
+    c = consumer(host)
+    seen = []
+    for record in c:
+        seen.append(record)
+        if len(seen) == 2:
+            threading.Timer(0.05, c.wakeup).start()
+    assert values(seen) == ["a", "b"]
+    log.put("c")
+    for record in c:
+        c.close()
+    with pytest.raises(IllegalState, match="closed"):
+        c.poll(0)
+    c.close()
+
+
+def test_a_second_thread_is_refused(host):
+    c = consumer(host)
+    errors = []
+
+    def use():
+        time.sleep(0.05)
+        try:
+            c.poll(0)
+        except IllegalState as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    c.poll(0.2)
+    thread.join()
+    assert len(errors) == 1
+
+
+def test_assign_and_subscribe_exclude_each_other(host):
+    c = consumer(host, group_id="g")
+    with pytest.raises(IllegalState):
+        c.subscribe(["t"])
+    c.unsubscribe()
+    c.subscribe(["t"])
+    with pytest.raises(IllegalState):
+        c.assign([T0])
+    c.subscribe([])
+    with pytest.raises(IllegalState, match="subscribe"):
+        c.poll(0)
+
+
+def test_assigning_what_does_not_exist_is_refused(host):
+    for partition in (TopicPartition("nope"), TopicPartition("t", 7)):
+        with pytest.raises(UnknownTopicOrPartition):
+            consumer(host, assign=[partition])
+    with pytest.raises(ConfigError):
+        consumer(host, assign=["t"])
+
+
+def test_without_a_group_subscribe_reads_all_partitions_and_nothing_is_committed(host, log):
+    log.put("a")
+    c = consumer(host, assign=())
+    c.subscribe("t")
+    assert c.assignment() == [T0, T1]
+    assert drain(c) == ["a"]
+    for call in (c.commit, lambda: c.committed([T0]), c.group_metadata):
+        with pytest.raises(KafkaError, match="group"):
+            call()
+
+
+def test_consume_arrow_has_the_columns_of_a_scan(host, log):
+    pa = pytest.importorskip("pyarrow")
+    log.append(_core.build_batch([(1000, b"k", b"v", (("h", None),)), (1001, None, None, ())]))
+    batch = consumer(host).consume_arrow(timeout=0)
+    assert batch.column("value").to_pylist() == [b"v", None]
+    assert batch.schema.field("timestamp").type == pa.timestamp("ms", "UTC")
+    assert batch.column("headers").to_pylist() == [[{"key": "h", "value": None}], []]
+    with pytest.raises(ConfigError):
+        consumer(host, value_deserializer="string").consume_arrow(timeout=0)
+
+
+# Commits.
+
+
+def test_H05_commit_stores_the_next_offset_to_read(host, log):
+    log.put(*"abcd")
+    c = consumer(host, group_id="g", enable_auto_commit=False)
+    first = c.poll(0)
+    c.commit()
+    assert c.committed(T0) == 1
+    c.commit([TopicPartition("t", 0, 3)])
+    assert [p.offset for p in c.committed([T0, T1])] == [3, None]
+    c.commit({T0: 2, T1: OffsetAndMetadata(0, metadata="m")})
+    assert c.committed(T0) == 2
+    c.commit_sync(first)
+    assert c.committed(T0) == 1
+    c.commit_async()
+    assert c.positions() == {T0: 1}
+
+
+def test_H05_committing_the_last_record_itself_is_warned_about(host, log):
+    log.put(*"abcd")
+    c = consumer(host, group_id="g", enable_auto_commit=False)
+    record = c.consume(3, 0)[-1]
+    with pytest.warns(RuntimeWarning, match="commit 3"):
+        c.commit({T0: record.offset})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        c.commit({T0: record.offset + 1})
+
+
+def test_A07_a_second_consumer_goes_on_at_the_committed_offset(host, log):
+    log.put(*"abcd")
+    a = consumer(host, group_id="g", enable_auto_commit=False)
+    a.consume(2, 0)
+    a.commit()
+    a.consume(1, 0)
+    assert drain(consumer(host, group_id="g")) == ["c", "d"]
+
+
+def test_A08_committing_first_skips_what_was_not_processed(host, log):
+    log.put(*"0123456")
+    c = consumer(host, group_id="g", processing_guarantee="at_most_once")
+    done = []
+    for _ in range(6):
+        record = c.poll(0)
+        if record.offset == 5:
+            break  # Dies here, record 5 handed out and not processed.
+        done.append(record.value)
+    assert drain(consumer(host, group_id="g")) == ["6"]
+    assert len(done) == 5
+
+
+def test_A09_committing_last_repeats_what_was_processed(host, log):
+    log.put(*"0123456")
+    c = consumer(host, group_id="g", enable_auto_commit=False)
+    for _ in range(6):
+        record = c.poll(0)
+        if record.offset < 5:
+            c.commit()
+    assert drain(consumer(host, group_id="g")) == ["5", "6"]
+
+
+def test_H01_auto_commit_covers_what_earlier_polls_returned(host, log):
+    log.put(*"abc")
+    c = consumer(host, group_id="g", auto_commit_interval_ms=0)
+    c.poll(0)
+    assert c.committed(T0) == 0, "the record just returned is not processed yet"
+    c.poll(0)
+    assert c.committed(T0) == 1
+    c.close()
+    assert host.groups.fetch_offsets("g")[T0].offset == 2
+
+
+def test_H01_auto_commit_waits_for_its_interval(host, log):
+    log.put(*"abc")
+    c = consumer(host, group_id="g", auto_commit_interval_ms=60_000)
+    c.poll(0), c.poll(0)
+    assert c.committed(T0) is None
+
+
+def test_H02_without_auto_commit_only_commit_commits(host, log):
+    log.put(*"abc")
+    c = consumer(host, group_id="g", enable_auto_commit=False)
+    drain(c)
+    c.close()
+    assert host.groups.fetch_offsets("g") == {}
+
+
+class FakeProducer:
+    transactional_id = "tx"
+    in_transaction = False
+
+
+@pytest.mark.parametrize("value", ["exactly_once", "exactly_once_v2", "exact_once"])
+def test_H03_exactly_once_needs_a_transactional_producer(host, log, value):
+    with pytest.raises(ConfigError, match="producer"):
+        consumer(host, group_id="g", processing_guarantee=value)
+    with pytest.raises(ConfigError, match="read_committed"):
+        consumer(
+            host, group_id="g", processing_guarantee=value, producer=FakeProducer(),
+            isolation_level="read_uncommitted",
+        )  # fmt: skip
+    c = consumer(host, group_id="g", processing_guarantee=value, producer=FakeProducer())
+    log.put("a")
+    c.poll(0)
+    with pytest.raises(IllegalState, match="transaction"):
+        c.commit()
+    c.close()
+    assert host.groups.fetch_offsets("g") == {}
+
+
+def test_H07_a_bound_consumer_does_not_commit_by_itself(host, log):
+    with pytest.raises(ConfigError, match="enable.auto.commit"):
+        consumer(host, group_id="g", enable_auto_commit=True, producer=FakeProducer())
+    c = consumer(host, group_id="g", auto_commit_interval_ms=0, producer=FakeProducer())
+    log.put("a")
+    c.poll(0), c.poll(0)
+    assert c.committed(T0) is None
+
+
+def test_A12_rewind_goes_back_to_the_committed_offsets(host, log):
+    log.put(*"abcd")
+    host.partition("t", 1).put("x")
+    c = consumer(host, group_id="g", enable_auto_commit=False, assign=(T0, T1))
+    c.consume(9, 0)
+    host.groups.commit_offsets("g", "", -1, {T0: OffsetAndMetadata(2)})
+    c.rewind()
+    assert sorted(drain(c)) == ["c", "d", "x"]
+
+
+def test_H08_group_metadata_names_the_member(host, log):
+    c = consumer(host, group_id="g")
+    assert c.group_metadata() == GroupMetadata("g", "", -1, None)
+    c.unsubscribe()
+    c.subscribe(["t"])
+    c.poll(0)
+    found = c.group_metadata()
+    assert (found.group_id, found.generation_id) == ("g", 1)
+    assert found.member_id
+
+
+# Groups.
+
+
+def member(host, **config) -> Consumer:
+    c = consumer(host, assign=(), group_id="g", **config)
+    c.events = []
+    c.subscribe(
+        ["t"],
+        on_assign=lambda who, ps: who.events.append(("+", [p.partition for p in ps])),
+        on_revoke=lambda who, ps: who.events.append(("-", [p.partition for p in ps])),
+    )
+    return c
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    from eoslog.client import membership
+    from eoslog.coordinator import group_coordinator
+
+    monkeypatch.setattr(membership, "_FOLLOW_EVERY_S", 0.0)
+    monkeypatch.setattr(group_coordinator, "_WATCH_INTERVAL_S", 0.0)
+
+
+def test_a_rebalance_commits_and_tells_before_a_partition_goes(host, log, eager):
+    log.put(*"ab")
+    host.partition("t", 1).put(*"xy")
+    a = member(host)
+    assert len(a.consume(3, 0)) == 3
+    b = member(FakeHost(host.disk, 1))
+    assert b.consume(9, 0) == []
+    a.consume(9, 0)
+    assert a.events == [("+", [0, 1]), ("-", [1])]
+    assert b.consume(9, 0) is not None
+    assert b.events == [("+", [1])]
+    b.consume(9, 0)
+    assert b.position(T1) == 2
+    assert host.groups.fetch_offsets("g")[T1].offset in (1, 2)
+
+
+def test_A15_a_removed_member_cannot_commit_and_joins_anew(host, log, eager):
+    log.put(*"ab")
+    a = member(host, enable_auto_commit=False)
+    a.poll(0)
+    host.groups.remove_members("g", [a.group_metadata().member_id])
+    with pytest.raises(CommitFailed):
+        a.commit()
+    old = a.group_metadata().member_id
+    assert values([a.poll(0)]) == ["a"], "read again from the committed offset"
+    assert a.events == [("+", [0, 1]), ("-", [0, 1]), ("+", [0, 1])]
+    assert a.group_metadata().member_id != old
+
+
+def test_lost_partitions_are_told_to_on_lost_if_there_is_one(host, log, eager):
+    a = consumer(host, assign=(), group_id="g")
+    told = []
+    a.subscribe(
+        "t", on_revoke=lambda *_: told.append("revoked"), on_lost=lambda *_: told.append("lost")
+    )
+    a.poll(0)
+    host.groups.remove_members("g", [a.group_metadata().member_id])
+    a.poll(0)
+    assert told == ["lost"]
+
+
+def test_nothing_is_let_go_inside_an_open_transaction(host, log, eager):
+    producer = FakeProducer()
+    a = member(host, producer=producer)
+    a.poll(0)
+    producer.in_transaction = True
+    member(FakeHost(host.disk, 1)).poll(0)
+    a.poll(0)
+    assert a.assignment() == [T0, T1]
+    producer.in_transaction = False
+    a.poll(0)
+    assert a.assignment() == [T0]
+
+
+def test_closing_leaves_the_group(host, log, eager):
+    a, b = member(host), member(FakeHost(host.disk, 1))
+    for _ in range(2):
+        a.poll(0), b.poll(0)
+    with a:
+        pass
+    assert a.events[-1] == ("-", [0])
+    b.poll(0)
+    assert b.assignment() == [T0, T1]
+
+
+def test_a_pattern_follows_new_topics(host, log, eager):
+    a = consumer(host, assign=(), group_id="g")
+    a.subscribe("^[tu].*")
+    a.poll(0)
+    host.metadata.create("u", 1)
+    a.poll(0)
+    assert TopicPartition("u") in a.assignment()
+    with pytest.raises(ConfigError):
+        a.subscribe("^(")
