@@ -1,0 +1,152 @@
+"""What every command shares: the open log, the output format, progress on stderr."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+import eoslog
+
+if TYPE_CHECKING:
+    from eoslog import Log
+
+FORMATS = ("table", "json", "jsonl", "csv")
+Row = Mapping[str, Any]
+
+
+class Face:
+    """The directory and the format that the options name.
+
+    Args:
+        directory: the log's directory.
+        form: one of FORMATS, None for the one that fits where stdout goes.
+    """
+
+    def __init__(self, directory: str, form: str | None) -> None:
+        """Nothing is opened before a command asks for it."""
+        self.directory = directory
+        self.form = form or ("table" if sys.stdout.isatty() else "jsonl")
+
+    @contextmanager
+    def log(self, *, read_only: bool = False) -> Iterator[Log]:
+        """The log, open; it must exist."""
+        with eoslog.open(self.directory, create=False, read_only=read_only) as log:
+            yield log
+
+    def show(self, rows: Iterable[Row], columns: Iterable[str] = ()) -> None:
+        """Print rows; all of one shape, `columns` names it where there may be none."""
+        if self.form == "jsonl":
+            for row in rows:
+                print(_json(row))
+            return
+        rows = list(rows)
+        names = list(columns) or (list(rows[0]) if rows else [])
+        if self.form == "json":
+            print(_json(rows, indent=2))
+        elif self.form == "csv":
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(names)
+            writer.writerows([cell(row.get(name)) for name in names] for row in rows)
+        else:
+            self._table(rows, names)
+
+    def show_one(self, row: Row) -> None:
+        """Print one thing: as a two-column table on a terminal, else as a row."""
+        if self.form == "json":
+            print(_json(row, indent=2))
+        elif self.form == "table":
+            self._table([{"": name, " ": value} for name, value in row.items()], ["", " "])
+        else:
+            self.show([row])
+
+    @staticmethod
+    def _table(rows: list[Row], names: list[str]) -> None:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in names:
+            numeric = bool(rows) and all(
+                isinstance(row.get(name), int | float) or row.get(name) is None for row in rows
+            )
+            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+        for row in rows:
+            # Text, not str: what users store must not be read as markup.
+            table.add_row(*(Text(cell(row.get(name))) for name in names))
+        Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+
+    @staticmethod
+    def say(text: str) -> None:
+        """A remark for people, on stderr."""
+        click.echo(text, err=True)
+
+    @staticmethod
+    def progress(*, size: bool = False) -> Progress:
+        """A progress bar on stderr, silent where that is no terminal."""
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn() if size else MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+            transient=True,
+        )
+
+
+def cell(value: Any) -> str:
+    """A value in a table or CSV."""
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict | list | tuple):
+        return _json(value)
+    return str(value)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, default=_plain, ensure_ascii=False, indent=indent)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    return str(value)
+
+
+def key_values(items: Iterable[str]) -> dict[str, str]:
+    """`-c key=value` options as a dict.
+
+    Raises:
+        click.BadParameter: an item has no equals sign.
+    """
+    result = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"expected KEY=VALUE, got {item!r}")
+        result[key.strip()] = value.strip()
+    return result
+
+
+config_option = click.option(
+    "-c", "--config", multiple=True, metavar="KEY=VALUE", help="A configuration key; repeatable."
+)

@@ -1,0 +1,136 @@
+"""`eoslog topic` and `eoslog offsets`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eoslog.commands.face import Face, config_option, key_values
+
+if TYPE_CHECKING:
+    from eoslog import Log
+
+
+@click.group()
+def topic() -> None:
+    """Make, list, look at, change and delete topics."""
+
+
+@topic.command("create")
+@click.argument("name")
+@click.option("-p", "--partitions", type=int, default=1, show_default=True)
+@config_option
+@click.pass_obj
+def create(face: Face, name: str, partitions: int, config: tuple[str, ...]) -> None:
+    """Make a topic."""
+    with face.log() as log:
+        log.create_topic(name, partitions, key_values(config))
+        face.say(f"created {name} with {partitions} partition{'s' if partitions > 1 else ''}")
+
+
+@topic.command("list")
+@click.pass_obj
+def list_topics(face: Face) -> None:
+    """List the topics."""
+    with face.log() as log:
+        rows = []
+        for name in log.topics():
+            about = log.describe_topic(name)
+            held = [p.offsets.last_stable - p.offsets.log_start for p in about.partitions]
+            rows.append({"topic": name, "partitions": len(held), "offsets": sum(held)})
+        face.show(rows, ("topic", "partitions", "offsets"))
+
+
+@topic.command("describe")
+@click.argument("name")
+@click.pass_obj
+def describe(face: Face, name: str) -> None:
+    """Show a topic's id, configuration and partitions."""
+    with face.log() as log:
+        about = log.describe_topic(name)
+        partitions = list(_offsets(log, name))
+        if face.form in ("json", "jsonl"):
+            face.show_one(
+                {
+                    "topic": about.name,
+                    "topic_id": about.topic_id.hex(),
+                    "config": dict(about.config),
+                    "partitions": partitions,
+                }
+            )
+            return
+        if face.form == "table":
+            settings = {"topic": about.name, "topic id": about.topic_id.hex(), **about.config}
+            face.show_one(settings)
+            click.echo()
+        face.show(partitions)
+
+
+@topic.command("delete")
+@click.argument("name")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def delete(face: Face, name: str, yes: bool) -> None:
+    """Delete a topic and its records."""
+    with face.log() as log:
+        log.describe_topic(name)
+        if not yes:
+            click.confirm(f"delete {name} and all its records?", abort=True, err=True)
+        log.delete_topic(name)
+        face.say(f"deleted {name}")
+
+
+@topic.command("alter")
+@click.argument("name")
+@click.option("-p", "--partitions", type=int, help="Grow to so many partitions.")
+@click.option("--unset", multiple=True, metavar="KEY", help="Take a key back to its default.")
+@config_option
+@click.pass_obj
+def alter(
+    face: Face,
+    name: str,
+    partitions: int | None,
+    unset: tuple[str, ...],
+    config: tuple[str, ...],
+) -> None:
+    """Change a topic's configuration, or add partitions."""
+    changes: dict[str, Any] = {**key_values(config), **dict.fromkeys(unset)}
+    if not changes and partitions is None:
+        raise click.UsageError("nothing to change: give -c, --unset or --partitions")
+    with face.log() as log:
+        if changes:
+            log.alter_topic(name, changes)
+        if partitions is not None:
+            log.create_partitions(name, partitions)
+        face.say(f"altered {name}")
+
+
+@click.command()
+@click.argument("name", metavar="TOPIC")
+@click.option("--at", "timestamp_ms", type=int, help="Also the first offset at or after this time (ms).")
+@click.pass_obj
+def offsets(face: Face, name: str, timestamp_ms: int | None) -> None:
+    """Show where a topic's partitions begin and end."""
+    with face.log() as log:
+        face.show(_offsets(log, name, timestamp_ms))
+
+
+def _offsets(log: Log, name: str, timestamp_ms: int | None = None) -> Iterator[dict[str, Any]]:
+    for partition in log.describe_topic(name).partitions:
+        at = partition.offsets
+        row = {
+            "partition": partition.partition,
+            "log_start": at.log_start,
+            "last_stable": at.last_stable,
+            "high_watermark": at.high_watermark,
+            "log_end": at.log_end,
+            "leader_epoch": partition.leader_epoch,
+        }
+        if timestamp_ms is not None:
+            row["at"] = log.offset_for_time(name, partition.partition, timestamp_ms)
+        yield row
+
+
+COMMANDS = (topic, offsets)
