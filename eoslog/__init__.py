@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from eoslog.client.consumer import Consumer
     from eoslog.client.inspect import inspect
     from eoslog.client.producer import Delivery, Producer
+    from eoslog.client.recipes import dedupe
     from eoslog.client.scan import Scan, read_segments
     from eoslog.coordinator.group_coordinator import GroupCoordinator
     from eoslog.coordinator.transaction_coordinator import TransactionCoordinator
     from eoslog.errors import EoslogError, ErrorCode, KafkaError, StorageError
-    from eoslog.log import Log, dedupe, open, repair  # noqa: A004
+    from eoslog.log import Log, open, repair  # noqa: A004
     from eoslog.model import (
         CheckReport,
         GroupDescription,
@@ -49,7 +50,8 @@ _WHERE = {
     "coordinator.group_coordinator": "GroupCoordinator",
     "coordinator.transaction_coordinator": "TransactionCoordinator",
     "errors": "EoslogError ErrorCode KafkaError StorageError",
-    "log": "Log dedupe open repair",
+    "client.recipes": "dedupe",
+    "log": "Log open repair",
     "model": "CheckReport GroupDescription GroupMetadata IsolationLevel MemberDescription "
     "OffsetAndMetadata Offsets PartitionDescription ProducerDescription RecordMetadata "
     "RepairReport TimestampType TopicDescription TopicPartition TransactionDescription "

@@ -19,7 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     missing = [name for name in ("click", "rich") if find_spec(name) is None]
     if missing:
-        print(f"eoslog: missing {' and '.join(missing)}: pip install 'eoslog[cli]'", file=sys.stderr)
+        print(
+            f"eoslog: missing {' and '.join(missing)}: pip install 'eoslog[cli]'", file=sys.stderr
+        )
         return 2
     from eoslog.commands import run
 

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.progress import TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -67,13 +73,14 @@ class Face:
         if self.form == "json":
             print(_json(row, indent=2))
         elif self.form == "table":
-            self._table([{"": name, " ": value} for name, value in row.items()], ["", " "])
+            rows = [{"": name, " ": value} for name, value in row.items()]
+            self._table(rows, ["", " "], header=False)
         else:
             self.show([row])
 
     @staticmethod
-    def _table(rows: list[Row], names: list[str]) -> None:
-        table = Table(box=None, header_style="bold", pad_edge=False)
+    def _table(rows: list[Row], names: list[str], *, header: bool = True) -> None:
+        table = Table(box=None, show_header=header, header_style="bold", pad_edge=False)
         for name in names:
             numeric = bool(rows) and all(
                 isinstance(row.get(name), int | float) or row.get(name) is None for row in rows

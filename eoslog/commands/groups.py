@@ -128,7 +128,9 @@ def _target(log: Log, topic: str, partition: int, to: str) -> int:
             return at.last_stable if found is None or found < 0 else found
         return min(max(int(to), at.log_start), at.last_stable)
     except ValueError:
-        raise click.BadParameter(f"expected earliest, latest, an offset or @MS, got {to!r}") from None
+        raise click.BadParameter(
+            f"expected earliest, latest, an offset or @MS, got {to!r}"
+        ) from None
 
 
 @group.command("delete")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -55,14 +56,14 @@ def describe(face: Face, name: str) -> None:
             face.show_one(
                 {
                     "topic": about.name,
-                    "topic_id": about.topic_id.hex(),
+                    "topic_id": _id(about.topic_id),
                     "config": dict(about.config),
                     "partitions": partitions,
                 }
             )
             return
         if face.form == "table":
-            settings = {"topic": about.name, "topic id": about.topic_id.hex(), **about.config}
+            settings = {"topic": about.name, "topic id": _id(about.topic_id), **about.config}
             face.show_one(settings)
             click.echo()
         face.show(partitions)
@@ -109,12 +110,19 @@ def alter(
 
 @click.command()
 @click.argument("name", metavar="TOPIC")
-@click.option("--at", "timestamp_ms", type=int, help="Also the first offset at or after this time (ms).")
+@click.option(
+    "--at", "timestamp_ms", type=int, help="Also the first offset at or after this time (ms)."
+)
 @click.pass_obj
 def offsets(face: Face, name: str, timestamp_ms: int | None) -> None:
     """Show where a topic's partitions begin and end."""
     with face.log() as log:
         face.show(_offsets(log, name, timestamp_ms))
+
+
+def _id(topic_id: bytes) -> str:
+    """As Kafka prints it."""
+    return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
 
 
 def _offsets(log: Log, name: str, timestamp_ms: int | None = None) -> Iterator[dict[str, Any]]:

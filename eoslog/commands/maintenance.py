@@ -1,0 +1,293 @@
+"""`eoslog init, dump, check, repair, locks, stats, durability, bench, demo`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+import eoslog
+from eoslog.commands.face import Face
+
+_EXIT_CORRUPT = 5
+
+
+@click.command()
+@click.option(
+    "--durability", type=click.Choice(["strict", "os"]), default=None, show_default="strict",
+    help="strict: acknowledged means on the disk; os: in the page cache.",
+)  # fmt: skip
+@click.pass_obj
+def init(face: Face, durability: str | None) -> None:
+    """Make the directory a log; harmless where it is one."""
+    with eoslog.open(face.directory, durability=durability) as log:
+        stats = log.stats()
+        face.say(f"{os.path.abspath(face.directory)}: durability {stats['durability']}")
+
+
+@click.command()
+@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True))
+@click.option("--records/--no-records", default=True, help="Decode the records too.")
+@click.pass_obj
+def dump(face: Face, paths: tuple[str, ...], records: bool) -> None:
+    """Decode Kafka's files: .log, .index, .timeindex, .txnindex, .snapshot, a partition directory.
+
+    They may be eoslog's or those of a real broker. Exit code 5 if something is damaged.
+    """
+    found = {path: eoslog.inspect(path, records=records) for path in paths}
+    if face.form == "json":
+        face.show_one(found if len(found) > 1 else next(iter(found.values())))
+    elif face.form == "jsonl":
+        for path, content in found.items():
+            face.show_one({"path": path, **content})
+    else:
+        for path, content in found.items():
+            if len(found) > 1:
+                face.say(f"== {path}")
+            _dump_tables(face, content)
+    if any(map(_damaged, found.values())):
+        raise click.exceptions.Exit(_EXIT_CORRUPT)
+
+
+def _damaged(content: Any) -> bool:
+    if isinstance(content, dict):
+        wrong = content.get("valid") is False or bool(
+            content.get("error") or content.get("corrupt")
+        )
+        return wrong or any(map(_damaged, content.values()))
+    return isinstance(content, list) and any(map(_damaged, content))
+
+
+_BATCH = (
+    "base_offset", "last_offset", "count", "position", "size", "compression", "producer_id",
+    "producer_epoch", "base_sequence", "transactional", "control", "valid",
+)  # fmt: skip
+
+
+def _dump_tables(face: Face, content: dict[str, Any]) -> None:
+    single = {k: v for k, v in content.items() if not isinstance(v, list | dict)}
+    if single and face.form == "table":
+        face.show_one(single)
+    for segment in content.get("segments", [content] if "batches" in content else []):
+        batches = segment.get("batches") or []
+        face.show([{name: batch.get(name) for name in _BATCH} for batch in batches], _BATCH)
+        rows = [row for batch in batches for row in batch.get("records") or []]
+        if rows:
+            face.show(
+                [_readable(row) for row in rows],
+                ("offset", "timestamp", "key", "value", "control_type"),
+            )
+    for name in ("offset_index", "time_index"):
+        if content.get(name) and "batches" not in content:
+            face.show([{"offset" if name[0] == "o" else "timestamp": a,
+                        "position" if name[0] == "o" else "offset": b}
+                       for a, b in content[name]])  # fmt: skip
+    if content.get("txn_index") and "batches" not in content:
+        face.show(content["txn_index"])
+    for name, entries in (content.get("snapshots") or {}).items():
+        face.say(name)
+        face.show(entries)
+
+
+def _readable(row: dict[str, Any]) -> dict[str, Any]:
+    shown = dict(row)
+    for name in ("key", "value"):
+        if isinstance(row.get(name), str) and row.get("control_type") is None:
+            shown[name] = bytes.fromhex(row[name])
+    return shown
+
+
+@click.command()
+@click.option("--full", is_flag=True, help="Decode every record too, not only the checksums.")
+@click.pass_obj
+def check(face: Face, full: bool) -> None:
+    """Read everything and say what is wrong; exit code 5 if anything is."""
+    with face.log(read_only=True) as log, _working(face, "check"):
+        report = log.check(full=full)
+    _show_problems(face, report.problems)
+    face.say(
+        f"{report.partitions} partitions, {report.batches} batches, {report.records} records: "
+        + ("all well" if report.ok else f"{len(report.problems)} problems")
+    )
+    if not report.ok:
+        raise click.exceptions.Exit(_EXIT_CORRUPT)
+
+
+@click.command()
+@click.option(
+    "--mode", type=click.Choice(["report", "cut", "as-kafka"]), default="report", show_default=True,
+    help="report: change nothing; cut: drop what is damaged; as-kafka: what a broker would do.",
+)  # fmt: skip
+@click.pass_obj
+def repair(face: Face, mode: str) -> None:
+    """Find damage in a directory that nobody has open, and mend it.
+
+    Exit code 5 if there is damage and it was only reported.
+    """
+    with _working(face, f"repair ({mode})"):
+        report = eoslog.repair(face.directory, mode=mode)
+    _show_problems(face, report.problems)
+    cut = f", {report.bytes_cut} bytes cut" if report.bytes_cut else ""
+    face.say(f"{report.partitions} partitions, {len(report.problems)} problems{cut}")
+    if not report.ok and mode == "report":
+        raise click.exceptions.Exit(_EXIT_CORRUPT)
+
+
+def _show_problems(face: Face, problems: Any) -> None:
+    columns = ("path", "position", "message", "lost_records")
+    rows = [{name: getattr(problem, name) for name in columns} for problem in problems]
+    if rows or face.form in ("json", "csv"):
+        face.show(rows, columns)
+
+
+@contextlib.contextmanager
+def _working(face: Face, what: str) -> Iterator[None]:
+    with face.progress() as bar:
+        bar.add_task(what, total=None)
+        yield
+
+
+@click.command()
+@click.pass_obj
+def locks(face: Face) -> None:
+    """List the processes that have the directory open."""
+    place = os.path.realpath(face.directory)
+    if not os.path.exists(os.path.join(place, "meta.properties")):
+        raise FileNotFoundError(f"{place} is no log")
+    rows = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        held = set()
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{name}/fd"):
+                target = os.readlink(f"/proc/{name}/fd/{fd}")
+                if target.startswith(place + os.sep):
+                    held.add(os.path.relpath(target, place))
+        if "eoslog.process" in held:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                command = file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+            partitions = {path.split(os.sep)[0] for path in held if os.sep in path}
+            rows.append({"pid": int(name), "partitions": len(partitions), "command": command})
+    face.show(sorted(rows, key=lambda row: row["pid"]), ("pid", "partitions", "command"))
+
+
+@click.command()
+@click.pass_obj
+def stats(face: Face) -> None:
+    """Print counts, sizes and lags."""
+    with face.log() as log:
+        found = log.stats()
+    if face.form in ("json", "jsonl"):
+        face.show_one(found)
+        return
+    partitions = found.pop("partitions", {})
+    if face.form == "table":
+        face.show_one(found)
+        click.echo()
+    face.show([{"partition": name, **about} for name, about in partitions.items()])
+
+
+@click.command()
+@click.pass_obj
+def durability(face: Face) -> None:
+    """Print what an acknowledgement means in this directory."""
+    with face.log(read_only=True) as log:
+        kept = log.stats()["durability"]
+    meaning = {
+        "strict": "on the disk: survives a power cut",
+        "os": "in the page cache: survives a kill",
+    }
+    face.show_one({"durability": kept, "acknowledged": meaning[kept]})
+
+
+@click.command()
+@click.option(
+    "-n", "--records", "count", type=click.IntRange(1), default=200_000, show_default=True
+)
+@click.option("-s", "--size", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--durability", "kind", type=click.Choice(["strict", "os"]), default="strict")
+@click.pass_obj
+def bench(face: Face, count: int, size: int, kind: str) -> None:
+    """Measure this machine: write and read records in a directory that is removed after."""
+    values = [os.urandom((size + 1) // 2).hex()[:size].encode() for _ in range(min(count, 10_000))]
+    values = (values * (count // len(values) + 1))[:count]
+    rows: list[dict[str, Any]] = []
+
+    def measure(what: str, work: Callable[[], int]) -> None:
+        started = time.perf_counter()
+        done = work()
+        seconds = time.perf_counter() - started
+        rows.append({
+            "what": what,
+            "records": done,
+            "seconds": round(seconds, 3),
+            "records_per_s": round(done / seconds),
+            "MB_per_s": round(done * size / seconds / 1e6, 1),
+        })  # fmt: skip
+
+    with (
+        tempfile.TemporaryDirectory(prefix="eoslog-bench-", dir=".") as place,
+        eoslog.open(place, durability=kind) as log,
+        face.progress() as bar,
+    ):
+        task = bar.add_task("bench", total=3)
+        for name in ("one", "many"):
+            log.create_topic(name)
+        with log.producer(**{"linger.ms": 5, "batch.size": 65536}) as producer:
+
+            def produce() -> int:
+                for value in values:
+                    producer.produce("one", value)
+                producer.flush()
+                return count
+
+            def produce_many() -> int:
+                producer.produce_many("many", values)
+                producer.flush()
+                return count
+
+            measure("produce", produce)
+            bar.advance(task)
+            measure("produce_many", produce_many)
+            bar.advance(task)
+
+        def consume() -> int:
+            seen = 0
+            with log.consumer("many", auto_offset_reset="earliest") as consumer:
+                while seen < count:
+                    seen += len(consumer.consume(10_000, timeout=5))
+            return seen
+
+        measure("consume", consume)
+        bar.advance(task)
+    face.show(rows)
+
+
+@click.group()
+def demo() -> None:
+    """See it at work."""
+
+
+@demo.command("flights")
+@click.option(
+    "--dir", "place", default=None, help="Where to work; emptied first if it is a demo's."
+)
+@click.option("--keep", is_flag=True, help="Leave the directory to play with.")
+@click.option("--limit", type=int, help="Only so many flights.")
+@click.option("--no-spark", is_flag=True, help="Aggregate with Arrow instead.")
+def flights(place: str | None, keep: bool, limit: int | None, no_spark: bool) -> None:
+    """Take 336,776 flights through kills, zombies and lost acknowledgements, exactly once."""
+    from eoslog.demo import flights as job
+
+    code = job.run(place or job.DEFAULT_DIRECTORY, keep=keep, limit=limit, spark=not no_spark)
+    if code:
+        sys.stdout.flush()
+        raise click.exceptions.Exit(code)
+
+
+COMMANDS = (init, dump, check, repair, locks, stats, durability, bench, demo)

@@ -1,0 +1,69 @@
+"""The entry: a missing extra is one line, errors become exit codes, interrupts and pipes end well."""
+
+import subprocess
+import sys
+
+import pytest
+
+from eoslog import cli as entry
+from eoslog import commands, errors
+
+
+@pytest.mark.parametrize("gone", ["click", "rich"])
+def test_a_missing_extra_is_one_line_that_names_it(monkeypatch, capsys, gone):
+    real = entry.find_spec
+    monkeypatch.setattr(entry, "find_spec", lambda name: None if name == gone else real(name))
+    assert entry.main(["topic", "list"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"eoslog: missing {gone}: pip install 'eoslog[cli]'\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.UnknownTopicOrPartition("x"), 3),
+        (errors.GroupNotFound("x"), 3),
+        (errors.TransactionalIdNotFound("x"), 3),
+        (errors.StorageError("x", 2, "/x"), 3),
+        (errors.TopicAlreadyExists("x"), 4),
+        (errors.ProducerFenced("x"), 4),
+        (errors.NonEmptyGroup("x"), 4),
+        (errors.CorruptRecord("x"), 5),
+        (errors.LockTimeout("x"), 6),
+        (errors.DeliveryTimeout("x"), 6),
+        (errors.ConfigError("x"), 2),
+        (errors.InvalidTopic("x"), 2),
+        (errors.StorageError("x", 5), 1),
+        (errors.DiskFull("x", 28), 1),
+        (errors.IllegalState("x"), 1),
+    ],
+)
+def test_every_error_has_its_exit_code(error, code):
+    assert commands.exit_code_of(error) == code
+
+
+def test_an_interrupt_is_130(cli, monkeypatch):
+    def interrupted(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("eoslog.commands.face.eoslog.open", interrupted, raising=False)
+    assert cli("topic", "list").code == 130
+
+
+def test_a_reader_that_has_enough_ends_the_program_quietly(shop, place):
+    shop("topic", "create", "wide", "-p", 2000)
+    command = f"{sys.executable} -m eoslog -d {place} offsets wide | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_python_dash_m_is_the_command(place):
+    done = subprocess.run(
+        [sys.executable, "-m", "eoslog", "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert "eoslog" in done.stdout

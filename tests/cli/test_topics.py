@@ -1,0 +1,121 @@
+"""init, topic, offsets: what they print, and the exit code of each way to fail."""
+
+import csv
+import io
+import json
+
+import pytest
+
+
+def test_init_makes_a_log_and_is_harmless_twice(cli, place):
+    first = cli("init")
+    assert first.code == 0
+    assert "strict" in first.err
+    assert first.out == ""
+    assert (place / "meta.properties").exists()
+    assert cli("init").code == 0
+    assert cli("durability").rows[0]["durability"] == "strict"
+
+
+def test_another_durability_is_a_usage_error_that_names_both(cli):
+    assert cli("init", "--durability", "os").code == 0
+    again = cli("init", "--durability", "strict")
+    assert again.code == 2
+    assert "strict" in again.err
+    assert "os" in again.err
+
+
+def test_a_missing_directory_is_not_found_and_not_made(cli, place):
+    found = cli("topic", "list")
+    assert found.code == 3
+    assert not place.exists()
+    assert found.out == ""
+    assert str(place) in found.err
+
+
+def test_a_foreign_directory_is_refused_and_left_alone(cli, place):
+    place.mkdir()
+    (place / "mine.txt").write_text("mine")
+    for command in (("init",), ("topic", "list")):
+        found = cli(*command)
+        assert found.code in (1, 2, 3, 5)
+        assert found.err.startswith("eoslog: ")
+        assert len(found.err.splitlines()) == 1
+    assert [path.name for path in place.iterdir()] == ["mine.txt"]
+
+
+def test_topics_are_made_listed_described_altered_and_deleted(shop):
+    assert shop("topic", "create", "logs", "-c", "retention.ms=5000").code == 0
+    assert [row["topic"] for row in shop("topic", "list").rows] == ["logs", "orders"]
+    (about,) = shop("topic", "describe", "logs").rows
+    assert about["config"] == {"retention.ms": "5000"}
+    assert len(about["topic_id"]) == 22
+    assert [p["partition"] for p in about["partitions"]] == [0]
+    changed = shop(
+        "topic", "alter", "logs", "--unset", "retention.ms", "-c", "segment.bytes=1024", "-p", 3
+    )
+    assert changed.code == 0
+    (about,) = shop("topic", "describe", "logs").rows
+    assert about["config"] == {"segment.bytes": "1024"}
+    assert len(about["partitions"]) == 3
+    assert shop("topic", "delete", "logs", "-y").code == 0
+    assert [row["topic"] for row in shop("topic", "list").rows] == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("topic", "create", "orders"), 4, "orders"),
+        (("topic", "create", "a/b"), 2, "a/b"),
+        (("topic", "create", "x" * 250), 2, "249"),
+        (("topic", "create", ".."), 2, ".."),
+        (("topic", "create", "t", "-p", "0"), 2, "0"),
+        (("topic", "create", "t", "-p", "two"), 2, "two"),
+        (("topic", "create", "t", "-c", "retention.msec=1"), 2, "retention.ms"),
+        (("topic", "create", "t", "-c", "retention"), 2, "KEY=VALUE"),
+        (("topic", "describe", "nope"), 3, "nope"),
+        (("topic", "delete", "nope", "-y"), 3, "nope"),
+        (("topic", "alter", "nope", "-c", "retention.ms=1"), 3, "nope"),
+        (("topic", "alter", "orders"), 2, "nothing to change"),
+        (("topic", "alter", "orders", "-p", "1"), 2, "1"),
+        (("topic", "frobnicate"), 2, "frobnicate"),
+        (("offsets", "nope"), 3, "nope"),
+        (("nonsense",), 2, "nonsense"),
+        (("--format", "xml", "topic", "list"), 2, "xml"),
+    ],
+)
+def test_each_mistake_has_its_exit_code_and_names_what_is_wrong(shop, arguments, code, says):
+    found = shop(*arguments)
+    assert (found.code, found.out) == (code, "")
+    assert says in found.err
+    assert "Traceback" not in found.err
+
+
+def test_delete_asks_first(shop, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert shop("topic", "delete", "orders").code == 130
+    assert shop("topic", "describe", "orders").code == 0
+
+
+def test_every_format_carries_the_same_rows(shop):
+    rows = shop("offsets", "orders", form="jsonl").rows
+    assert json.loads(shop("offsets", "orders", form="json").out) == rows
+    read = list(csv.DictReader(io.StringIO(shop("offsets", "orders", form="csv").out)))
+    assert [{k: int(v) for k, v in row.items()} for row in read] == rows
+    table = shop("offsets", "orders", form="table").out
+    assert table.split()[:2] == ["partition", "log_start"]
+    assert len(table.splitlines()) == 3
+
+
+def test_empty_lists_print_no_rows_and_valid_json(cli):
+    cli("init")
+    assert cli("topic", "list").out == ""
+    assert json.loads(cli("topic", "list", form="json").out) == []
+    assert cli("topic", "list", form="csv").out == "topic,partitions,offsets\n"
+
+
+def test_help_and_version(cli):
+    assert "Exit codes" in cli("--help").out
+    assert "eoslog" in cli("--version").out
+    for command in ("topic", "group", "txn", "demo"):
+        assert cli(command, "--help").code == 0
