@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import eoslog
+from bench import ratios
 
 VALUE_SIZE = 100
 
@@ -61,3 +62,17 @@ def measure(benchmark: Any) -> Callable[..., Any]:
         return benchmark.pedantic(fn, setup=setup, rounds=rounds, warmup_rounds=0 if setup else 1)
 
     return run
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """The ratios, below pytest-benchmark's own table."""
+    session = getattr(config, "_benchmarksession", None)
+    measured = {
+        ratios.key(row.fullname): row.extra_info["units"] / row.stats.median
+        for row in getattr(session, "benchmarks", ())
+        if row.stats.data
+    }
+    if measured:
+        terminalreporter.section("ratios to peers in this run")
+        for line in ratios.table(measured)[0]:
+            terminalreporter.write_line(line)

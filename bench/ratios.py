@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -44,35 +45,43 @@ ROWS = (
 )  # fmt: skip
 
 
-def speeds(results: dict[str, object]) -> dict[str, float]:
-    """Units a second by `file:test`, from the median round."""
-    found = {}
-    for row in results["benchmarks"]:  # type: ignore[attr-defined]
-        path, test = row["fullname"].split("::")
-        name = path.rsplit("/", 1)[-1].removesuffix(".py") + ":" + test
-        found[name] = row["extra_info"]["units"] / row["stats"]["median"]
-    return found
+def key(fullname: str) -> str:
+    """`file:test` of a pytest node."""
+    path, test = fullname.split("::")[:2]
+    return path.rsplit("/", 1)[-1].removesuffix(".py") + ":" + test
 
 
-def main(arguments: list[str]) -> int:
-    """Print the table; with --strict a missed floor is an exit code of 1."""
-    with open(arguments[0], encoding="utf-8") as file:
-        measured = speeds(json.load(file))
+def speeds(results: dict[str, Any]) -> dict[str, float]:
+    """Units a second by `file:test`, from the median round of a results file."""
+    return {
+        key(row["fullname"]): row["extra_info"]["units"] / row["stats"]["median"]
+        for row in results["benchmarks"]
+    }
+
+
+def table(measured: dict[str, float]) -> tuple[list[str], int]:
+    """The lines to print, and how many floors were missed."""
+    lines = [f"{'what':<44}{'ours /s':>14}{'peer /s':>14}{'ratio':>8}{'floor':>7}"]
     missed = 0
-    print(f"{'what':<44}{'ours /s':>14}{'peer /s':>14}{'ratio':>8}{'floor':>7}")
     for row in ROWS:
         ours, peer = measured.get(row.ours), measured.get(row.peer)
         if ours is None or peer is None:
-            print(f"{row.what:<44}{'not measured':>43}")
-            missed += row.floor is not None
+            lines.append(f"{row.what:<44}{'not measured':>43}")
             continue
         ratio = ours / peer
         below = row.floor is not None and ratio < row.floor
         missed += below
         floor = "" if row.floor is None else f"{row.floor:.2f}"
-        print(
-            f"{row.what:<44}{ours:>14,.0f}{peer:>14,.0f}{ratio:>8.2f}{floor:>7}{'  MISSED' if below else ''}"
-        )
+        note = "  MISSED" if below else ""
+        lines.append(f"{row.what:<44}{ours:>14,.0f}{peer:>14,.0f}{ratio:>8.2f}{floor:>7}{note}")
+    return lines, missed
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table of a results file; with --strict a missed floor is an exit code of 1."""
+    with open(arguments[0], encoding="utf-8") as file:
+        lines, missed = table(speeds(json.load(file)))
+    print("\n".join(lines))
     return int(bool(missed) and "--strict" in arguments)
 
 
