@@ -481,7 +481,7 @@ def test_H08_group_metadata_names_the_member(host, log):
 
 
 def member(host, **config) -> Consumer:
-    c = consumer(host, assign=(), group_id="g", **config)
+    c = consumer(host, assign=(), group_id="g", client_id=f"c{host.process_number}", **config)
     c.events = []
     c.subscribe(
         ["t"],
