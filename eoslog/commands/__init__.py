@@ -100,8 +100,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("eoslog: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader has enough (`| head`). Python would complain again when it flushes at exit.
+    except (BrokenPipeError, SystemExit):
+        # The reader has enough (`| head`): click exits for that and for nothing else here.
+        # Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (errors.EoslogError, OSError) as error:
