@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from eoslog.client.recipes import run_transaction
+from eoslog.client.recipes import dedupe, run_transaction
 from eoslog.engine import Engine
 from eoslog.errors import UnknownTopicOrPartition
 from eoslog.model import (
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from eoslog.client.scan import Scan
 
 T = TypeVar("T")
+
+__all__ = ["Log", "dedupe", "open", "repair"]
 
 
 def open(

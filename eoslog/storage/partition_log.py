@@ -219,6 +219,8 @@ class PartitionLog:
         Durability: survives the death of the process on return; power loss only after `flush`.
         Source: protocol.md, Append; Kafka UnifiedLog.append; KIP-98.
         """
+        if self.session.read_only:
+            raise IllegalState(f"{self.topic}-{self.partition}: the log was opened read_only")
         data = batch if isinstance(batch, bytearray) else bytearray(batch)
         client = origin is AppendOrigin.CLIENT
         expected = [(log.core, end) for log, end in expect]
@@ -409,7 +411,9 @@ class PartitionLog:
         start_fold(self)
 
     def fold(self) -> None:
-        """Bring this process's producer state up to the published end."""
+        """Bring this process's producer state up to the published end; a reader keeps none."""
+        if self.session.read_only:
+            return
         for _ in range(MAX_REPEATS):
             status = self.core.fold()
             if status == S["APPENDED"]:

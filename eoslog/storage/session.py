@@ -151,11 +151,11 @@ class Session:
             else:
                 live = _core.try_lock(fd, _SESSION_AT, shared=True)
         if live:
-            control_fd = files.open_file(os.path.join(self.path, CONTROL_FILE), read_only=True)
-            self._control_fd = control_fd
-            self._fds.append(control_fd)
-            self.control = _core.ControlFile(control_fd, writable=False)
-            self.control.map_chunks(os.fstat(control_fd).st_size // CHUNK_SIZE)
+            control = os.path.join(self.path, CONTROL_FILE)
+            self._control_fd = files.open_file(control, read_only=True)
+            self._fds.append(self._control_fd)
+            self.control = _core.ControlFile(self._control_fd, writable=False)
+            self.control.map_chunks(os.fstat(self._control_fd).st_size // CHUNK_SIZE)
             return
         self.private = True
         memory = os.memfd_create("eoslog.control")
@@ -175,11 +175,10 @@ class Session:
     def ensure_slot(self, slot: int) -> None:
         """Grow and map the control file so that it holds this slot."""
         chunks = _core.ControlFile.chunks_for(slot)
-        size = os.fstat(self._control_fd).st_size
-        if size < chunks * CHUNK_SIZE:
+        if os.fstat(self._control_fd).st_size < chunks * CHUNK_SIZE:
             if self.private:
                 os.ftruncate(self._control_fd, chunks * CHUNK_SIZE)
-            else:
+            elif not self.read_only:
                 with self.bootstrap(), files.naming(CONTROL_FILE):
                     size = os.fstat(self._control_fd).st_size
                     if size < chunks * CHUNK_SIZE:
@@ -192,7 +191,7 @@ class Session:
         number = slot % LOCK_FILES
         fd = self._lock_fds.get(number)
         if fd is None:
-            if self.private:
+            if self.read_only:
                 fd = -1
             else:
                 fd = files.open_file(os.path.join(self.path, f"eoslog.lock-{number:02d}"), create=True)

@@ -1,0 +1,334 @@
+"""A directory as processes share it: opening, closing, crashes of the whole, bad directories."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from eoslog.errors import (
+    ConfigError,
+    CorruptRecord,
+    DiskFull,
+    IllegalState,
+    LockTimeout,
+    LogPoisoned,
+    StorageError,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
+from eoslog.log import open as open_log
+from eoslog.log import repair
+from eoslog.storage import files
+from tests.storage.helpers import batch
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "log")
+
+
+@pytest.fixture(autouse=True)
+def _no_faults():
+    yield
+    files.disarm_failpoints()
+
+
+def test_a_new_directory_is_private_and_says_what_it_is(path):
+    with open_log(path) as log:
+        log.create_topic("t", 2)
+    assert os.stat(path).st_mode & 0o777 == 0o700
+    assert all(os.stat(os.path.join(path, n)).st_mode & 0o077 == 0 for n in os.listdir(path))
+    assert "eoslog.durability=strict" in open(os.path.join(path, "meta.properties")).read()
+
+
+def test_topics_and_records_survive_close_and_reopen(path):
+    with open_log(path) as log:
+        log.create_topic("t", 2, {"retention.ms": 1000})
+        log.engine.partition("t", 1).append(batch(3))
+    assert os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
+    with open_log(path) as log:
+        assert log.topics() == ["t"]
+        assert log.describe_topic("t").config == {"retention.ms": "1000"}
+        assert log.offsets("t", 1) == (0, 3, 3, 3)
+        assert not os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
+
+
+def test_handles_of_one_process_share_the_engine(path):
+    with open_log(path) as one, open_log(path) as two:
+        assert one.engine is two.engine
+        one.close()
+        two.create_topic("t")
+        assert two.topics() == ["t"]
+
+
+def test_a_closed_log_says_so(path):
+    log = open_log(path)
+    log.close()
+    log.close()
+    with pytest.raises(IllegalState, match="closed"):
+        log.topics()
+
+
+def test_another_durability_than_the_stored_one_is_refused_with_both(path):
+    open_log(path, durability="os").close()
+    with pytest.raises(ConfigError, match="strict.*os"):
+        open_log(path, durability="strict")
+    with open_log(path) as log:
+        assert log.engine.durability == "os"
+
+
+def test_a_foreign_directory_is_refused_and_untouched(tmp_path):
+    (tmp_path / "precious.txt").write_text("data")
+    with pytest.raises(StorageError, match=r"precious.txt"):
+        open_log(tmp_path)
+    assert os.listdir(tmp_path) == ["precious.txt"]
+
+
+def test_a_missing_directory_is_an_error_without_create(path):
+    with pytest.raises(StorageError, match="no such directory"):
+        open_log(path, create=False)
+    with pytest.raises(StorageError, match="no such directory"):
+        open_log(path, read_only=True)
+
+
+def test_duplicate_and_unknown_topics_are_typed_errors(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        with pytest.raises(TopicAlreadyExists):
+            log.create_topic("t")
+        with pytest.raises(UnknownTopicOrPartition):
+            log.offsets("nope", 0)
+        with pytest.raises(UnknownTopicOrPartition):
+            log.offsets("t", 1)
+
+
+def test_a_deleted_topic_is_gone_for_open_handles_and_may_come_back_empty(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        handle = log.engine.partition("t", 0)
+        handle.append(batch(2))
+        log.delete_topic("t")
+        with pytest.raises(UnknownTopicOrPartition):
+            handle.append(batch(1))
+        log.create_topic("t")
+        assert log.offsets("t", 0).log_end == 0
+        assert log.engine.partition("t", 0).append(batch(1)).base_offset == 0
+
+
+def test_a_crash_in_mid_delete_finishes_it_at_the_next_open(path):
+    script = (
+        "import sys; from eoslog.log import open as o; from eoslog.storage import files\n"
+        "log = o(sys.argv[1]); log.create_topic('t'); log.engine.partition('t', 0)\n"
+        "files.arm_failpoint('topic.deleted', 'kill'); log.delete_topic('t')"
+    )
+    assert subprocess.run([sys.executable, "-c", script, path], check=False).returncode == -signal.SIGKILL
+    with open_log(path) as log:
+        assert log.topics() == []
+        assert not [n for n in os.listdir(path) if n.startswith("t-0")]
+
+
+def _append_and_die(path, ready):
+    log = open_log(path)
+    log.engine.partition("t", 0).append(batch(5))
+    ready.set()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.process
+def test_what_a_killed_process_appended_is_there_for_others_and_after_restart(path):
+    context = multiprocessing.get_context("spawn")
+    with open_log(path) as log:
+        log.create_topic("t")
+        ready = context.Event()
+        child = context.Process(target=_append_and_die, args=(path, ready))
+        child.start()
+        child.join(60)
+        assert child.exitcode == -signal.SIGKILL
+        partition = log.engine.partition("t", 0)
+        assert partition.log_end == 5
+        assert partition.wait(0, 5)
+        assert partition.high_watermark == 5
+    with open_log(path) as log:
+        assert log.offsets("t", 0).high_watermark == 5
+
+
+@pytest.mark.process
+def test_a_handle_inherited_through_fork_is_dead_and_reopening_works(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.engine.partition("t", 0).append(batch(1))
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                try:
+                    log.topics()
+                except IllegalState:
+                    log.close()
+                    with open_log(path) as again:
+                        again.engine.partition("t", 0).append(batch(1))
+                    code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert log.offsets("t", 0).log_end == 2
+        log.engine.partition("t", 0).append(batch(1))
+        assert log.offsets("t", 0).log_end == 3
+
+
+@pytest.mark.process
+def test_a_forked_child_does_not_keep_a_dead_parent_s_locks(path):
+    script = (
+        "import os, sys, time; from eoslog.log import open as o\n"
+        "log = o(sys.argv[1]); log.create_topic('t'); log.engine.partition('t', 0)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n    time.sleep(30); os._exit(0)\n"
+        "print(pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    process.wait(timeout=60)
+    try:
+        with open_log(path) as log:
+            assert log.engine.session.began
+            log.engine.partition("t", 0).append(batch(1))
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_copied_directory_is_recovered_and_not_trusted(path, tmp_path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.engine.partition("t", 0).append(batch(3))
+        log.engine.partition("t", 0).flush()
+        shutil.copytree(path, tmp_path / "copy")
+        log.engine.partition("t", 0).append(batch(3))
+    with open_log(tmp_path / "copy") as copy:
+        assert copy.offsets("t", 0) == (0, 3, 3, 3)
+
+
+def test_a_failed_flush_poisons_the_partition_until_all_have_closed(path):
+    with open_log(path) as log:
+        log.create_topic("t", config={"flush.ms": 100000})
+        partition = log.engine.partition("t", 0)
+        partition.append(batch(2))
+        partition.flush()
+        partition.append(batch(2))
+        files.arm_failpoint("fdatasync", "EIO")
+        with pytest.raises(LogPoisoned):
+            partition.flush()
+        files.disarm_failpoints()
+        with pytest.raises(LogPoisoned):
+            partition.append(batch(1))
+        with pytest.raises(LogPoisoned):
+            partition.flush()
+        assert partition.high_watermark == 2
+    with open_log(path) as log:
+        assert log.engine.partition("t", 0).append(batch(1)).base_offset in (2, 4)
+        log.engine.partition("t", 0).flush()
+
+
+def test_a_full_disk_is_an_error_and_the_log_goes_on_when_there_is_room(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        partition = log.engine.partition("t", 0)
+        partition.append(batch(2, producer_id=7, sequence=0))
+        files.arm_failpoint("pwrite", "ENOSPC")
+        with pytest.raises(DiskFull):
+            partition.append(batch(50, producer_id=7, sequence=2, size=100))
+        files.disarm_failpoints()
+        assert partition.log_end == 2
+        assert partition.append(batch(2, producer_id=7, sequence=2)).base_offset == 2
+        assert log.check(full=True).ok
+
+
+def test_short_writes_are_continued(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        partition = log.engine.partition("t", 0)
+        files.arm_failpoint("pwrite", "short")
+        partition.append(batch(50, size=100))
+        assert log.check(full=True).ok
+
+
+@pytest.mark.process
+def test_a_stopped_lock_holder_is_not_overtaken_and_is_named(path):
+    script = (
+        "import sys, os; from eoslog.log import open as o; from tests.storage.helpers import batch\n"
+        "log = o(sys.argv[1]); p = log.engine.partition('t', 0)\n"
+        "assert p.core.lock_for_recovery(5) == 0\n"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    with open_log(path) as log:
+        log.create_topic("t")
+        partition = log.engine.partition("t", 0)
+        holder = subprocess.Popen([sys.executable, "-c", script, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert holder.stdout.readline() == "locked\n"
+        os.kill(holder.pid, signal.SIGSTOP)
+        with pytest.raises(LockTimeout, match=f"process {holder.pid}") as caught:
+            partition.append(batch(1), timeout=0.2)
+        assert caught.value.retriable
+        assert partition.read(0, 0) == []
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        assert partition.append(batch(1), timeout=5).base_offset == 0
+
+
+def test_check_finds_a_flipped_bit_in_any_file(path):
+    with open_log(path) as log:
+        log.create_topic("t", config={"segment.bytes": 2000, "segment.index.bytes": 4096})
+        partition = log.engine.partition("t", 0)
+        for i in range(50):
+            partition.append(batch(2, size=40, timestamp=i))
+        assert log.check(full=True).ok
+    name = sorted(p for p in os.listdir(os.path.join(path, "t-0")) if p.endswith(".log"))[1]
+    where = os.path.join(path, "t-0", name)
+    data = bytearray(open(where, "rb").read())
+    data[200] ^= 4
+    open(where, "wb").write(data)
+    with open_log(path) as log:
+        report = log.check()
+        assert not report.ok
+        assert report.problems[0].path == where
+        with pytest.raises(LockTimeout):
+            repair(path)
+    assert repair(path).problems
+    assert repair(path, "cut").bytes_cut > 0
+    with open_log(path) as log:
+        assert log.check(full=True).ok
+        assert log.offsets("t", 0).log_end < 100
+
+
+def test_a_damaged_meta_properties_is_refused(path):
+    open_log(path).close()
+    with open(os.path.join(path, "meta.properties"), "w") as file:
+        file.write("version=9\n")
+    with pytest.raises(CorruptRecord, match=r"meta.properties"):
+        open_log(path)
+
+
+def test_a_missing_partition_directory_is_not_taken_for_an_empty_one(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.engine.partition("t", 0).append(batch(2))
+    shutil.rmtree(os.path.join(path, "t-0"))
+    with open_log(path) as log, pytest.raises(StorageError, match="missing; it held offsets up to 2"):
+        log.offsets("t", 0)
+
+
+def test_a_read_only_log_reads_beside_writers_and_alone(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.engine.partition("t", 0).append(batch(2))
+        log.engine.partition("t", 0).flush()
+        with open_log(path, read_only=True) as reader:
+            assert reader.offsets("t", 0).high_watermark == 2
+    with open_log(path, read_only=True) as reader:
+        assert reader.offsets("t", 0).log_end == 2
+        assert len(list(reader.engine.partition("t", 0).batches(0, 2))) == 1
