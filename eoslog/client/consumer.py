@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from eoslog.client.arrow import batch_of_records
+from eoslog.client.consumer_arrow import batch_of_records
 from eoslog.client.consumer_offsets import ConsumerOffsets
 from eoslog.client.offsets import as_list
 from eoslog.client.subscription import Listener, Topics, normalise_topics

@@ -247,16 +247,9 @@ class Fetcher:
             now = time.monotonic()
             for state in states:
                 self._drive(state, now)
-        # The partition where bytes lie unflushed or undecided is the one to wait for.
-        waiting = next((s for s in states if s.log.log_end > (s.position or 0)), None)
-        if waiting is None and len(states) > 1 and hasattr(self._engine, "wait_any"):
-            self._engine.wait_any([s.log for s in states], pause)
-            return
-        if waiting is None:
-            waiting = states[self._turn % len(states)]
-            self._turn += 1
-            pause = pause if len(states) == 1 else min(pause, 0.01)
-        waiting.log.wait(waiting.position, pause, of=self._bound_name)
+        self._engine.wait_any(
+            [(self.log(s), s.position) for s in states], pause, of=self._bound_name
+        )
 
     def _drive(self, state: PartitionState, now: float) -> None:
         """Held up by an undecided transaction for a while: have it driven to its end if due."""

@@ -193,6 +193,16 @@ class FakeHost:
     def close(self) -> None:
         pass
 
+    def wait_any(
+        self, bounds: Sequence[tuple[FakeLog, int]], timeout: float, *, of: str = "log_end"
+    ) -> bool:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if any(getattr(log, of) > beyond for log, beyond in bounds):
+                return True
+            time.sleep(0.001)
+        return False
+
     def die(self) -> None:
         del self.disk.living[self.process_number, self.process_nonce]
 
