@@ -211,6 +211,12 @@ cdef class Partition:
         return atomic_load_i64(&self.slot.log_start)
 
     @property
+    def active_base(self):
+        """Base offset of the segment that holds the log end (a hint without the lock)."""
+        self.control.check()
+        return atomic_load_i64(&self.slot.active_base)
+
+    @property
     def durable_end(self):
         self.control.check()
         return atomic_load_i64(&self.slot.durable_end)

@@ -544,7 +544,8 @@ class PartitionLog:
         """Bases of the readable segments, listed anew when they changed."""
         with self._listing:
             version = self.core.published_segments_version
-            if version != self._segments_version or not self._bases or beyond >= 0:
+            stale = beyond >= 0 and self._bases[-1:] != [self.core.active_base]
+            if version != self._segments_version or not self._bases or stale:
                 end = self.log_end
                 bases = [base for base in offsets_in(self.path, LOG) if base < end or base == 0]
                 if version != self._segments_version:
