@@ -19,7 +19,7 @@ from eoslog.background import Background
 from eoslog.coordinator.group_coordinator import GroupCoordinator
 from eoslog.coordinator.producer_ids import ProducerIds
 from eoslog.coordinator.transaction_coordinator import TransactionCoordinator
-from eoslog.errors import ConfigError, IllegalState, StorageError, UnknownTopicOrPartition
+from eoslog.errors import ConfigError, EoslogError, IllegalState, StorageError, UnknownTopicOrPartition
 from eoslog.model import CLUSTER_METADATA_TOPIC, CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from eoslog.storage import checkpoints, files, log_loader
 from eoslog.storage.filesystem import refuse_remote
@@ -32,6 +32,8 @@ logger = logging.getLogger("eoslog.engine")
 _METADATA_SLOT = 0
 _METADATA_ID = bytes(15) + b"\x01"  # Kafka's fixed id of __cluster_metadata
 _CHECKPOINT_S = 60.0
+_SWEEP_S = 10.0  # transaction.abort.timed.out.transaction.cleanup.interval.ms
+_EXPIRY_S = 3600.0  # transaction.remove.expired.transaction.cleanup.interval.ms
 _FLUSHERS = 8
 _OWN_PREFIXES = ("eoslog.", "meta.properties.tmp")
 
@@ -66,6 +68,7 @@ class Engine:
         self._slots: dict[int, PartitionLog] = {}
         self._flushers: ThreadPoolExecutor | None = None
         self._coordinators_ready = False
+        self._sweeper: threading.Thread | None = None
         self.session = Session(path, read_only=read_only)
         self._background: Background | None = None
         try:
@@ -91,6 +94,8 @@ class Engine:
             self.producer_ids = ProducerIds(self.metadata.allocate_producer_ids)
             self.transactions = TransactionCoordinator(self)
             self.groups = GroupCoordinator(self)
+            self.schedule(_SWEEP_S, lambda: self._aside(self.transactions.abort_timed_out))
+            self.schedule(_EXPIRY_S, lambda: self._aside(self.transactions.expire))
         except BaseException:
             self._release()
             raise
@@ -150,6 +155,8 @@ class Engine:
             if self.session._generation != _core.fork_generation():
                 return  # inherited through fork: everything of it belongs to the parent
             try:
+                if self._sweeper is not None:
+                    self._sweeper.join(timeout=10)
                 if not self.read_only:
                     self._close_clean()
             finally:
@@ -395,6 +402,23 @@ class Engine:
 
     def _beat(self) -> None:
         self.session.control.beat(self.session.process_number)
+
+    def _aside(self, run: Callable[[], object]) -> None:
+        """Run on a thread of its own: it may wait for locks, and heartbeats must go on."""
+
+        def guarded() -> None:
+            try:
+                run()
+            except EoslogError as error:
+                if not self._closed:
+                    logger.warning("sweep of transactions: %s", error)
+            except Exception:
+                if not self._closed:
+                    logger.exception("sweep of transactions")
+
+        if self._sweeper is None or not self._sweeper.is_alive():
+            self._sweeper = threading.Thread(target=guarded, name="eoslog-sweep", daemon=True)
+            self._sweeper.start()
 
     def clock_ms(self) -> int:
         """Wall clock in ms; only for show and for timestamps."""

@@ -25,7 +25,7 @@ cdef extern from "<unistd.h>" nogil:
     int getpid()
 
 cdef extern from "<fcntl.h>" nogil:
-    enum: O_RDWR
+    enum: O_RDWR, O_CREAT
 
 from eoslog._core.crc32c cimport eoslog_crc32c
 
@@ -606,6 +606,19 @@ cdef class Partition:
         eoslog_os.point(POINT_ROLLED)
         return 0
 
+    cdef int index_aborts(self, const FoldedBatch* headers, int count) noexcept nogil:
+        """Under the lock, after a roll: the abort marker that made the log roll needs an abort
+        index in the new segment; `judge` saw the old one. Recovery makes it again if it is lost."""
+        cdef char path[NAME_SIZE]
+        cdef int i
+        for i in range(count):
+            if headers[i].attributes & CONTROL_BIT and headers[i].control_type == CONTROL_ABORT and self.files.txn < 0:
+                self.name(path, self.segment.base, b".txnindex")
+                self.files.txn = eoslog_os.open(path, O_RDWR | O_CREAT, 0o600)
+                if self.files.txn < 0:
+                    return IO_FAILED
+        return 0
+
     cdef int write_effects(self, const Effects* e) noexcept nogil:
         cdef uint8_t entry[ABORTED_ENTRY_SIZE]
         cdef SegmentFold* s = &self.segment
@@ -687,7 +700,7 @@ cdef class Partition:
             result.rolled = True
         atomic_store_u32(&self.slot.busy, 1)
         eoslog_os.point(POINT_BUSY)
-        if result.rolled and self.roll() < 0:
+        if result.rolled and (self.roll() < 0 or self.index_aborts(headers, count) < 0):
             result.saved_errno = errno
             self.unlock()                        # busy stays: the next holder repairs
             return RELOAD

@@ -54,7 +54,7 @@ class MarkerDriver:
         """Nothing to drive yet."""
         self._host = host
         self._lock = threading.Lock()
-        self._turns: dict[Key, tuple[threading.Lock, int]] = {}
+        self._turns: dict[Key, _Turn] = {}
         self._failures: dict[Key, dict[TopicPartition | None, EoslogError]] = {}
 
     def drive(self, clog: TransactionLog, key: Key) -> bool:
@@ -72,7 +72,9 @@ class MarkerDriver:
         **Durability**: the decision is durable before the first marker; markers and COMPLETE are
         published only, recovery derives them again.
         """
-        with self._turn(key):
+        with self._turn(key) as mine:
+            if not mine:
+                return False  # this thread is at it already, and met it again while opening a log
             clog.refresh()
             decision = clog.decision(key)
             if decision is None or decision.complete:
@@ -220,20 +222,41 @@ class MarkerDriver:
             attempts.again()
 
     @contextmanager
-    def _turn(self, key: Key) -> Iterator[None]:
-        """One driver of a transaction in this process at a time: the others find it complete."""
+    def _turn(self, key: Key) -> Iterator[bool]:
+        """One driver of a transaction in this process at a time: the others find it complete.
+
+        Yields False to a thread that drives it already.
+        """
+        me = threading.get_ident()
         with self._lock:
-            turn, users = self._turns.get(key, (threading.Lock(), 0))
-            self._turns[key] = (turn, users + 1)
-        mine = turn.acquire(timeout=_TURN_S)
+            turn = self._turns.setdefault(key, _Turn())
+            again = turn.driver == me
+            if not again:
+                turn.users += 1
+        if again:
+            yield False
+            return
+        held = turn.lock.acquire(timeout=_TURN_S)
+        if held:
+            turn.driver = me
         try:
-            yield
+            yield True
         finally:
-            if mine:
-                turn.release()
+            if held:
+                turn.driver = None
+                turn.lock.release()
             with self._lock:
-                turn, users = self._turns[key]
-                if users == 1:
+                turn.users -= 1
+                if turn.users == 0:
                     del self._turns[key]
-                else:
-                    self._turns[key] = (turn, users - 1)
+
+
+class _Turn:
+    """Who drives a transaction in this process, and how many want to."""
+
+    __slots__ = ("driver", "lock", "users")
+
+    def __init__(self) -> None:
+        self.driver: int | None = None
+        self.lock = threading.Lock()
+        self.users = 0

@@ -21,6 +21,7 @@ Source: protocol.md "Recovery", rows 17, 21, 22, 31, 39.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from eoslog.coordinator.host import Host, HostLog
@@ -60,6 +61,7 @@ class Resolver:
         self._logs = logs
         self._driver = driver
         self._endings = endings
+        self._recovering = threading.local()
 
     def due(self, clog: TransactionLog, metadata: TransactionMetadata) -> Cause | None:
         """Why an Ongoing transaction is to be aborted now, or None if it is not."""
@@ -117,9 +119,22 @@ class Resolver:
     def recover_partition(self, log: HostLog) -> int:
         """The same at the start of a session: nobody that decided anything is still driving it.
 
-        To be called once a partition's log is recovered, before anything is appended to it.
+        To be called once a partition's log is recovered, before anything is appended to it. A
+        transaction that is driven here may open further partitions, whose recovery calls this
+        again: those wait for their turn, or their number would be the depth of the stack.
         """
-        return self.resolve_blockers(log, grace_s=0.0)
+        waiting = getattr(self._recovering, "waiting", None)
+        if waiting is not None:
+            waiting.append(log)
+            return 0
+        waiting = self._recovering.waiting = [log]
+        try:
+            resolved = 0
+            while waiting:
+                resolved += self.resolve_blockers(waiting.pop(), grace_s=0.0)
+            return resolved
+        finally:
+            self._recovering.waiting = None
 
     def resolve(self, log: HostLog, producer_id: int, epoch: int, grace_s: float = GRACE_S) -> bool:
         """Finish a transaction of a partition if it is due; whether it is no longer open there."""
