@@ -137,6 +137,8 @@ class SealedBatch:
     attempts: int
     doubtful: bool
     retry_at_ns: int
+    @property
+    def data(self) -> SealedBatch: ...
     def stamp(
         self, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool
     ) -> None: ...

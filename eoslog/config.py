@@ -124,6 +124,7 @@ class ProducerConfig(Settings):
     key_serializer: Serializer | None = setting(None, serializer)
     value_serializer: Serializer | None = setting(None, serializer)
     strict_duplicates: bool = setting(False, boolean)
+    eoslog_test_lose_acks: float = setting(0, number(0, 1))  # probability; for tests and the demo
 
     @classmethod
     def resolve(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

@@ -45,6 +45,11 @@ cdef class SealedBatch:
     def __dealloc__(self):
         clear_buffer(&self.buffer)
 
+    @property
+    def data(self):
+        """Itself, as a buffer."""
+        return self
+
     def __len__(self):
         return <Py_ssize_t>self.buffer.size
 

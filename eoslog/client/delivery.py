@@ -1,0 +1,104 @@
+"""What becomes of a record: futures that resolve by themselves, callbacks that wait to be served."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from eoslog.errors import DeliveryTimeout, EoslogError
+from eoslog.model import RecordMetadata
+
+__all__ = ["Callbacks", "Delivery", "OnDelivery"]
+
+OnDelivery = Callable[[EoslogError | None, RecordMetadata], Any]
+
+
+class Delivery:
+    """The fate of one record sent with `Producer.send`. Thread-safe."""
+
+    __slots__ = ("_done", "_error", "_metadata", "_waiters")
+
+    def __init__(self) -> None:
+        """Make one that is not resolved yet."""
+        self._done = False
+        self._error: EoslogError | None = None
+        self._metadata: RecordMetadata | None = None
+        self._waiters: list[threading.Event] | None = None
+
+    def __call__(self, error: EoslogError | None, metadata: RecordMetadata) -> None:
+        """Resolve it; called once by the sender."""
+        self._error = error
+        self._metadata = metadata
+        self._done = True
+        for waiter in self._waiters or ():
+            waiter.set()
+
+    def done(self) -> bool:
+        """Whether the record's fate is known."""
+        return self._done
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait for the record's place.
+
+        Args:
+            timeout: seconds; None to wait for as long as delivery.timeout.ms lets the record live.
+
+        Raises:
+            DeliveryTimeout: not known within `timeout`; asking again is safe.
+            EoslogError: why the record was not delivered.
+        """
+        if not self._done:
+            waiter = threading.Event()
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(waiter)
+            # Resolved between the test and the append: nobody would set the event.
+            if not self._done and not waiter.wait(timeout):
+                raise DeliveryTimeout(f"no acknowledgement within {timeout:g} s", retriable=True)
+        if self._error is not None:
+            raise self._error
+        assert self._metadata is not None
+        return self._metadata
+
+    def exception(self, timeout: float | None = None) -> EoslogError | None:
+        """Wait, and return the error instead of raising it."""
+        try:
+            self.result(timeout)
+        except EoslogError as error:
+            if error is not self._error:
+                raise
+        return self._error
+
+
+class Callbacks:
+    """Callbacks in the order of their records, run only by the threads that poll."""
+
+    def __init__(self) -> None:
+        """Make an empty queue."""
+        self._queue: deque[tuple[OnDelivery, EoslogError | None, RecordMetadata]] = deque()
+        self._arrived = threading.Event()
+
+    def put(self, target: OnDelivery, error: EoslogError | None, metadata: RecordMetadata) -> None:
+        """Note a delivery; a `Delivery` resolves at once."""
+        if type(target) is Delivery:
+            target(error, metadata)
+            return
+        self._queue.append((target, error, metadata))
+        self._arrived.set()
+
+    def serve(self) -> int:
+        """Run what is queued. An error raised by a callback leaves the rest queued."""
+        served = 0
+        while self._queue:
+            target, error, metadata = self._queue.popleft()
+            served += 1
+            target(error, metadata)
+        return served
+
+    def wait(self, timeout: float) -> None:
+        """Wait (s) until there is something to serve."""
+        self._arrived.clear()
+        if not self._queue:
+            self._arrived.wait(timeout)

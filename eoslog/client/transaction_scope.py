@@ -1,0 +1,142 @@
+"""`with producer.transaction() as tx`: all or nothing, with the consumer's position in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from eoslog.errors import CommitOutcomeUnknown, ConfigError, EoslogError, IllegalState
+from eoslog.model import GroupMetadata, OffsetAndMetadata, TopicPartition
+
+if TYPE_CHECKING:
+    from eoslog.client.producer import Producer
+
+__all__ = ["Transaction", "group_metadata_of", "offsets_of"]
+
+
+class Transaction:
+    """One transaction of a producer, as a context manager.
+
+    Leaving it commits. An exception aborts, rewinds the consumers that took part to where the
+    transaction began, and goes on. A commit whose outcome is unknown does neither: what was read
+    may have been committed.
+    """
+
+    def __init__(self, producer: Producer) -> None:
+        """Take a producer; `__enter__` begins."""
+        self._producer = producer
+        self._positions: dict[Any, dict[TopicPartition, int]] = {}
+
+    def __enter__(self) -> Transaction:
+        self._producer.begin_transaction()
+        self.produce = self._producer.produce
+        self.send = self._producer.send
+        self.produce_many = self._producer.produce_many
+        self.produce_arrow = self._producer.produce_arrow
+        self.produce_batches = self._producer.produce_batches
+        for consumer in list(self._producer._consumers):
+            self._remember(consumer)
+        return self
+
+    def commit_offsets(self, consumer: Any) -> None:
+        """Add a consumer's positions to the transaction, fenced by its group membership.
+
+        Raises:
+            ConfigError: the consumer commits by itself, which would not wait for this transaction.
+            CommitFailed: the group moved on.
+        """
+        if getattr(consumer, "auto_commits", False):
+            raise ConfigError(
+                "enable.auto.commit=True: the consumer commits outside of the transaction"
+            )
+        self._remember(consumer)
+        assigned = consumer.assignment()
+        if not assigned:
+            return
+        positions = [p for p in consumer.position(sorted(assigned)) if p.offset is not None]
+        self._producer.send_offsets_to_transaction(positions, consumer.group_metadata())
+
+    def send_offsets(self, offsets: Any, group_metadata: Any) -> None:
+        """As `Producer.send_offsets_to_transaction`."""
+        self._producer.send_offsets_to_transaction(offsets, group_metadata)
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is None:
+            try:
+                self._producer.commit_transaction()
+            except CommitOutcomeUnknown:
+                raise
+            except BaseException:
+                self._undo()
+                raise
+        elif not isinstance(error, CommitOutcomeUnknown):
+            self._undo()
+
+    def _undo(self) -> None:
+        # What fails here must not hide why; the state says what the producer may still do.
+        with contextlib.suppress(EoslogError):
+            self._producer.abort_transaction()
+        for consumer in self._positions:
+            with contextlib.suppress(EoslogError):
+                self._rewind(consumer)
+
+    def _remember(self, consumer: Any) -> None:
+        if consumer not in self._positions:
+            self._positions[consumer] = {}
+            with contextlib.suppress(EoslogError):
+                self._positions[consumer] = _begin_of(consumer)
+
+    def _rewind(self, consumer: Any) -> None:
+        rewind = getattr(consumer, "rewind", None)
+        if rewind is not None:
+            rewind()
+            return
+        held = set(consumer.assignment())
+        for partition, offset in self._positions[consumer].items():
+            if partition in held:
+                consumer.seek(partition, offset)
+
+
+def _begin_of(consumer: Any) -> dict[TopicPartition, int]:
+    """Where a consumer that has read on must go back to: what its group has committed."""
+    held = sorted(consumer.assignment())
+    return {p: p.offset for p in consumer.committed(held) if p.offset is not None and p.offset >= 0}
+
+
+def offsets_of(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Offsets in any of the forms that callers use.
+
+    Raises:
+        ConfigError: an offset is missing, negative or no int.
+    """
+    pairs: Iterable[tuple[Any, Any]]
+    if isinstance(offsets, Mapping):
+        pairs = offsets.items()
+    else:
+        pairs = [(partition, partition.offset) for partition in offsets]
+    found = {}
+    for partition, value in pairs:
+        committed = value if isinstance(value, OffsetAndMetadata) else None
+        number = value if committed is None else committed.offset
+        if not isinstance(partition, TopicPartition):
+            raise ConfigError(f"offsets: expected TopicPartition, got {partition!r}")
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ConfigError(f"offsets: {partition} has offset {number!r}, not a number from 0 on")
+        found[partition] = committed or OffsetAndMetadata(number)
+    return found
+
+
+def group_metadata_of(group: Any) -> GroupMetadata:
+    """Group metadata, also from a group's id.
+
+    Raises:
+        ConfigError: neither of them, or a generation without its member.
+    """
+    if isinstance(group, str) and group:
+        return GroupMetadata(group)
+    if not isinstance(group, GroupMetadata):
+        raise ConfigError(f"group_metadata: expected GroupMetadata or a group id, got {group!r}")
+    if group.generation_id > 0 and not group.member_id:
+        raise IllegalState(f"group_metadata: generation {group.generation_id} without a member id")
+    return group

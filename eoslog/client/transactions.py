@@ -1,0 +1,329 @@
+"""The client's side of transactions: what a transactional producer may do now, and with what ids.
+
+    UNINITIALIZED --init--> INITIALIZING --> READY --begin--> IN_TRANSACTION
+    IN_TRANSACTION --commit--> COMMITTING --> READY
+    IN_TRANSACTION --abort--> ABORTING --> READY
+    any failure: ABORTABLE_ERROR (abort, go on) or FATAL_ERROR (close)
+
+After a timeout in COMMITTING or ABORTING the same call may be made again, and no other.
+
+Source: Kafka TransactionManager; KIP-98, KIP-447, KIP-890.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, TypeVar
+
+from eoslog.client.identity import Identity, Place
+from eoslog.errors import (
+    AuthorizationFailed,
+    CommitFailed,
+    CommitOutcomeUnknown,
+    ConcurrentTransactions,
+    EoslogError,
+    FencedMemberEpoch,
+    IllegalGeneration,
+    IllegalState,
+    InvalidProducerEpoch,
+    InvalidProducerIdMapping,
+    InvalidTxnState,
+    ProducerFenced,
+    RequestTimedOut,
+    StaleMemberEpoch,
+    UnknownMember,
+    UnknownTopicOrPartition,
+)
+from eoslog.model import (
+    AppendResult,
+    GroupMetadata,
+    OffsetAndMetadata,
+    TopicPartition,
+    TransactionOutcome,
+)
+
+__all__ = ["ClientState", "TransactionManager"]
+
+T = TypeVar("T")
+
+
+class ClientState(Enum):
+    """States of a transactional producer, under Kafka's names."""
+
+    UNINITIALIZED = "UNINITIALIZED"
+    INITIALIZING = "INITIALIZING"
+    READY = "READY"
+    IN_TRANSACTION = "IN_TRANSACTION"
+    COMMITTING = "COMMITTING_TRANSACTION"
+    ABORTING = "ABORTING_TRANSACTION"
+    ABORTABLE_ERROR = "ABORTABLE_ERROR"
+    FATAL_ERROR = "FATAL_ERROR"
+
+
+_S = ClientState
+
+PREDECESSORS: Mapping[ClientState, frozenset[ClientState]] = {
+    _S.UNINITIALIZED: frozenset({_S.INITIALIZING}),  # an init that failed may be tried again
+    _S.INITIALIZING: frozenset({_S.UNINITIALIZED}),
+    _S.READY: frozenset({_S.INITIALIZING, _S.COMMITTING, _S.ABORTING}),
+    _S.IN_TRANSACTION: frozenset({_S.READY}),
+    _S.COMMITTING: frozenset({_S.IN_TRANSACTION, _S.COMMITTING}),
+    _S.ABORTING: frozenset({_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING}),
+    _S.ABORTABLE_ERROR: frozenset({_S.IN_TRANSACTION, _S.COMMITTING, _S.ABORTABLE_ERROR}),
+    _S.FATAL_ERROR: frozenset(_S),
+}
+
+_FATAL = (ProducerFenced, AuthorizationFailed, CommitOutcomeUnknown)
+# A newer epoch refuses a batch: abortable, the abort then tells whether this instance is fenced.
+_FATAL_AT_COORDINATOR = (*_FATAL, InvalidProducerEpoch, InvalidProducerIdMapping, InvalidTxnState)
+_GROUP_MOVED_ON = (UnknownMember, IllegalGeneration, StaleMemberEpoch, FencedMemberEpoch)
+
+
+class TransactionManager:
+    """One transactional id's state in this process.
+
+    The user's thread calls `initialize` to `add_offsets`; the sender, under its lock, calls
+    `append`, `note_span` and `fail`.
+
+    Invariants:
+        - `partitions` hold batches of the open transaction, so the coordinator's log lists them;
+        - `listed` holds what the coordinator may list: if not empty, it must end the transaction;
+        - `spans` names first and last offset of what this transaction wrote, per partition;
+        - `error` is set exactly in ABORTABLE_ERROR and FATAL_ERROR.
+    """
+
+    def __init__(
+        self, engine: Any, transactional_id: str, timeout_ms: int, identity: Identity
+    ) -> None:
+        """Start uninitialized."""
+        self._engine = engine
+        self._identity = identity
+        self.transactional_id = transactional_id
+        self.timeout_ms = timeout_ms
+        self.state = ClientState.UNINITIALIZED
+        self.error: EoslogError | None = None
+        self.partitions: set[TopicPartition] = set()
+        self.listed: set[TopicPartition] = set()
+        self.coming: set[TopicPartition] = set()  # partitions with batches on their way
+        self.spans: dict[TopicPartition, tuple[int, int]] = {}
+        self._expected: Any = None  # what the last listing says about the coordinator's log
+
+    # -- states --
+
+    def transition(self, to: ClientState, what: str) -> None:
+        """Change the state; an illegal step raises IllegalState and changes nothing."""
+        if self.state not in PREDECESSORS[to]:
+            allowed = ", ".join(sorted(s.value for s in PREDECESSORS[to]))
+            if self.error is not None:
+                raise IllegalState(f"{what}: {self.state.value} after: {self.error}") from self.error
+            raise IllegalState(f"{what}: the state is {self.state.value}, must be one of {allowed}")
+        self.state = to
+
+    def fail(self, error: EoslogError, fatal: tuple[type[EoslogError], ...] = _FATAL) -> None:
+        """Enter the error state that the error calls for."""
+        if self.state is ClientState.FATAL_ERROR:
+            return
+        if isinstance(error, fatal):
+            self.state = ClientState.FATAL_ERROR
+            self.error = error
+        elif self.state in PREDECESSORS[ClientState.ABORTABLE_ERROR]:
+            self.state = ClientState.ABORTABLE_ERROR
+            self.error = self.error or error
+
+    def check_open(self, what: str) -> None:
+        """Raise unless records and offsets may be added now."""
+        if self.error is not None:
+            raise self.error
+        if self.state is not ClientState.IN_TRANSACTION:
+            raise IllegalState(f"{what}: no transaction is open, the state is {self.state.value}")
+
+    # -- the user's calls --
+
+    def initialize(self, deadline: float) -> TransactionOutcome | None:
+        """InitProducerId: fence the previous instance, settle what it left, get id and epoch."""
+        self.transition(ClientState.INITIALIZING, "init_transactions")
+        try:
+            result = self._coordinate(
+                lambda: self._engine.transactions.init_producer_id(
+                    self.transactional_id, self.timeout_ms
+                ),
+                deadline,
+                "init_transactions",
+            )
+        except BaseException:
+            self.state = ClientState.UNINITIALIZED
+            raise
+        self._identity.take(result.producer_id, result.producer_epoch)
+        self.transition(ClientState.READY, "init_transactions")
+        return result.outcome
+
+    def begin(self) -> None:
+        """Local only: the coordinator hears of the transaction with its first partition."""
+        self.transition(ClientState.IN_TRANSACTION, "begin_transaction")
+        self._forget()
+
+    def end(self, commit: bool, deadline: float) -> None:
+        """Have the coordinator decide; in COMMITTING or ABORTING. A transaction that touched
+        nothing ends without a write."""
+        what = "commit_transaction" if commit else "abort_transaction"
+        if self.listed:
+            identity = self._identity
+            try:
+                producer_id, epoch = self._coordinate(
+                    lambda: self._engine.transactions.end_txn(
+                        self.transactional_id,
+                        identity.producer_id,
+                        identity.producer_epoch,
+                        commit,
+                        dict(self.spans),
+                    ),
+                    deadline,
+                    what,
+                )
+            except RequestTimedOut:
+                raise
+            except EoslogError as error:
+                if isinstance(error, (InvalidProducerEpoch, InvalidProducerIdMapping)):
+                    error = self._fenced(error)
+                self.fail(error, _FATAL_AT_COORDINATOR)
+                if self.error is None:  # an abort that failed: it can only be given up
+                    self.state, self.error = ClientState.FATAL_ERROR, error
+                raise error from None
+            identity.take(producer_id, epoch)
+        self._forget()
+        self.error = None
+        self.transition(ClientState.READY, what)
+
+    def add_offsets(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        group: GroupMetadata,
+        deadline: float,
+    ) -> None:
+        """AddOffsetsToTxn and TxnOffsetCommit."""
+        self.check_open("send_offsets_to_transaction")
+        if not offsets:
+            return
+        identity = self._identity
+        log = self._engine.group_partition(group.group_id)
+        self.listed.add(TopicPartition(log.topic, log.partition))
+        try:
+            place = self._coordinate(
+                lambda: self._engine.groups.txn_offset_commit(
+                    group.group_id,
+                    self.transactional_id,
+                    identity.producer_id,
+                    identity.producer_epoch,
+                    group.member_id,
+                    group.generation_id,
+                    group.instance_id,
+                    offsets,
+                ),
+                deadline,
+                "send_offsets_to_transaction",
+            )
+        except RequestTimedOut as error:
+            self.fail(error)  # the offsets may be in the log: only an abort is safe
+            raise
+        except EoslogError as error:
+            if isinstance(error, _GROUP_MOVED_ON):
+                moved = CommitFailed(f"group {group.group_id!r} moved on: {error}", abortable=True)
+                self.fail(moved)
+                raise moved from error
+            if isinstance(error, (InvalidProducerEpoch, InvalidProducerIdMapping)):
+                error = self._fenced(error)
+            self.fail(error, _FATAL_AT_COORDINATOR)
+            raise error from None
+        if place.offset is not None and place.offset >= 0:
+            self._widen(place, place.offset, place.offset + len(offsets) - 1)
+
+    # -- the sender's calls --
+
+    def append(self, log: Any, place: Place, data: bytearray) -> AppendResult:
+        """Append to a partition; its first batch only while the coordinator lists the partition.
+
+        Source: protocol.md row 19.
+        """
+        partition = TopicPartition(*place)
+        if partition in self.partitions:
+            result = log.append(data)
+            assert result is not None  # nothing was expected
+            return result  # type: ignore[no-any-return]
+        expected = self._expected
+        while True:
+            if expected is None or partition not in self.listed:
+                expected = self._expected = self._list(partition)
+            result = log.append(data, expect=[expected])
+            if result is not None:
+                self.partitions.add(partition)
+                return result  # type: ignore[no-any-return]
+            expected = None  # the coordinator's log went on: look again
+
+    def _list(self, partition: TopicPartition) -> Any:
+        """AddPartitionsToTxn for a partition and for what comes next, in one record."""
+        wanted = {partition, *self.coming} - self.partitions
+        self.listed |= wanted
+        try:
+            return self._add(wanted)
+        except UnknownTopicOrPartition:
+            if len(wanted) == 1:
+                raise
+            return self._add({partition})  # a topic of the others is gone: they fail by themselves
+        except (InvalidProducerEpoch, InvalidProducerIdMapping) as error:
+            raise self._fenced(error) from error
+
+    def _add(self, partitions: set[TopicPartition]) -> Any:
+        return self._engine.transactions.add_partitions_to_txn(
+            self.transactional_id,
+            self._identity.producer_id,
+            self._identity.producer_epoch,
+            partitions,
+        )
+
+    def note_span(self, log: Any, place: Place, count: int, result: AppendResult) -> None:
+        """Remember where the transaction's records lie."""
+        partition = TopicPartition(*place)
+        if result.base_offset >= 0:
+            self._widen(partition, result.base_offset, result.base_offset + count - 1)
+            return
+        for producer_id, _, first, last in log.open_transactions():  # a duplicate too old to place
+            if producer_id == self._identity.producer_id:
+                self._widen(partition, first, last)
+
+    # -- helpers --
+
+    def _widen(self, partition: TopicPartition, first: int, last: int) -> None:
+        key = TopicPartition(partition.topic, partition.partition)
+        old = self.spans.get(key, (first, last))
+        self.spans[key] = (min(old[0], first), max(old[1], last))
+
+    def _forget(self) -> None:
+        self.partitions.clear()
+        self.listed.clear()
+        self.coming.clear()
+        self.spans.clear()
+        self._expected = None
+
+    def _fenced(self, error: EoslogError) -> EoslogError:
+        return ProducerFenced(
+            f"transactional id {self.transactional_id!r}: another instance took over from producer "
+            f"id {self._identity.producer_id}, epoch {self._identity.producer_epoch}: {error}"
+        )
+
+    def _coordinate(self, call: Callable[[], T], deadline: float, what: str) -> T:
+        """Call until it is not told to come again, or the deadline has passed."""
+        pause = 0.005
+        while True:
+            try:
+                return call()
+            except EoslogError as error:
+                if not getattr(error, "retriable", False) or isinstance(error, CommitOutcomeUnknown):
+                    raise
+                if time.monotonic() + pause > deadline:
+                    raise RequestTimedOut(f"{what}: not done within max.block.ms: {error}") from error
+                limit = 0.02 if isinstance(error, ConcurrentTransactions) else 0.5
+            time.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(pause * 2, limit)
