@@ -198,7 +198,7 @@ class Producer(RecordAccumulator):
         Raises:
             As `produce`; rows before the one at fault stay buffered.
         """
-        from eoslog.client.arrow import produce_stream
+        from eoslog.client.arrow_produce import produce_stream
 
         return produce_stream(self, topic, data)
 
@@ -437,7 +437,9 @@ class Producer(RecordAccumulator):
         done = self._sender.flush(deadline)
         self._sender.callbacks.serve()
         if not done:
-            raise RequestTimedOut(f"{what}: {self.buffered} records are not sent yet; call it again")
+            raise RequestTimedOut(
+                f"{what}: {self.buffered} records are not sent yet; call it again"
+            )
 
     # -- the end --
 
@@ -496,5 +498,3 @@ class Producer(RecordAccumulator):
     def __repr__(self) -> str:
         name = self.config.transactional_id or "idempotent"
         return f"<Producer {name} id={self.producer_id} epoch={self.producer_epoch}>"
-
-

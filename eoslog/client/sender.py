@@ -335,7 +335,8 @@ class Sender:
         head = queue[0]
         if head.attempts or len(queue) == 1:
             return [head]
-        group, size = [], 0
+        group: list[Any] = []
+        size = 0
         for batch in queue:
             if batch.attempts or (group and size + len(batch) > GROUP_BYTES):
                 break
@@ -358,10 +359,10 @@ class Sender:
 
     def _append(self, log: Any, place: Place, data: bytearray) -> AppendResult:
         if self._transactions is not None:
-            return self._transactions.append(log, place, data)
+            return self._transactions.append(log, place, data)  # type: ignore[no-any-return]
         result = log.append(data, timeout=self._config.request_timeout_ms / 1000)
         assert result is not None  # nothing was expected
-        return result
+        return result  # type: ignore[no-any-return]
 
     def _ack_is_lost(self) -> bool:
         if self._lose_acks and random.random() < self._lose_acks:
@@ -459,15 +460,15 @@ class Sender:
                     failed[log] = error
         now = time.monotonic_ns()
         for item in waiting:
-            error = failed.get(item.log)
-            if error is None:
+            failure = failed.get(item.log)
+            if failure is None:
                 self._settle(item.batch, None, item.result)
-            elif getattr(error, "retriable", False) and (
+            elif getattr(failure, "retriable", False) and (
                 now - item.batch.created_ns < self._delivery_ns
             ):
                 self._waiting.append(item)
             else:
-                self._settle(item.batch, error, None)
+                self._settle(item.batch, failure, None)
 
     def _settle(
         self,

@@ -118,7 +118,9 @@ class TransactionManager:
         if self.state not in PREDECESSORS[to]:
             allowed = ", ".join(sorted(s.value for s in PREDECESSORS[to]))
             if self.error is not None:
-                raise IllegalState(f"{what}: {self.state.value} after: {self.error}") from self.error
+                raise IllegalState(
+                    f"{what}: {self.state.value} after: {self.error}"
+                ) from self.error
             raise IllegalState(f"{what}: the state is {self.state.value}, must be one of {allowed}")
         self.state = to
 
@@ -158,7 +160,8 @@ class TransactionManager:
             raise
         self._identity.take(result.producer_id, result.producer_epoch)
         self.transition(ClientState.READY, "init_transactions")
-        return result.outcome
+        outcome: TransactionOutcome | None = result.outcome
+        return outcome
 
     def begin(self) -> None:
         """Local only: the coordinator hears of the transaction with its first partition."""
@@ -167,7 +170,8 @@ class TransactionManager:
 
     def end(self, commit: bool, deadline: float) -> None:
         """Have the coordinator decide; in COMMITTING or ABORTING. A transaction that touched
-        nothing ends without a write."""
+        nothing ends without a write.
+        """
         what = "commit_transaction" if commit else "abort_transaction"
         if self.listed:
             identity = self._identity
@@ -320,10 +324,14 @@ class TransactionManager:
             try:
                 return call()
             except EoslogError as error:
-                if not getattr(error, "retriable", False) or isinstance(error, CommitOutcomeUnknown):
+                if not getattr(error, "retriable", False) or isinstance(
+                    error, CommitOutcomeUnknown
+                ):
                     raise
                 if time.monotonic() + pause > deadline:
-                    raise RequestTimedOut(f"{what}: not done within max.block.ms: {error}") from error
+                    raise RequestTimedOut(
+                        f"{what}: not done within max.block.ms: {error}"
+                    ) from error
                 limit = 0.02 if isinstance(error, ConcurrentTransactions) else 0.5
             time.sleep(pause * random.uniform(0.8, 1.2))
             pause = min(pause * 2, limit)

@@ -133,7 +133,7 @@ def _gunzip(data: Any, limit: int) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _snappy(data: bytes, level: int | None) -> bytes:
+def _snappy(data: bytes, _level: int | None) -> bytes:
     pack = require("snappy").snappy.compress_raw
     view = memoryview(data)
     out = bytearray(_XERIAL_HEADER)
@@ -158,7 +158,9 @@ def _unsnappy(data: Any, limit: int) -> bytes:
         (size,) = struct.unpack_from(">i", view, at)
         at += 4
         if size < 0 or size > len(view) - at:
-            raise CorruptRecord("snappy block is longer than what is left", expected=size, found=len(view) - at)
+            raise CorruptRecord(
+                "snappy block is longer than what is left", expected=size, found=len(view) - at
+            )
         part = _unsnappy_block(library, view[at : at + size], left, limit)
         parts.append(part)
         left -= len(part)
@@ -258,14 +260,14 @@ def _unzstd(data: Any, limit: int) -> bytes:
 
 
 _COMPRESS: dict[str, Callable[[bytes, int | None], bytes]] = {
-    "none": lambda data, level: data,
+    "none": lambda data, _level: data,
     "gzip": _gzip,
     "snappy": _snappy,
     "lz4": _lz4,
     "zstd": _zstd,
 }
 _DECOMPRESS: dict[str, Callable[[Any, int], bytes]] = {
-    "none": lambda data, limit: bytes(data),
+    "none": lambda data, _limit: bytes(data),
     "gzip": _gunzip,
     "snappy": _unsnappy,
     "lz4": _unlz4,

@@ -99,7 +99,10 @@ def test_keyless_records_stay_in_a_partition_until_its_batch_is_full() -> None:
 
 @pytest.mark.parametrize(
     ("partitioner", "expected"),
-    [("round_robin", [0, 1, 2, 0, 1, 2]), (lambda topic, key, n: n - 1 if topic == "t" else 0, [2] * 6)],
+    [
+        ("round_robin", [0, 1, 2, 0, 1, 2]),
+        (lambda topic, key, n: n - 1 if topic == "t" else 0, [2] * 6),
+    ],
 )
 def test_other_partitioners(partitioner: Any, expected: list[int]) -> None:
     a = make(3, partitioner=partitioner)
@@ -177,7 +180,9 @@ def test_memory_is_counted_until_release() -> None:
         (dict(topic="t", value=bytes(1_048_577)), RecordTooLarge),
     ],
 )
-def test_a_wrong_argument_raises_at_the_call_and_leaves_nothing(arguments: dict[str, Any], error: Any) -> None:
+def test_a_wrong_argument_raises_at_the_call_and_leaves_nothing(
+    arguments: dict[str, Any], error: Any
+) -> None:
     a = make()
     with pytest.raises(error):
         a.produce(**arguments)

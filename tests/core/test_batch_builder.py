@@ -22,7 +22,12 @@ RECORDS_B = [
 
 def batch_b(**changes: object) -> bytes:
     fields = dict(
-        base_offset=100, leader_epoch=9, producer_id=4242, producer_epoch=7, base_sequence=2147483646, transactional=True
+        base_offset=100,
+        leader_epoch=9,
+        producer_id=4242,
+        producer_epoch=7,
+        base_sequence=2147483646,
+        transactional=True,
     )
     return _core.build_batch(RECORDS_B, **{**fields, **changes})  # type: ignore[arg-type]
 
@@ -55,7 +60,9 @@ def test_stamping_equals_building_with_the_same_fields() -> None:
         plain, producer_id=4242, producer_epoch=7, base_sequence=2147483646, transactional=True
     )
     assert stamped.hex() == GOLDEN_B
-    back = _core.stamp_batch(stamped, producer_id=-1, producer_epoch=-1, base_sequence=-1, transactional=False)
+    back = _core.stamp_batch(
+        stamped, producer_id=-1, producer_epoch=-1, base_sequence=-1, transactional=False
+    )
     assert bytes(back) == plain
 
 
@@ -64,13 +71,17 @@ def test_a_damaged_batch_is_not_stamped(at: int) -> None:
     damaged = bytearray(batch_b())
     damaged[at] ^= 1
     with pytest.raises(CorruptRecord):
-        _core.stamp_batch(damaged, producer_id=1, producer_epoch=0, base_sequence=0, transactional=False)
+        _core.stamp_batch(
+            damaged, producer_id=1, producer_epoch=0, base_sequence=0, transactional=False
+        )
 
 
 @pytest.mark.parametrize("size", [0, 3, 60, 91])
 def test_a_short_batch_is_not_stamped(size: int) -> None:
     with pytest.raises(CorruptRecord):
-        _core.stamp_batch(batch_b()[:size], producer_id=1, producer_epoch=0, base_sequence=0, transactional=False)
+        _core.stamp_batch(
+            batch_b()[:size], producer_id=1, producer_epoch=0, base_sequence=0, transactional=False
+        )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +100,10 @@ def test_fields_that_exclude_each_other_are_refused(fields: dict[str, object]) -
         _core.build_batch(RECORDS_B, **fields)
 
 
-@pytest.mark.parametrize("record", [(0, "k", b"v", ()), (0, b"k", 5, ()), (0, b"k", b"v", [(1, b"")]), (-2, None, None, ())])
+@pytest.mark.parametrize(
+    "record",
+    [(0, "k", b"v", ()), (0, b"k", 5, ()), (0, b"k", b"v", [(1, b"")]), (-2, None, None, ())],
+)
 def test_values_of_another_type_are_refused(record: tuple[object, ...]) -> None:
     with pytest.raises((SerializationError, ConfigError)):
         _core.build_batch([record])

@@ -38,7 +38,9 @@ def test_published_vectors(data: bytes, expected: int) -> None:
     assert _core.crc32c_software(data) == expected
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 63, 255, 256, 767, 768, 769, 1535, 1536, 6143, 6144, 6145, 20011])
+@pytest.mark.parametrize(
+    "size", [1, 7, 8, 9, 63, 255, 256, 767, 768, 769, 1535, 1536, 6143, 6144, 6145, 20011]
+)
 def test_hardware_equals_software_at_every_stream_boundary(size: int) -> None:
     data = random.Random(size).randbytes(size + 3)
     for start in range(3):  # unaligned
@@ -62,8 +64,14 @@ def test_any_contiguous_buffer_is_read() -> None:
 
 def test_software_can_be_forced() -> None:
     code = "from eoslog import _core; print(_core.crc32c_backend, hex(_core.crc32c(b'123456789')))"
-    environment = {**os.environ, "EOSLOG_CRC32C": "software", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    environment = {
+        **os.environ,
+        "EOSLOG_CRC32C": "software",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["software", "0xe3069283"]
 
 
@@ -86,7 +94,15 @@ def test_murmur2_is_kafkas(key: str, expected: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "partition"),
-    [("my-txn", 45), ("tx-1", 20), ("payments-0", 22), ("transactional-id", 31), ("foo", 24), ("group", 47), ("my-group", 12)],
+    [
+        ("my-txn", 45),
+        ("tx-1", 20),
+        ("payments-0", 22),
+        ("transactional-id", 31),
+        ("foo", 24),
+        ("group", 47),
+        ("my-group", 12),
+    ],
 )
 def test_java_hash_maps_ids_as_kafka_does(text: str, partition: int) -> None:
     assert abs(_core.java_hash(text)) % 50 == partition

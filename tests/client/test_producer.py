@@ -1,0 +1,602 @@
+"""The producer on real directories: delivery, acks, idempotence, timeouts, fork, closing."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from eoslog import _core
+from eoslog.client.producer import Producer
+from eoslog.client.sender import Sender
+from eoslog.errors import (
+    ConfigError,
+    CorruptRecord,
+    DeliveryTimeout,
+    DuplicateSequence,
+    IllegalState,
+    InvalidTopic,
+    LockTimeout,
+    OutOfOrderSequence,
+    QueueFull,
+    RecordTooLarge,
+    StorageError,
+    UnknownTopicOrPartition,
+)
+from eoslog.log import Log
+from eoslog.log import open as open_log
+from eoslog.model import RecordMetadata
+from eoslog.storage import files
+
+
+@pytest.fixture
+def log(tmp_path: Any) -> Iterator[Log]:
+    with open_log(str(tmp_path / "log")) as opened:
+        opened.create_topic("t", 3)
+        opened.create_topic("one", 1)
+        yield opened
+    files.disarm_failpoints()
+
+
+def stored(log: Log, topic: str = "one", partition: int = 0) -> list[tuple[Any, ...]]:
+    """(offset, key, value) of a partition's data, whatever its fate."""
+    part = log.engine.partition(topic, partition)
+    return [
+        (offset, key, value)
+        for batch in part.batches(part.log_start, part.log_end)
+        if not batch.control
+        for offset, _, key, value, _ in batch.records()
+    ]
+
+
+def batches(log: Log, topic: str = "one", partition: int = 0) -> list[Any]:
+    part = log.engine.partition(topic, partition)
+    return list(part.batches(part.log_start, part.log_end))
+
+
+class Refusing:
+    """A PartitionLog.append that fails as told, then works."""
+
+    def __init__(self, log: Log, monkeypatch: pytest.MonkeyPatch, topic: str = "one") -> None:
+        self.part = log.engine.partition(topic, 0)
+        self.real = self.part.append
+        self.errors: list[Any] = []
+        self.calls = 0
+        monkeypatch.setattr(self.part, "append", self.append)
+
+    def append(self, data: Any, **keywords: Any) -> Any:
+        self.calls += 1
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        return self.real(data, **keywords)
+
+
+# --- delivery --------------------------------------------------------------------------------------
+
+
+def test_records_are_stored_in_order_and_callbacks_tell_where(log: Log) -> None:
+    told: list[tuple[Any, RecordMetadata]] = []
+    with log.producer() as producer:
+        for i in range(1000):
+            producer.produce("one", b"v%d" % i, on_delivery=lambda e, m: told.append((e, m)))
+        assert producer.flush() == 0
+        assert [m.offset for _, m in told] == list(range(1000))
+        assert all(e is None and not m.duplicate for e, m in told)
+    assert [value for _, _, value in stored(log)] == [b"v%d" % i for i in range(1000)]
+    assert log.engine.partition("one", 0).durable_end == 1000
+
+
+def test_a_delivery_resolves_by_itself(log: Log) -> None:
+    with log.producer() as producer:
+        delivery = producer.send("one", b"v", b"k", timestamp=1234)
+        assert delivery.result(10) == RecordMetadata("one", 0, 0, 1234)
+        assert delivery.done() and delivery.exception() is None
+
+
+def test_result_gives_up_at_its_timeout_and_may_be_asked_again(log: Log) -> None:
+    with log.producer(linger_ms=60_000, delivery_timeout_ms=120_000) as producer:
+        delivery = producer.send("one", b"v")
+        with pytest.raises(DeliveryTimeout):
+            delivery.result(0.01)
+        producer.flush()
+        assert delivery.result(0).offset == 0
+
+
+def test_linger_is_kept_without_anybody_polling(log: Log) -> None:
+    with log.producer(linger_ms=30) as producer:
+        part = log.engine.partition("one", 0)
+        producer.produce("one", b"v")
+        assert part.log_end == 0
+        assert part.wait(0, 5, of="log_end")
+
+
+def test_callbacks_run_in_the_polling_thread_only(log: Log) -> None:
+    threads: list[Any] = []
+    with log.producer(linger_ms=0) as producer:
+        producer.produce(
+            "one", b"v", on_delivery=lambda e, m: threads.append(threading.get_ident())
+        )
+        assert producer.poll(10) == 1
+    assert threads == [threading.get_ident()]
+
+
+def test_a_callback_that_raises_reaches_the_caller_and_loses_no_other(log: Log) -> None:
+    told: list[int] = []
+
+    def broken(error: Any, metadata: RecordMetadata) -> None:
+        raise ZeroDivisionError
+
+    with log.producer() as producer:
+        producer.produce("one", b"a", on_delivery=broken)
+        producer.produce("one", b"b", on_delivery=lambda e, m: told.append(m.offset))
+        with pytest.raises(ZeroDivisionError):
+            producer.flush()
+        producer.poll()
+        assert told == [1]
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_compressed_batches_are_stored(log: Log, codec: str) -> None:
+    with log.producer(compression_type=codec) as producer:
+        producer.produce_many("one", [b'{"order":%d}' % i for i in range(2000)])
+    assert [value for _, _, value in stored(log)] == [b'{"order":%d}' % i for i in range(2000)]
+    assert {batch.compression for batch in batches(log)} == {codec}
+
+
+def test_headers_and_timestamps_are_stored(log: Log) -> None:
+    with log.producer() as producer:
+        producer.produce("one", "ä", headers={"a": b"1", "b": None}, timestamp=77)
+    (batch,) = batches(log)
+    assert batch.records() == [(0, 77, None, "ä".encode(), [("a", b"1"), ("b", None)])]
+
+
+def test_log_append_time_is_told(log: Log) -> None:
+    log.create_topic("stamped", 1, {"message.timestamp.type": "LogAppendTime"})
+    with log.producer() as producer:
+        metadata = producer.send("stamped", b"v", timestamp=5).result(10)
+    assert metadata.timestamp > 1_600_000_000_000
+
+
+def test_keys_keep_their_partition_and_order(log: Log) -> None:
+    with log.producer(linger_ms=0) as producer:
+        for i in range(600):
+            producer.produce("t", b"%d" % i, b"key%d" % (i % 7))
+    for partition in range(3):
+        seen: dict[bytes, list[int]] = {}
+        for _, key, value in stored(log, "t", partition):
+            assert _core.partition_for_key(key, 3) == partition
+            seen.setdefault(key, []).append(int(value))
+        assert all(numbers == sorted(numbers) for numbers in seen.values())
+
+
+def test_new_partitions_are_found(log: Log) -> None:
+    with log.producer() as producer:
+        producer.produce("t", b"v", partition=0)
+        log.create_partitions("t", 4)
+        producer.produce("t", b"v", partition=3)
+    assert len(stored(log, "t", 3)) == 1
+
+
+def test_threads_share_a_producer(log: Log) -> None:
+    with log.producer(buffer_memory=200_000, batch_size=4000) as producer:
+
+        def work(name: int) -> None:
+            for i in range(3000):
+                producer.produce("t", b"%d %d" % (name, i), b"%d" % name)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for name in range(4):
+        numbers = [
+            int(value.split()[1])
+            for partition in range(3)
+            for _, key, value in stored(log, "t", partition)
+            if key == b"%d" % name
+        ]
+        assert numbers == list(range(3000))
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+def test_unknown_and_internal_topics_raise_at_the_call(log: Log) -> None:
+    with log.producer() as producer:
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.produce("nope", b"v")
+        with pytest.raises(InvalidTopic):
+            producer.produce("__transaction_state", b"v")
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.produce("t", b"v", partition=3)
+
+
+def test_too_large_a_record_raises_at_the_call(log: Log) -> None:
+    log.create_topic("small", 1, {"max.message.bytes": 1000})
+    with log.producer(max_request_size=5000) as producer:
+        with pytest.raises(RecordTooLarge, match="max.request.size = 5000"):
+            producer.produce("one", bytes(5000))
+        with pytest.raises(RecordTooLarge, match="max.message.bytes = 1000"):
+            producer.produce("small", bytes(1000))
+        producer.produce("one", bytes(4000))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"acks": 1, "enable.idempotence": True},
+        {"retries": 0, "transactional.id": "x"},
+        {"enable.idempotence": False, "transactional.id": "x"},
+        {"max.in.flight.requests.per.connection": 6},
+        {"linger_msec": 5},
+        {"compression.type": "brotli"},
+    ],
+)
+def test_conflicting_keys_are_refused(log: Log, config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        log.producer(config)
+
+
+def test_a_producer_needs_a_directory() -> None:
+    with pytest.raises(ConfigError, match=r"log\.dir"):
+        Producer({"acks": "all"})
+
+
+def test_a_books_configuration_works_offline(log: Log) -> None:
+    config = {
+        "bootstrap.servers": "localhost:9092",
+        "log.dir": log.path,
+        "acks": "all",
+        "key.serializer": "org.apache.kafka.common.serialization.IntegerSerializer",
+        "value.serializer": "org.apache.kafka.common.serialization.StringSerializer",
+    }
+    with Producer(config) as producer:
+        producer.produce("one", "v", 7)
+    assert stored(log) == [(0, b"\x00\x00\x00\x07", b"v")]
+
+
+def test_a_full_buffer_blocks_then_raises(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = Refusing(log, monkeypatch)
+    refusing.errors = [LockTimeout("held by process 1")] * 1000
+    producer = log.producer(buffer_memory=3000, max_block_ms=100)
+    with pytest.raises(QueueFull, match="max.block.ms = 100"):
+        for _ in range(100):
+            producer.produce("one", bytes(100))
+    refusing.errors.clear()
+    producer.flush()
+    for _ in range(100):
+        producer.produce("one", bytes(100))  # and goes on when there is room again
+    producer.close()
+
+
+# --- acks ----------------------------------------------------------------------------------------------
+
+
+def test_acks_0_resolves_at_once_and_swallows_errors(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(log, monkeypatch)
+    refusing.errors = [StorageError("broken")] * 2  # of both, then of the first alone
+    told: list[Any] = []
+    with log.producer(acks=0, batch_size=0) as producer:
+        assert not producer.config.enable_idempotence
+        delivery = producer.send("one", b"a")
+        assert delivery.result(0).offset == -1
+        producer.produce("one", b"b", on_delivery=lambda e, m: told.append((e, m.offset)))
+        producer.flush()
+        assert told == [(None, -1)]
+        assert producer.stats()["errors"] == 1
+    assert [value for _, _, value in stored(log)] == [b"b"]
+    assert batches(log)[0].producer_id == -1
+
+
+def test_acks_1_does_not_wait_for_the_disk(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = log.engine.partition("one", 0)
+    monkeypatch.setattr(log.engine, "flush_many", None)
+    with log.producer(acks=1) as producer:
+        assert producer.send("one", b"v").result(10).offset == 0
+    assert part.log_end == 1
+
+
+def test_acks_all_is_told_only_when_durable(log: Log) -> None:
+    with log.producer() as producer:
+        for i in range(20):
+            metadata = producer.send("one", b"v").result(10)
+            assert log.engine.partition("one", 0).durable_end > metadata.offset == i
+
+
+# --- idempotence -----------------------------------------------------------------------------------------
+
+
+def test_sequences_count_on_across_batches(log: Log) -> None:
+    with log.producer() as producer:
+        for _ in range(3):
+            for _ in range(5):
+                producer.produce("one", b"v")
+            producer.flush()
+        identity = (producer.producer_id, producer.producer_epoch)
+    assert [(b.base_sequence, b.last_sequence) for b in batches(log)] == [(0, 4), (5, 9), (10, 14)]
+    assert {(b.producer_id, b.producer_epoch) for b in batches(log)} == {identity}
+
+
+def test_each_producer_has_its_own_id_and_takes_it_at_the_first_batch(log: Log) -> None:
+    with log.producer() as first, log.producer() as second:
+        assert first.producer_id == -1
+        first.send("one", b"v").result(10)
+        second.send("one", b"v").result(10)
+        assert first.producer_id != second.producer_id >= 0
+
+
+def test_a_lost_acknowledgement_stores_one_copy_and_tells_its_offset(log: Log) -> None:
+    with log.producer() as producer:
+        producer.send("one", b"before").result(10)
+        files.arm_failpoint("producer.ack_lost", "trip")
+        delivery = producer.send("one", b"lost")
+        producer.flush()
+        assert delivery.result(0) == RecordMetadata("one", 0, 1, delivery.result(0).timestamp, True)
+        assert producer.stats()["acks_lost"] == producer.stats()["duplicates"] == 1
+        assert producer.send("one", b"after").result(10).offset == 2
+    assert [value for _, _, value in stored(log)] == [b"before", b"lost", b"after"]
+
+
+def test_many_lost_acknowledgements_store_each_record_once_in_order(log: Log) -> None:
+    with log.producer(eoslog_test_lose_acks=0.5, batch_size=500, linger_ms=0) as producer:
+        for i in range(3000):
+            producer.produce("t", b"%d" % i, partition=i % 3)
+        producer.flush()
+        assert producer.stats()["acks_lost"] > 5
+    for partition in range(3):
+        values = [int(value) for _, _, value in stored(log, "t", partition)]
+        assert values == list(range(partition, 3000, 3))
+
+
+def test_lost_acknowledgements_of_a_group_of_batches_give_every_record_its_own_offset(
+    log: Log,
+) -> None:
+    told: list[int] = []
+    with log.producer(batch_size=200, linger_ms=10_000) as producer:
+        files.arm_failpoint("producer.ack_lost", "trip")
+        for i in range(100):
+            producer.produce("one", b"%d" % i * 10, on_delivery=lambda e, m: told.append(m.offset))
+        producer.flush()
+        assert producer.stats()["duplicates"] > 4
+    assert sorted(o for o in told if o >= 0) == [o for o, *_ in stored(log) if o in set(told)]
+    assert [offset for offset, *_ in stored(log)] == list(range(100))
+
+
+def test_without_idempotence_a_lost_acknowledgement_stores_two_copies(log: Log) -> None:
+    with log.producer(enable_idempotence=False) as producer:
+        files.arm_failpoint("producer.ack_lost", "trip")
+        producer.send("one", b"v").result(10)
+    assert [value for _, _, value in stored(log)] == [b"v", b"v"]
+
+
+def test_strict_duplicates_are_told_as_errors(log: Log) -> None:
+    with log.producer(strict_duplicates=True) as producer:
+        files.arm_failpoint("producer.ack_lost", "trip")
+        delivery = producer.send("one", b"v")
+        with pytest.raises(DuplicateSequence):
+            delivery.result(10)
+    assert len(stored(log)) == 1
+
+
+def test_a_busy_lock_is_tried_again_under_the_same_sequence(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(log, monkeypatch)
+    refusing.errors = [LockTimeout("held by process 1"), LockTimeout("held by process 1")]
+    with log.producer(retry_backoff_ms=1) as producer:
+        assert producer.send("one", b"a").result(10).offset == 0
+        producer.send("one", b"b").result(10)
+        assert producer.stats()["retries"] == 1
+    assert [(b.base_sequence, b.producer_epoch) for b in batches(log)] == [(0, 0), (1, 0)]
+
+
+def test_nothing_overtakes_a_batch_that_waits(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = Refusing(log, monkeypatch)
+    refusing.errors = [LockTimeout("busy"), None, LockTimeout("busy"), LockTimeout("busy")]
+    with log.producer(retry_backoff_ms=5, batch_size=100, linger_ms=0) as producer:
+        for i in range(200):
+            producer.produce("one", b"%d" % i)
+        producer.flush()
+    assert [int(value) for _, _, value in stored(log)] == list(range(200))
+
+
+def test_a_batch_that_is_refused_for_good_leaves_no_gap(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(log, monkeypatch)
+    refusing.errors = [RecordTooLarge("no")]
+    with log.producer() as producer:
+        delivery = producer.send("one", b"a")
+        with pytest.raises(RecordTooLarge):
+            delivery.result(10)
+        assert producer.send("one", b"b").result(10).offset == 0
+    assert [(b.base_sequence, b.producer_epoch) for b in batches(log)] == [(0, 0)]
+
+
+def test_flush_raises_the_first_error_that_nobody_took_once(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(log, monkeypatch)
+    with log.producer(linger_ms=10_000) as producer:
+        refusing.errors = [RecordTooLarge("first")]
+        producer.produce("one", b"a")
+        with pytest.raises(RecordTooLarge, match="first"):
+            producer.flush()
+        assert producer.flush() == 0
+        told: list[Any] = []
+        refusing.errors = [RecordTooLarge("second")]
+        producer.produce("one", b"a", on_delivery=lambda e, m: told.append(e))
+        assert producer.flush() == 0
+        assert isinstance(told[0], RecordTooLarge)
+
+
+def test_a_gap_that_the_log_reports_is_left_behind_by_a_new_epoch(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(log, monkeypatch)
+    with log.producer() as producer:
+        producer.send("one", b"a").result(10)
+        refusing.errors = [OutOfOrderSequence("7 after 0")]
+        assert producer.send("one", b"b").result(10).offset == 1
+        assert (producer.producer_epoch, producer.stats()["epoch_bumps"]) == (1, 1)
+    assert [(b.producer_epoch, b.base_sequence) for b in batches(log)] == [(0, 0), (1, 0)]
+
+
+def test_delivery_timeout_of_what_was_never_written(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(log, monkeypatch)
+    refusing.errors = [LockTimeout("busy")] * 1000
+    with log.producer(delivery_timeout_ms=100, linger_ms=0, retry_backoff_ms=5) as producer:
+        delivery = producer.send("one", b"a")
+        with pytest.raises(DeliveryTimeout, match="was not written"):
+            delivery.result(10)
+        refusing.errors.clear()
+        assert producer.send("one", b"b").result(10).offset == 0
+        assert producer.producer_epoch == 0
+
+
+def test_delivery_timeout_in_doubt_starts_a_new_epoch(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(log, monkeypatch)
+    monkeypatch.setattr(Sender, "_ack_is_lost", lambda self: self._lose_acks > 0)
+    with log.producer(delivery_timeout_ms=60, linger_ms=0, retry_backoff_ms=5) as producer:
+        producer._sender._lose_acks = 1.0
+        real = refusing.real
+
+        def slow(data: Any, **keywords: Any) -> Any:
+            time.sleep(0.02)
+            return real(data, **keywords)
+
+        refusing.real = slow
+        delivery = producer.send("one", b"a")
+        with pytest.raises(DeliveryTimeout, match="outcome is unknown"):
+            delivery.result(10)
+        producer._sender._lose_acks = 0
+        assert producer.send("one", b"b").result(10).offset == 1
+        assert producer.producer_epoch == 1
+    assert [value for _, _, value in stored(log)] == [b"a", b"b"]
+
+
+def test_sequences_wrap(log: Log) -> None:
+    part = log.engine.partition("one", 0)
+    with log.producer() as producer:
+        producer._identity.ensure()
+        part.append(
+            _core.build_batch(
+                [(0, None, b"x", ())] * 3,
+                producer_id=producer.producer_id,
+                producer_epoch=0,
+                base_sequence=2**31 - 5,
+            )
+        )
+        producer._identity.advance(("one", 0), 2**31 - 5, 3)
+        for _ in range(4):
+            producer.produce("one", b"y")
+        producer.flush()
+        producer.send("one", b"z").result(10)
+    assert [(b.base_sequence, b.last_sequence) for b in batches(log)][1:] == [
+        (2**31 - 2, 1),
+        (2, 2),
+    ]
+
+
+# --- batches that others encoded --------------------------------------------------------------------------
+
+
+def test_encoded_batches_are_stamped_and_follow_what_is_buffered(log: Log) -> None:
+    encoded = [
+        _core.build_batch([(5, b"k", b"%d" % i, ())] * 2, base_offset=900, compression="zstd")
+        for i in range(4)
+    ]
+    with log.producer(linger_ms=10_000) as producer:
+        producer.produce("one", b"first")
+        assert producer.produce_batches("one", 0, iter(encoded)) == 8
+        producer.produce("one", b"last")
+    values = [value for _, _, value in stored(log)]
+    assert values == [b"first"] + [b"%d" % (i // 2) for i in range(8)] + [b"last"]
+    assert [b.base_sequence for b in batches(log)] == [0, 1, 3, 5, 7, 9]
+
+
+def test_a_damaged_encoded_batch_is_refused(log: Log) -> None:
+    good = _core.build_batch([(5, b"k", b"v", ())])
+    damaged = bytearray(good)
+    damaged[-1] ^= 1
+    with log.producer() as producer:
+        for bad in (
+            damaged,
+            good[:-1],
+            good + good,
+            b"",
+            _core.build_marker(1, 0, True, timestamp=1),
+        ):
+            with pytest.raises(CorruptRecord):
+                producer.produce_batches("one", 0, [bad])
+        assert producer.produce_batches("one", 0, []) == 0
+        assert producer.produce_batches("one", 0, [good]) == 1
+    assert len(stored(log)) == 1
+
+
+# --- the end ------------------------------------------------------------------------------------------------
+
+
+def test_close_sends_what_is_buffered_and_is_idempotent(log: Log) -> None:
+    producer = log.producer(linger_ms=60_000, delivery_timeout_ms=120_000)
+    producer.produce("one", b"v")
+    producer.close()
+    producer.close()
+    assert len(stored(log)) == 1
+    for call in (lambda: producer.produce("one", b"v"), producer.flush, producer.poll):
+        with pytest.raises(IllegalState, match="closed"):
+            call()
+
+
+def test_close_within_a_timeout_fails_what_is_left(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(log, monkeypatch)
+    refusing.errors = [LockTimeout("busy")] * 1000
+    producer = log.producer()
+    delivery = producer.send("one", b"v")
+    producer.close(0.05)
+    with pytest.raises(IllegalState):
+        delivery.result(0)
+    assert producer.buffered == 0
+
+
+def test_a_forked_child_cannot_use_it_and_the_parent_goes_on(log: Log) -> None:
+    producer = log.producer(linger_ms=60_000, delivery_timeout_ms=120_000)
+    producer.produce("one", b"parent")
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            producer.produce("one", b"child")
+        except IllegalState:
+            try:
+                producer.flush()
+            except IllegalState:
+                producer.close()
+                status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    producer.produce("one", b"still")
+    producer.close()
+    assert [value for _, _, value in stored(log)] == [b"parent", b"still"]
+
+
+def test_no_thread_is_left_behind(log: Log) -> None:
+    before = threading.active_count()
+    with log.producer(linger_ms=0) as producer:
+        producer.send("one", b"v").result(10)
+    assert threading.active_count() <= before + 1  # the engine's flusher pool
