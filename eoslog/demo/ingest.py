@@ -30,10 +30,8 @@ SOURCE = TopicPartition(plan.SOURCE, 0)
 def next_row(log: Log) -> int:
     """Return the row where the committed transactions say that ingesting must go on."""
     with log.consumer(group_id=plan.INGEST_GROUP) as consumer:
-        committed = consumer.committed([SOURCE])
-    found = committed.get(SOURCE) if isinstance(committed, dict) else committed[0]
-    offset = getattr(found, "offset", found)
-    return max(0, offset) if offset is not None else 0
+        offset: int | None = consumer.committed(SOURCE)
+    return 0 if offset is None else offset
 
 
 class Ingest:
@@ -48,7 +46,7 @@ class Ingest:
         self.producer: Producer = log.producer(
             transactional_id=plan.INGEST_ID, compression_type="zstd", linger_ms=50
         )
-        self.ack_loss = AckLoss(self.producer, self.notes, self.writer)
+        self.ack_loss = AckLoss(self.notes, self.writer)
 
     def run(self, pause_at: int | None) -> None:
         """Ingest from the committed row to the end.

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from eoslog.demo import faults
+from eoslog.storage import files
 
 if TYPE_CHECKING:
-    from eoslog.client.producer import Producer
     from eoslog.demo.faults import Notes
     from eoslog.errors import KafkaError
     from eoslog.model import RecordMetadata
@@ -22,16 +22,17 @@ class AckLoss:
     that offset is noted, and the report looks up in the log that one copy lies there.
     """
 
-    def __init__(self, producer: Producer, notes: Notes, writer: str) -> None:
-        self._producer = producer
+    def __init__(self, notes: Notes, writer: str) -> None:
         self._notes = notes
         self._writer = writer
         self._duplicates: list[tuple[str, int, int]] = []
 
     @contextmanager
     def around(self, lose: bool) -> Iterator[None]:
-        """Lose the acknowledgement of a batch sent in this block, if `lose`."""
-        raise NotImplementedError
+        """Lose the acknowledgement of the first batch sent in this block, if `lose`."""
+        if lose:
+            files.arm_failpoint("producer.ack_lost", "trip")
+        yield
 
     def on_delivery(self, error: KafkaError | None, metadata: RecordMetadata | None) -> None:
         """Remember a record that was acknowledged as a duplicate."""

@@ -177,8 +177,8 @@ class Stage:
             )
         committed = self._reader.committed([TopicPartition(*place) for place in self._ends])
         return all(
-            (found := committed_offset(committed, place)) is not None and found > last
-            for place, last in self._ends.items()
+            found.offset is not None and found.offset > self._ends[found.topic, found.partition]
+            for found in committed
         )
 
     # -- step 2: join and aggregate
@@ -274,15 +274,6 @@ class Stage:
 def said(child: Child, event: str, name: str) -> int:
     """Return a number that a child said last, 0 if it has not."""
     return int(child.said.get(event, {}).get(name, 0))
-
-
-def committed_offset(committed: Any, place: tuple[str, int]) -> int | None:
-    """Return the committed offset of one partition from what `Consumer.committed` gave."""
-    for entry in committed.items() if isinstance(committed, dict) else committed:
-        partition, offset = entry if isinstance(entry, tuple) else (entry, entry)
-        if (partition.topic, partition.partition) == place:
-            return getattr(offset, "offset", offset)
-    return None
 
 
 def last_offsets(log: eoslog.Log, topic: str) -> dict[tuple[str, int], int]:

@@ -17,7 +17,7 @@ from eoslog.demo import dataset, plan
 from eoslog.demo.child import listen, say
 from eoslog.errors import (
     CommitFailed,
-    FencedInstanceId,
+    FencedMemberEpoch,
     IllegalGeneration,
     RebalanceInProgress,
     StaleMemberEpoch,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LOST_THE_PARTITION = (
     CommitFailed,
-    FencedInstanceId,
+    FencedMemberEpoch,
     IllegalGeneration,
     RebalanceInProgress,
     StaleMemberEpoch,
@@ -59,8 +59,9 @@ class Worker:
         self.consumer = log.consumer(
             plan.FLIGHTS,
             group_id=plan.WORKER_GROUP,
+            producer=self.producer,
+            processing_guarantee="exactly_once",
             auto_offset_reset="earliest",
-            enable_auto_commit=False,
         )
         self.done = 0
         self._stop = threading.Event()
