@@ -136,7 +136,7 @@ cdef class Partition:
     cdef SegmentFiles files
     cdef SegmentFiles next_files
     cdef SegmentFiles rolled_files
-    cdef int64_t rolled_base
+    cdef int64_t rolled_base, rolled_to
     cdef ProducerEntry* rolled_entries
     cdef int32_t rolled_count, rolled_capacity
     cdef readonly int64_t next_offset
@@ -289,7 +289,7 @@ cdef class Partition:
         with nogil:
             pthread_mutex_lock(&self.mutex)
         try:
-            if self.next_files.log >= 0:
+            if self.next_files.log >= 0 or self.rolled_files.log >= 0:
                 return False
             if self.rolled_capacity < self.table.count + 1024:
                 grown = <ProducerEntry*>realloc(self.rolled_entries, (<size_t>self.table.count + 4096) * sizeof(ProducerEntry))
@@ -305,7 +305,8 @@ cdef class Partition:
             pthread_mutex_unlock(&self.mutex)
 
     def take_rolled(self):
-        """After a roll: (base, descriptors, snapshot entries at the new base), once."""
+        """After a roll: (old base, new base, descriptors of the old, snapshot entries at the new
+        base), once."""
         cdef ProducerTable view
         with nogil:
             pthread_mutex_lock(&self.mutex)
@@ -318,7 +319,7 @@ cdef class Partition:
             f = self.rolled_files
             self.rolled_files = SegmentFiles(-1, -1, -1, -1)
             snapshot = export_producers(&view) if self.rolled_count >= 0 else None
-            return self.rolled_base, (f.log, f.index, f.time, f.txn), snapshot
+            return self.rolled_base, self.rolled_to, (f.log, f.index, f.time, f.txn), snapshot
         finally:
             pthread_mutex_unlock(&self.mutex)
 
@@ -597,6 +598,7 @@ cdef class Partition:
             self.rolled_count = -1               # no snapshot this time: the next open folds more
         self.rolled_files = self.files
         self.rolled_base = self.segment.base
+        self.rolled_to = self.next_offset
         self.files = self.next_files
         self.next_files = SegmentFiles(-1, -1, -1, -1)
         enter_segment(&self.segment, self.next_offset)
@@ -653,6 +655,8 @@ cdef class Partition:
                     entry = table_find(&self.table, headers[i].producer_id)
                     if entry != NULL and headers[i].producer_epoch < entry.epoch:
                         return INVALID_EPOCH
+                    if entry != NULL and headers[i].producer_epoch > entry.epoch and entry.txn_first_offset >= 0:
+                        return INVALID_TXN
             return APPENDED
         if headers[0].producer_id < 0:
             return APPENDED

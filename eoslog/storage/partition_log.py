@@ -133,6 +133,7 @@ class PartitionLog:
         self._segments_version = -1
         self._cursors: dict[int, tuple[int, int]] = {}
         self._dirty_fds: dict[int, tuple[int, int]] = {}  # base -> (descriptor, log end when opened)
+        self._retired: list[int] = []
         self._prepare = threading.Lock()
         self._listing = threading.RLock()
         self._flushing = threading.Lock()
@@ -265,7 +266,7 @@ class PartitionLog:
         elif status == S["NEED_TXNINDEX"]:
             self._make_txnindex()
         elif status in (S["REOPEN"], S["RELOAD"]):
-            self._take_rolled_files()
+            self._after_roll()
             self.reload()
             if status == S["RELOAD"] and error:
                 raise files.storage_error(OSError(error, os.strerror(error)), self.path)
@@ -324,20 +325,23 @@ class PartitionLog:
         opened_at = self.log_end
         fds = self._open_files(base)
         old_base, *_ = self.core.current_files()
-        old = self.core.use_segment(base, *fds)
-        if old_base == base:
-            self._forget_fd(base)
-        self._retire(old_base, old)
-        self._dirty_fds[base] = (fds[0], opened_at)
-
-    def _retire(self, base: int, fds: Sequence[int]) -> None:
-        for fd in fds[1:]:
+        log_fd, *others = self.core.use_segment(base, *fds)
+        for fd in others:
             files.close(fd)
-        if fds and fds[0] >= 0 and base not in self._dirty_fds:
-            files.close(fds[0])
+        if old_base == base or self.durable_end >= base:
+            self._dirty_fds.pop(old_base, None)
+            self._retired.append(log_fd)
+        self._dirty_fds[base] = (fds[0], opened_at)
+        self._close_retired()
 
-    def _forget_fd(self, base: int) -> None:
-        self._dirty_fds.pop(base, None)
+    def _close_retired(self) -> None:
+        """Close what no flush is using: descriptors are closed under the flush mutex only."""
+        if self._retired and self._flushing.acquire(blocking=False):
+            try:
+                while self._retired:
+                    files.close(self._retired.pop())
+            finally:
+                self._flushing.release()
 
     def _enter_next_segment(self) -> None:
         with self._prepare:
@@ -364,6 +368,7 @@ class PartitionLog:
     def _prepare_roll(self) -> None:
         """Make and sync the next segment's files under names of our own (protocol.md, Rolling)."""
         with self._prepare:
+            self._finish_roll()
             stem = os.path.join(self.path, f"{self.session.process_number}-{time.monotonic_ns()}")
             paths = [stem + suffix + PREPARED for suffix in (INDEX, TIME_INDEX, LOG)]
             fds = [files.open_file(path, create=True) for path in paths]
@@ -374,26 +379,26 @@ class PartitionLog:
                     files.close(fd)
                     files.remove(path)
 
-    def _take_rolled_files(self) -> bytes | None:
-        taken = self.core.take_rolled()
-        if taken is None:
-            return None
-        base, fds, snapshot = taken
-        self._dirty_fds.setdefault(base, (fds[0], 0))
-        new_base, log_fd, *_ = self.core.current_files()
-        self._dirty_fds[new_base] = (log_fd, new_base)
-        for fd in fds[1:]:
-            files.close(fd)
-        return snapshot if snapshot is None else bytes(snapshot)
-
     def _after_roll(self) -> None:
         with self._prepare:
-            snapshot = self._take_rolled_files()
-            self._segments_version = -1
-            if snapshot is not None:
-                files.failpoint("log.rolled")
-                with contextlib.suppress(StorageError):  # an open without it folds more
-                    write_snapshot(self.path, self.core.segment_base, snapshot)
+            self._finish_roll()
+
+    def _finish_roll(self) -> None:
+        """Keep the sealed segment's descriptor for its flush, write the snapshot at the new base."""
+        taken = self.core.take_rolled()
+        if taken is None:
+            return
+        base, new_base, fds, snapshot = taken
+        self._dirty_fds.setdefault(base, (fds[0], 0))
+        if self.core.segment_base == new_base:
+            _, log_fd, *_ = self.core.current_files()
+            self._dirty_fds[new_base] = (log_fd, new_base)
+        for fd in fds[1:]:
+            files.close(fd)
+        files.failpoint("log.rolled")
+        if snapshot is not None:
+            with contextlib.suppress(StorageError):  # an open without it folds more
+                write_snapshot(self.path, new_base, snapshot)
 
     def _make_txnindex(self) -> None:
         with self._prepare:
@@ -436,42 +441,36 @@ class PartitionLog:
         while self.durable_end < target:
             if self.core.poisoned:
                 raise LogPoisoned(f"{self.topic}-{self.partition}: a flush failed", path=self.path)
-            patience = max(0.005, 2e-9 * self.core.flush_ns)
-            if self._flushing.acquire(timeout=patience):
-                try:
-                    locked = _core.try_lock(self._lock_fd, self._flush_at)
-                    try:
-                        if locked:
-                            if self.durable_end < target:
-                                self._flush_now()
-                            continue
-                    finally:
-                        if locked:
-                            _core.unlock(self._lock_fd, self._flush_at)
-                finally:
-                    self._flushing.release()
-            elif self.durable_end >= target:
-                return
-            self._await_flusher(target, patience)
+            with self._flushing:
+                if self.durable_end < target and not self.core.poisoned:
+                    self._flush_or_await(target)
 
-    def _await_flusher(self, target: int, patience: float) -> None:
-        """Another flushes: wait for it, but not for one that was stopped."""
-        control = self.session.control
-        deadline = time.monotonic() + patience
-        while self.durable_end < target:
-            counters = control.wake_counters((self.slot,))
-            left = deadline - time.monotonic()
-            if self.durable_end >= target or self.core.poisoned:
-                return
-            if left <= 0:
+    def _flush_or_await(self, target: int) -> None:
+        """Flush, or let another process do it, but not wait for one that was stopped."""
+        if not _core.try_lock(self._lock_fd, self._flush_at):
+            control = self.session.control
+            deadline = time.monotonic() + max(0.005, 2e-9 * self.core.flush_ns)
+            while True:
+                counters = control.wake_counters((self.slot,))
+                left = deadline - time.monotonic()
+                if self.durable_end >= target or self.core.poisoned:
+                    return
+                if left <= 0:
+                    break
+                control.wait(counters, left)
+            self._flush_now()
+            return
+        try:
+            if self.durable_end < target:
                 self._flush_now()
-                return
-            control.wait(counters, left)
+        finally:
+            _core.unlock(self._lock_fd, self._flush_at)
 
     def sync(self) -> None:
         """fdatasync what is published, whatever the directory's durability: for a clean close."""
-        if self.durable_end < self.log_end:
-            self._flush_now()
+        with self._flushing:
+            if self.durable_end < self.log_end:
+                self._flush_now()
 
     def _flush_now(self) -> None:
         started = time.monotonic_ns()
@@ -835,7 +834,7 @@ class PartitionLog:
             return
         self._closed = True
         _, *fds = self.core.current_files()
-        held = {fd for fd, _ in self._dirty_fds.values()}
+        held = {fd for fd, _ in self._dirty_fds.values()} | set(self._retired)
         if _core.fork_generation() == self.session._generation:
             for fd in {*fds, *held}:
                 files.close(fd)
