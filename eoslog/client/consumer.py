@@ -9,6 +9,7 @@ Source: Kafka KafkaConsumer, KIP-62, KIP-98, KIP-447, KIP-848.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
@@ -29,6 +30,10 @@ from eoslog.errors import (
 from eoslog.model import TopicPartition
 
 _WAIT_SLICE_S = 0.05
+# The producer's states in which records that were read belong to an undecided transaction.
+_TRANSACTION_STATES = frozenset(
+    {"IN_TRANSACTION", "COMMITTING_TRANSACTION", "ABORTING_TRANSACTION", "ABORTABLE_ERROR"}
+)
 Partitions = TopicPartition | Iterable[TopicPartition]
 
 
@@ -64,6 +69,10 @@ class Consumer(ConsumerOffsets):
         super().__init__(settings, engine, auto_commit=auto_commit)
         self._producer = producer
         self._woken = False
+        # Until then a poll may hand out fetched records without looking at anything else.
+        self._next_duty = 0.0
+        if producer is not None:
+            producer.bind(self)
 
     # What to read.
 
@@ -90,6 +99,7 @@ class Consumer(ConsumerOffsets):
             IllegalState: partitions were assigned by `assign`.
         """
         with self._use:
+            self._next_duty = 0.0
             wanted = normalise_topics(topics)
             if not isinstance(wanted, list) or wanted:
                 self._subscribe(wanted, on_assign, on_revoke, on_lost)
@@ -184,6 +194,10 @@ class Consumer(ConsumerOffsets):
             FencedInstanceId: another consumer took over group.instance.id.
         """
         with self._use:
+            if time.monotonic() < self._next_duty and not self._woken:
+                record = self._fetcher.next_fetched()
+                if record is not None:
+                    return record
             records = self._poll(1, timeout)
             return records[0] if records else None
 
@@ -237,29 +251,44 @@ class Consumer(ConsumerOffsets):
         while True:
             now = time.monotonic()
             self._keep_up(now)
+            if self._woken:
+                self._woken = False
+                return []
             records = self._fetcher.collect(limit)
             if records:
                 if self._commit_first:
                     self._commit_positions(self._subscription.states)
                 return records
-            if self._woken:
-                self._woken = False
-                return []
             left = _WAIT_SLICE_S if deadline is None else deadline - now
             if left <= 0:
                 return []
             self._fetcher.wait(left)
 
     def _keep_up(self, now: float) -> None:
-        if self._auto_commit and not self._commit_first and now >= self._next_auto_commit:
+        subscribed = self._subscription.subscribed
+        auto_commit = self._auto_commit and not self._commit_first
+        if auto_commit and now >= self._next_auto_commit:
             self._auto_commit_now(self._subscription.states)
-        if self._subscription.subscribed and self._membership.due(now):
+        if subscribed and self._membership.due(now):
             self._membership.step(may_revoke=not self._in_transaction())
+        if self._commit_first:
+            return
+        self._next_duty = min(
+            self._next_auto_commit if auto_commit else math.inf,
+            self._membership.next_step if subscribed else math.inf,
+        )
 
     def _in_transaction(self) -> bool:
-        return bool(getattr(self._producer, "in_transaction", False))
+        if self._producer is None:
+            return False
+        return self._producer.transaction_state in _TRANSACTION_STATES
 
     # The end.
+
+    @property
+    def auto_commits(self) -> bool:
+        """Whether this consumer commits by itself, outside of any transaction."""
+        return self._auto_commit
 
     def close(self) -> None:
         """Commit as auto-commit would, leave the group, let go of the directory.
@@ -298,6 +327,9 @@ class Consumer(ConsumerOffsets):
 def _check_producer(settings: ConsumerConfig, producer: Any) -> bool:
     """Whether auto-commit is on, given who commits the offsets."""
     transactional = getattr(producer, "transactional_id", None) is not None
+    guarantee = settings.processing_guarantee
+    if guarantee in ("at_most_once", "exactly_once") and settings.group_id is None:
+        raise ConfigError(f"processing.guarantee={guarantee} commits offsets: it needs a group.id")
     if settings.exactly_once:
         if not transactional:
             raise ConfigError(

@@ -230,17 +230,9 @@ class ConsumerOffsets:
     def rewind(self) -> None:
         """Go back to the committed offsets, where nothing is committed to where reading began.
 
-        What an aborted transaction calls, so that its input is read again.
+        What an aborted transaction calls, so that its input is read again. The committed offsets
+        are looked up at the next poll.
         """
         with self._use:
-            states = list(self._subscription.states.values())
-            committed = {}
-            if self._config.group_id is not None and states:
-                committed = self._engine.groups.fetch_offsets(
-                    self._config.group_id, [state.partition for state in states]
-                )
-            for state in states:
-                found = committed.get(state.partition)
-                offset = state.start if found is None else found.offset
-                if offset is not None:
-                    state.move_to(offset)
+            for state in self._subscription.states.values():
+                state.rewind()

@@ -47,6 +47,7 @@ class Fetcher:
         self._committed_only = config.isolation_level == "read_committed"
         self._bound_name = "last_stable_offset" if self._committed_only else "high_watermark"
         self._turn = 0
+        self._current: PartitionState | None = None
 
     # Positions.
 
@@ -89,6 +90,8 @@ class Fetcher:
             if offset is not None:
                 state.move_to(offset.offset)
                 state.committed = offset.offset
+            elif state.start is not None:
+                state.move_to(state.start)
             elif self._config.auto_offset_reset == "none":
                 raise NoOffset(
                     f"{state.partition}: group {group_id!r} has no committed offset "
@@ -129,6 +132,13 @@ class Fetcher:
 
     # Records.
 
+    def next_fetched(self) -> Any:
+        """The next record of the partition whose turn it is, if it is fetched already."""
+        state = self._current
+        if state is None or state.paused or not state.records:
+            return None
+        return state.take(1)[0]
+
     def collect(self, limit: int) -> list[Any]:
         """Up to `limit` records that are there now, partition by partition in turn.
 
@@ -151,6 +161,7 @@ class Fetcher:
                 self._turn = start + place + 1
                 raise
             if len(out) >= limit:
+                self._current = state
                 # The same partition goes on until its fetch is used up, then it is the next's turn.
                 self._turn = start + place + (0 if state.records else 1)
                 break

@@ -45,8 +45,9 @@ class Membership:
         self._subscription = subscription
         self._fetcher = fetcher
         self._commit = commit
-        self._next_step = 0.0
         self._resubscribed = False
+        # When to look after the group again (monotonic seconds).
+        self.next_step = 0.0
         self.member_id = NO_MEMBER
         self.epoch = 0
 
@@ -68,11 +69,11 @@ class Membership:
     def subscription_changed(self) -> None:
         """The topics are others: tell the group at the next step."""
         self._resubscribed = True
-        self._next_step = 0.0
+        self.next_step = 0.0
 
     def due(self, now: float) -> bool:
         """Whether a step is due."""
-        return now >= self._next_step
+        return now >= self.next_step
 
     def step(self, *, may_revoke: bool = True) -> None:
         """Join if need be, and move towards the target as far as it goes at once.
@@ -93,7 +94,7 @@ class Membership:
         except FencedInstanceId:
             self.lose()
             raise
-        self._next_step = time.monotonic() + min(
+        self.next_step = time.monotonic() + min(
             _FOLLOW_EVERY_S, self._config.heartbeat_interval_ms / 1000
         )
 
@@ -156,7 +157,7 @@ class Membership:
         partitions = sorted(self._subscription.states)
         self.member_id = NO_MEMBER
         self.epoch = 0
-        self._next_step = 0.0
+        self.next_step = 0.0
         lost = self._subscription.on_lost or self._subscription.on_revoke
         if partitions:
             self._tell(lost, partitions)

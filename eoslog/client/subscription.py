@@ -62,6 +62,12 @@ class PartitionState:
         if self.start is None:
             self.start = offset
 
+    def rewind(self) -> None:
+        """Find the committed offset anew, or go back to where reading began."""
+        self.drop_fetched()
+        self.position = None
+        self.reset = None
+
     def ask_reset(self, policy: str) -> None:
         """Go to one end of the log when the position is next needed."""
         self.drop_fetched()
@@ -140,6 +146,7 @@ class SubscriptionState:
             states[state.partition] = state
             if partition.offset is not None and partition.offset >= 0:
                 state.move_to(partition.offset)
+        self.remove([p for p in self.states if p not in states])
         self.states = states
         self.manual = bool(states)
         return added
@@ -152,14 +159,16 @@ class SubscriptionState:
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
         """Partitions that are no longer this consumer's."""
         for partition in partitions:
-            self.states.pop(partition, None)
+            state = self.states.pop(partition, None)
+            if state is not None:
+                state.drop_fetched()
 
     def clear(self) -> None:
         """Neither subscribed nor assigned."""
         self.topics = None
         self.on_assign = self.on_revoke = self.on_lost = None
         self.manual = False
-        self.states = {}
+        self.remove(list(self.states))
 
     def of(self, partition: TopicPartition) -> PartitionState:
         """The state of an assigned partition.

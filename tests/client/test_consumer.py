@@ -426,13 +426,18 @@ def test_H02_without_auto_commit_only_commit_commits(host, log):
 
 class FakeProducer:
     transactional_id = "tx"
-    in_transaction = False
+    transaction_state = "READY"
+
+    def bind(self, consumer):
+        pass
 
 
 @pytest.mark.parametrize("value", ["exactly_once", "exactly_once_v2", "exact_once"])
 def test_H03_exactly_once_needs_a_transactional_producer(host, log, value):
     with pytest.raises(ConfigError, match="producer"):
         consumer(host, group_id="g", processing_guarantee=value)
+    with pytest.raises(ConfigError, match="group.id"):
+        consumer(host, processing_guarantee=value, producer=FakeProducer())
     with pytest.raises(ConfigError, match="read_committed"):
         consumer(
             host, group_id="g", processing_guarantee=value, producer=FakeProducer(),
@@ -545,11 +550,11 @@ def test_nothing_is_let_go_inside_an_open_transaction(host, log, eager):
     producer = FakeProducer()
     a = member(host, producer=producer)
     a.poll(0)
-    producer.in_transaction = True
+    producer.transaction_state = "IN_TRANSACTION"
     member(FakeHost(host.disk, 1)).poll(0)
     a.poll(0)
     assert a.assignment() == [T0, T1]
-    producer.in_transaction = False
+    producer.transaction_state = "READY"
     a.poll(0)
     assert a.assignment() == [T0]
 
