@@ -109,7 +109,8 @@ def _decode_markers(data: bytes) -> dict[TopicPartition, int]:
     for _ in range(reader.compact_array()):
         topic = reader.compact_string()
         for _ in range(reader.compact_array()):
-            markers[TopicPartition(topic, reader.i32())] = reader.i64()
+            tp = TopicPartition(topic, reader.i32())
+            markers[tp] = reader.i64()
     return markers
 
 

@@ -1,0 +1,150 @@
+"""Snapshots: whole transactions or none, the greatest such cut, never below an earlier one."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eoslog import errors
+from eoslog.coordinator.snapshot_cut import closed_cut
+from eoslog.coordinator.transaction_state import Span
+from eoslog.model import TopicPartition
+from tests.coordinator.world import A0, A1, B0, World, Writer
+
+PARTITIONS = [A0, A1, B0]
+
+
+def is_closed(
+    cut: dict[TopicPartition, int], transactions: list[dict[TopicPartition, Span]]
+) -> bool:
+    """Each transaction is whole below the cut or wholly not below it."""
+    return all(
+        all(s.last < cut[tp] for tp, s in t.items())
+        or all(s.first >= cut[tp] for tp, s in t.items())
+        for t in transactions
+    )
+
+
+def greatest_by_trying(
+    ends: dict[TopicPartition, int], transactions: list[dict[TopicPartition, Span]]
+) -> dict[TopicPartition, int]:
+    """The greatest closed cut, by looking at every cut there is."""
+    tps = list(ends)
+    cuts = [
+        dict(zip(tps, point, strict=True))
+        for point in itertools.product(*(range(ends[tp] + 1) for tp in tps))
+    ]
+    closed = [cut for cut in cuts if is_closed(cut, transactions)]
+    return {tp: max(cut[tp] for cut in closed) for tp in tps}
+
+
+spans = st.tuples(st.integers(0, 4), st.integers(0, 3)).map(lambda t: Span(t[0], t[0] + t[1]))
+worlds = st.tuples(
+    st.fixed_dictionaries({tp: st.integers(0, 6) for tp in PARTITIONS}),
+    st.lists(st.dictionaries(st.sampled_from(PARTITIONS), spans, min_size=1), max_size=5),
+)
+
+
+@given(worlds)
+def test_the_cut_is_the_greatest_closed_one(
+    world: tuple[dict[TopicPartition, int], list[dict[TopicPartition, Span]]],
+) -> None:
+    ends, transactions = world
+    cut = closed_cut(ends, transactions)
+    assert is_closed(cut, transactions)
+    assert cut == greatest_by_trying(ends, transactions)
+
+
+def test_a_transaction_held_up_in_one_partition_is_in_no_partition_of_the_snapshot(
+    world: World,
+) -> None:
+    holder, torn, after = (Writer(world, n) for n in ("holder", "torn", "after"))
+    after.write(B0, b"v0")
+    holder.write(A0, b"u")
+    torn.write(A0, b"t")
+    torn.write(B0, b"t")
+    after.write(B0, b"v1")
+    torn.commit()
+    after.commit()
+    for tp in PARTITIONS:
+        world.log(tp).flush()
+    assert world.log(B0).last_stable_offset == world.log(B0).log_end
+    # T is cut off by U in a-0, so b-0 ends before it; V surrounds it there, so before V too.
+    assert world.coordinator.snapshot(PARTITIONS) == {A0: 0, A1: 0, B0: 0}
+    assert world.coordinator.snapshot(PARTITIONS, ["b"]) == {B0: 0}
+    holder.abort()
+    for tp in PARTITIONS:
+        world.log(tp).flush()
+    assert world.coordinator.snapshot(PARTITIONS) == {
+        tp: world.log(tp).log_end for tp in PARTITIONS
+    }
+
+
+def test_what_was_committed_before_the_call_is_in_the_snapshot(any_world: World) -> None:
+    writer = Writer(any_world, "t")
+    for n in range(3):
+        writer.write(A0, b"%d" % n)
+        writer.write(B0, b"%d" % n)
+        writer.commit()
+        cut = any_world.coordinator.snapshot(PARTITIONS)
+        for tp in (A0, B0):
+            assert cut[tp] > max(
+                row[0] for row in any_world.log(tp).model.visible("read_committed")
+            )
+
+
+def test_a_snapshot_drives_what_is_decided_and_lives_with_what_is_stuck(world: World) -> None:
+    writer = Writer(world, "t")
+    writer.write(A0, b"1")
+    writer.write(B0, b"2")
+    world.log(A0).flush()
+    world.log(B0).flush()
+    world.log(A0).broken = errors.DiskFull("no space")
+    writer.commit()
+    _, other = world.open()
+    assert other.snapshot(PARTITIONS) == {A0: 0, A1: 0, B0: 0}
+    world.log(A0).broken = None
+    assert other.snapshot(PARTITIONS)[A0] >= 1
+    assert world.state("t") == "CompleteCommit"
+
+
+def test_snapshots_are_whole_and_never_go_back_while_decisions_are_forgotten() -> None:
+    """Overlapping transactions at random; every process takes snapshots and prunes as it likes."""
+    for seed in range(12):
+        rng = random.Random(seed)
+        world = World()
+        coordinators = [world.coordinator, world.open()[1]]
+        writers = [Writer(world, f"w{i}", coordinators[i % 2]) for i in range(4)]
+        whole: dict[bytes, int] = {}
+        seen = dict.fromkeys(PARTITIONS, 0)
+        for step in range(120):
+            writer = rng.choice(writers)
+            tag = b"%s-%d" % (writer.name.encode(), writer.epoch)
+            if rng.random() < 0.7 or not writer.spans:
+                writer.write(rng.choice(PARTITIONS), tag)
+            else:
+                count = len(writer.sequences)
+                total = sum(writer.sequences.values())
+                if rng.random() < 0.8:
+                    writer.commit()
+                    whole[tag] = total
+                else:
+                    writer.abort()
+                assert count
+            if rng.random() < 0.3:
+                world.log(rng.choice(PARTITIONS)).flush()
+            if rng.random() < 0.2:
+                rng.choice(coordinators)._admin.prune()
+            if step % 5 == 0:
+                cut = rng.choice(coordinators).snapshot(PARTITIONS)
+                assert all(cut[tp] >= seen[tp] for tp in PARTITIONS), (seed, step)
+                seen = cut
+                counts: dict[bytes, int] = {}
+                for tp in PARTITIONS:
+                    for _, value in world.log(tp).model.visible("read_committed", end=cut[tp]):
+                        counts[value] = counts.get(value, 0) + 1
+                for tag, count in counts.items():
+                    assert count == whole.get(tag), (seed, step, tag)
