@@ -127,12 +127,13 @@ class Evidence:
             seen.add(place)
         return repeated
 
-    def batch_at(self, topic: str, partition: int, offset: int) -> DataBatch | None:
-        """Return the data batch that holds `offset`."""
+    def batches_between(
+        self, topic: str, partition: int, first: int, last: int
+    ) -> Iterator[DataBatch]:
+        """Yield the data batches that hold any offset from `first` to `last`."""
         for batch in self._by_partition()[topic, partition]:
-            if batch.base_offset <= offset <= batch.last_offset:
-                return batch
-        return None
+            if batch.base_offset <= last and batch.last_offset >= first:
+                yield batch
 
     def _by_partition(self) -> dict[tuple[str, int], list[DataBatch]]:
         if not hasattr(self, "_places"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -40,8 +40,19 @@ class AckLoss:
             self._duplicates.append((metadata.topic, metadata.partition, metadata.offset))
 
     def write_down(self) -> None:
-        """Note the places of the duplicates met since the last call."""
+        """Note the places of the duplicates met since the last call, as runs of offsets."""
         if self._duplicates:
-            places = sorted(set(self._duplicates))
+            places = runs(self._duplicates)
             self._duplicates.clear()
             self._notes.note(faults.RESENT, self._writer, places=places)
+
+
+def runs(places: Iterable[tuple[str, int, int]]) -> list[tuple[str, int, int, int]]:
+    """Gather (topic, partition, offset) into (topic, partition, first, last)."""
+    found: list[tuple[str, int, int, int]] = []
+    for topic, partition, offset in sorted(set(places)):
+        if found and found[-1][:2] == (topic, partition) and found[-1][3] == offset - 1:
+            found[-1] = (topic, partition, found[-1][2], offset)
+        else:
+            found.append((topic, partition, offset, offset))
+    return found

@@ -118,10 +118,10 @@ def resent_batches(evidence: Evidence) -> dict[tuple[str, int, int], int]:
     """
     found: dict[tuple[str, int, int], int] = {}
     for note in evidence.noted(faults.RESENT):
-        for topic, partition, offset in note["places"]:
-            batch = evidence.batch_at(topic, partition, offset)
-            if batch is not None and batch.writer == note["writer"]:
-                found[topic, partition, batch.base_offset] = batch.count
+        for topic, partition, first, last in note["places"]:
+            for batch in evidence.batches_between(topic, partition, first, last):
+                if batch.writer == note["writer"]:
+                    found[topic, partition, batch.base_offset] = batch.count
     return found
 
 

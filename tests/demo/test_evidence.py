@@ -97,8 +97,10 @@ def test_the_batch_at_an_offset_is_found_and_notes_are_read(directory):
     note = {"kind": "killed", "writer": "ingest-1/100"}
     path = directory({"flights-3": [data(0, 1), data(3, 1)]}, [note])
     found = evidence.gather(path, [plan.FLIGHTS])
-    assert found.batch_at(plan.FLIGHTS, 3, 4).base_offset == 3
-    assert found.batch_at(plan.FLIGHTS, 3, 6) is None
+    between = found.batches_between
+    assert [batch.base_offset for batch in between(plan.FLIGHTS, 3, 4, 9)] == [3]
+    assert [batch.base_offset for batch in between(plan.FLIGHTS, 3, 2, 3)] == [0, 3]
+    assert not list(between(plan.FLIGHTS, 3, 6, 9))
     assert found.notes == [note]
 
 

@@ -14,7 +14,7 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
 from eoslog._core import partition_for_key
-from eoslog.demo import dataset, faults, flights, plan, report, tables, verify
+from eoslog.demo import dataset, faults, flights, injection, plan, report, tables, verify
 from eoslog.demo.evidence import DataBatch, Evidence, Marker, Transaction
 from eoslog.errors import ConfigError
 
@@ -142,7 +142,7 @@ def faulty():
         {
             "kind": faults.RESENT,
             "writer": "ingest-1/100",
-            "places": [[plan.FLIGHTS, 0, 25]],
+            "places": [[plan.FLIGHTS, 0, 25, 29]],
         },
     ]
     return evidence
@@ -170,8 +170,13 @@ def test_a_note_alone_proves_no_fencing_and_no_kill(faulty):
 
 
 def test_a_resend_that_is_not_in_the_log_does_not_count(faulty):
-    faulty.notes[-1]["places"] = [[plan.FLIGHTS, 0, 999], [plan.FLIGHTS, 0, 65]]
+    faulty.notes[-1]["places"] = [[plan.FLIGHTS, 0, 999, 999], [plan.FLIGHTS, 0, 65, 66]]
     assert counts(faulty)["batches resent, stored once"] == 0
+
+
+def test_places_are_noted_as_runs():
+    places = [("flights", 0, 5), ("flights", 0, 4), ("flights", 1, 6), ("flights", 0, 4)]
+    assert injection.runs(places) == [("flights", 0, 4, 5), ("flights", 1, 6, 6)]
 
 
 def test_a_batch_stored_twice_and_a_torn_transaction_are_seen(faulty):
