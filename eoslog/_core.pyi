@@ -61,6 +61,7 @@ def iter_batches(
     *,
     base_position: int = 0,
     strict: bool = True,
+    limit: int | None = None,
 ) -> list[Batch]: ...
 @final
 class AbortedTransactions:
@@ -244,3 +245,32 @@ def stamp_batch(
     base_sequence: int,
     transactional: bool,
 ) -> bytearray: ...
+
+def batches_end(data: Buffer, position: int = 0, end: int | None = None) -> int: ...
+
+# -- columns (columns.pxi) --
+
+@final
+class ColumnDecoder:
+    rows: int
+    full: bool
+    max_rows: int
+    max_bytes: int
+    def __init__(
+        self,
+        columns: Iterable[str] = ("offset", "value"),
+        *,
+        view: bool = True,
+        check_crc: bool = True,
+        max_rows: int = 65536,
+        max_bytes: int = 1 << 26,
+    ) -> None: ...
+    def feed(
+        self,
+        data: Buffer,
+        position: int,
+        start: int,
+        end: int,
+        aborted: AbortedTransactions | None = None,
+    ) -> tuple[int, int]: ...
+    def take(self) -> dict[str, Any]: ...

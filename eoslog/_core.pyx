@@ -23,6 +23,8 @@ include "_core/partition.pxi"
 include "_core/record_batch.pxi"
 include "_core/aborted.pxi"
 include "_core/records.pxi"
+include "_core/cells.pxi"
+include "_core/columns.pxi"
 include "_core/walk.pxi"
 include "_core/sealed_batch.pxi"
 include "_core/accumulator.pxi"
@@ -32,6 +34,7 @@ __all__ = (
     "SealedBatch",
     "AbortedTransactions",
     "Batch",
+    "ColumnDecoder",
     "Record",
     "TransactionFold",
     "ControlFile",
@@ -56,6 +59,7 @@ __all__ = (
     "find_in_time_index",
     "unlock",
     "walk_batches",
+    "batches_end",
     "build_batch",
     "build_marker",
     "crc32c",

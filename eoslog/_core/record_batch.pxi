@@ -8,7 +8,7 @@
 #   57 recordsCount i32      | 61 records, plain or compressed as one block
 #
 # Base offset, length and leader epoch are outside the checksum.
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT64_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -353,7 +353,7 @@ cdef inline int64_t sequence_at(const uint8_t* header, int32_t delta) noexcept n
     return (base + delta) & MAX_SEQUENCE
 
 
-def iter_batches(data, position=0, end=None, *, base_position=0, strict=True):
+def iter_batches(data, position=0, end=None, *, base_position=0, strict=True, limit=None):
     """Finds the batches in a buffer. Reads headers only: no checksum is computed.
 
     Args:
@@ -361,6 +361,7 @@ def iter_batches(data, position=0, end=None, *, base_position=0, strict=True):
         position: byte to start from, the start of a batch.
         end: one past the last byte to look at; None for all.
         base_position: what byte 0 of `data` is called in `Batch.position` and in errors.
+        limit: most batches to return; None for no limit.
         strict: False returns the batches before a damaged one; the next call, from there, raises.
 
     Returns:
@@ -376,14 +377,16 @@ def iter_batches(data, position=0, end=None, *, base_position=0, strict=True):
     cdef int step
     cdef Batch batch
     cdef Py_ssize_t start = position
-    cdef Py_ssize_t limit = pin.size if end is None else min(<Py_ssize_t>end, pin.size)
+    cdef Py_ssize_t bound = pin.size if end is None else min(<Py_ssize_t>end, pin.size)
+    cdef Py_ssize_t most = <Py_ssize_t>INT64_MAX if limit is None else <Py_ssize_t>limit
     cdef int64_t base = base_position
     if start < 0 or start > pin.size:
         raise errors.CorruptRecord(f"position {start} is outside the {pin.size} bytes given")
     batches = []
     p = pin.data + start
-    stop = pin.data + max(limit, start)
-    while True:
+    stop = pin.data + max(bound, start)
+    step = BATCH_END
+    while len(batches) < most:
         step = next_batch(p, stop, &size)
         if step != BATCH_WHOLE:
             break
@@ -397,3 +400,24 @@ def iter_batches(data, position=0, end=None, *, base_position=0, strict=True):
     if step != BATCH_END and (strict or not batches):
         raise batch_fault(step, p, stop - p, f"position {base + (p - pin.data)}")
     return batches
+
+
+def batches_end(data, position=0, end=None):
+    """Where the whole batches that begin at a position end: at a partial one, at damage, or at `end`.
+
+    Looks at lengths only; for cutting a file into pieces.
+    """
+    cdef Pin pin = Pin(data)
+    cdef Py_ssize_t start = position
+    cdef Py_ssize_t bound = pin.size if end is None else min(<Py_ssize_t>end, pin.size)
+    cdef const uint8_t* p
+    cdef const uint8_t* stop
+    cdef int64_t size = 0
+    if start < 0 or start > bound:
+        raise errors.CorruptRecord(f"position {start} is outside the {bound} bytes given")
+    p = pin.data + start
+    stop = pin.data + bound
+    with nogil:
+        while next_batch(p, stop, &size) == BATCH_WHOLE:
+            p += size
+    return p - pin.data

@@ -6,10 +6,16 @@ cdef inline const uint8_t* decode_varint(const uint8_t* p, const uint8_t* end, i
     cdef uint32_t value = 0
     cdef uint8_t b
     cdef int shift = 0
-    if p < end and p[0] < 0x80:                     # the common case: one byte
+    if end - p >= 2:                                # the common cases: one byte, two bytes
         value = p[0]
-        out[0] = <int32_t>((value >> 1) ^ (0 - (value & 1)))
-        return p + 1
+        if value < 0x80:
+            out[0] = <int32_t>((value >> 1) ^ (0 - (value & 1)))
+            return p + 1
+        if p[1] < 0x80:
+            value = (value & 0x7F) | (<uint32_t>p[1] << 7)
+            out[0] = <int32_t>((value >> 1) ^ (0 - (value & 1)))
+            return p + 2
+        value = 0
     while p < end and shift < 35:
         b = p[0]
         p += 1
@@ -25,6 +31,16 @@ cdef inline const uint8_t* decode_varlong(const uint8_t* p, const uint8_t* end, 
     cdef uint64_t value = 0
     cdef uint8_t b
     cdef int shift = 0
+    if end - p >= 2:
+        value = p[0]
+        if value < 0x80:
+            out[0] = <int64_t>((value >> 1) ^ (0 - (value & 1)))
+            return p + 1
+        if p[1] < 0x80:
+            value = (value & 0x7F) | (<uint64_t>p[1] << 7)
+            out[0] = <int64_t>((value >> 1) ^ (0 - (value & 1)))
+            return p + 2
+        value = 0
     while p < end and shift < 70:
         b = p[0]
         p += 1

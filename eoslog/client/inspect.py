@@ -2,7 +2,7 @@
 
 | path | what comes back |
 |---|---|
-| partition directory | ends, leader epochs, segments, snapshots; what readers of each isolation get |
+| partition directory | ends, epochs, segments, snapshots; what readers of each isolation get |
 | `.log`, or any other file of record batches | one segment, with the indexes that lie beside it |
 | `.index` `.timeindex` `.txnindex` | `base_offset` and the entries |
 | `.snapshot` | `snapshots`, with one entry |
@@ -26,11 +26,12 @@ from eoslog.storage.segment_files import SegmentFiles
 __all__ = ["batch_as_dict", "inspect"]
 
 CONTROL_TYPES = (
-    "ABORT", "COMMIT", "LEADER_CHANGE", "SNAPSHOT_HEADER", "SNAPSHOT_FOOTER", "KRAFT_VERSION", "KRAFT_VOTERS",
+    "ABORT", "COMMIT", "LEADER_CHANGE", "SNAPSHOT_HEADER", "SNAPSHOT_FOOTER", "KRAFT_VERSION",
+    "KRAFT_VOTERS",
 )  # fmt: skip
 TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
-assert codecs.CODECS        # imported because it binds the codecs to the core
+assert codecs.CODECS  # imported because it binds the codecs to the core
 
 
 def inspect(path: str | os.PathLike[str], *, records: bool = True) -> dict[str, Any]:
@@ -180,7 +181,7 @@ def _partition(path: str, records: bool) -> dict[str, Any]:
     for segment in segments:
         description, sound = _segment(segment, records)
         found.append(description)
-        if whole:                       # recovery deletes everything after the first damage
+        if whole:  # recovery deletes everything after the first damage
             fold.feed(segment.data[:sound])
             log_end = max(segment.base_offset, fold.next_offset)
             whole = sound == description["size"]
@@ -236,7 +237,7 @@ def _snapshot(path: str) -> list[dict[str, int | None]]:
     entries = sorted(segment_files.read_snapshot(path), key=lambda entry: entry.producer_id)
     found = [entry._asdict() for entry in entries]
     for entry in found:
-        del entry["offset_delta"]       # of no use without the batch that it tells the size of
+        del entry["offset_delta"]  # of no use without the batch that it tells the size of
     return found
 
 

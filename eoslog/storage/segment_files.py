@@ -33,10 +33,11 @@ __all__ = [
     "AbortedEntry",
     "ProducerEntry",
     "SegmentFiles",
-    "fold_transactions",
+    "feed_transactions",
     "list_segments",
     "list_snapshots",
     "offset_of_name",
+    "open_before",
     "partition_of_path",
     "read_offset_index",
     "read_snapshot",
@@ -53,6 +54,7 @@ _PRODUCER_ENTRY = struct.Struct(">qhiqiqiq")
 _SNAPSHOT_VERSION = 1
 _CRC_END = 6
 _WINDOW = 1 << 20
+_LONGEST_BATCH = (1 << 31) - 1
 
 
 class AbortedEntry(NamedTuple):
@@ -96,7 +98,7 @@ class SegmentFiles:
         """The bytes of the `.log` file, as long as it was at first use."""
         if self._data is None:
             with files.naming(self.path):
-                if os.path.getsize(self.path) == 0:             # nothing to map
+                if os.path.getsize(self.path) == 0:  # nothing to map
                     self._data = np.zeros(0, np.uint8)
                 else:
                     self._data = np.memmap(self.path, np.uint8, "r")
@@ -122,10 +124,45 @@ class SegmentFiles:
             if not found:
                 if end == len(data):
                     return
-                window *= 4                                     # one batch is longer than that
+                window *= 4  # one batch is longer than that
                 continue
             yield from found
             position = found[-1].position + found[-1].size
+
+    def windows(self, position: int, size: int) -> Iterator[np.ndarray]:
+        """The bytes from a batch on, in pieces of whole batches of about `size` bytes.
+
+        Where no batch can be the last piece goes on to the end of the file: reading it says why.
+        """
+        data = self.data
+        while position < len(data):
+            end = _core.batches_end(data, position, min(len(data), position + size))
+            if end == position:  # damage, a cut, or one long batch
+                end = _core.batches_end(data, position, min(len(data), position + _LONGEST_BATCH))
+            if end == position:
+                yield data[position : position + _LONGEST_BATCH]
+                return
+            yield data[position:end]
+            position = end
+
+    def position_of(self, offset: int) -> int:
+        """A batch at or before the one with this offset, by the offset index where that is true."""
+        index = read_offset_index(self.beside("index"), self.base_offset)
+        for last_offset, position in reversed(index):
+            if last_offset <= offset:
+                try:
+                    found = _core.iter_batches(self.data, position, strict=False, limit=1)
+                except CorruptRecord:
+                    return 0
+                return position if found and found[0].last_offset == last_offset else 0
+        return 0
+
+    def cut_short(self, position: int) -> CorruptRecord:
+        """The error for bytes at the end that are no whole batch."""
+        rest = len(self.data) - position
+        return CorruptRecord(
+            f"{self.path}: the last {rest} bytes, from position {position}, are no whole batch"
+        )
 
 
 def offset_of_name(path: str) -> int | None:
@@ -182,7 +219,7 @@ def _read(path: str) -> bytes:
 def _entries(path: str, entry: struct.Struct) -> list[tuple[int, ...]]:
     data = _read(path)
     data = data[: len(data) - len(data) % entry.size]
-    used = len(data.rstrip(b"\0"))                              # preallocated indexes end in zeros
+    used = len(data.rstrip(b"\0"))  # preallocated indexes end in zeros
     return list(entry.iter_unpack(data[: -(-used // entry.size) * entry.size]))
 
 
@@ -203,7 +240,7 @@ def read_txn_index(path: str) -> list[AbortedEntry]:
         CorruptRecord: an entry of a later version than 0.
     """
     data = _read(path)
-    found = []
+    found: list[AbortedEntry] = []
     for version, *entry in _ABORTED_ENTRY.iter_unpack(data[: len(data) - len(data) % 34]):
         if version > 0:
             raise CorruptRecord(f"{path}: entry {len(found)} has version {version}, 0 is known")
@@ -231,8 +268,8 @@ def read_snapshot(path: str) -> list[ProducerEntry]:
     if count < 0 or count * _PRODUCER_ENTRY.size != len(body):
         raise CorruptRecord(f"{path}: {count} entries of 46 bytes do not fill {len(body)} bytes")
     return [
-        ProducerEntry(*fields, None if first < 0 else first)
-        for *fields, first in _PRODUCER_ENTRY.iter_unpack(body)
+        ProducerEntry(*entry[:7], None if entry[7] < 0 else entry[7])
+        for entry in _PRODUCER_ENTRY.iter_unpack(body)
     ]
 
 
@@ -250,16 +287,17 @@ def open_before(segments: list[SegmentFiles]) -> dict[int, int]:
     }
 
 
-def fold_transactions(segments: list[SegmentFiles]) -> _core.TransactionFold:
-    """Aborted and open transactions of the segments, from their batches alone.
+def feed_transactions(fold: _core.TransactionFold, segments: list[SegmentFiles]) -> None:
+    """Fold the segments, in order, from their batches alone.
 
     Raises:
-        CorruptRecord: a header that makes no sense; the message names the file.
+        CorruptRecord: at a header that makes no sense, or where the batches of a segment end before
+            it does and more segments follow; the fold stands there. The message names the file.
     """
-    fold = _core.TransactionFold(open_before(segments))
     for segment in segments:
         try:
-            fold.feed(segment.data)
+            used = fold.feed(segment.data)
         except CorruptRecord as error:
             raise CorruptRecord(f"{segment.path}: {error}") from error
-    return fold
+        if used < len(segment.data) and segment is not segments[-1]:
+            raise segment.cut_short(used)

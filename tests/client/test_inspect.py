@@ -15,7 +15,7 @@ from eoslog.client.inspect import inspect
 KAFKA = Path(__file__).parent.parent / "data" / "kafka"
 BATCHES = sorted((KAFKA / "batches").glob("*.bin"))
 PARTITIONS = ("plain-0", "txn-0")
-NOT_ON_DISK = ("note", "index_interval_bytes")          # about how the sample was made
+NOT_ON_DISK = ("note", "index_interval_bytes")  # about how the sample was made
 
 
 def expected(name: str) -> dict[str, Any]:

@@ -54,13 +54,17 @@ def test_kafka_batches_are_read_as_kafka_reads_them(name: str) -> None:
 
 
 def test_marker_says_what_it_decides() -> None:
-    batch = _core.iter_batches(codec.encode_marker(9, 3, True, coordinator_epoch=347, timestamp=TS))[0]
+    batch = _core.iter_batches(
+        codec.encode_marker(9, 3, True, coordinator_epoch=347, timestamp=TS)
+    )[0]
     assert (batch.control, batch.control_type, batch.coordinator_epoch) == (True, 1, 347)
     assert _core.iter_batches(plain())[0].control_type is None
 
 
 def test_sequences_wrap_at_two_to_the_31() -> None:
-    batch = _core.iter_batches(plain(3, producer_id=1, producer_epoch=0, base_sequence=2**31 - 2))[0]
+    batch = _core.iter_batches(plain(3, producer_id=1, producer_epoch=0, base_sequence=2**31 - 2))[
+        0
+    ]
     assert (batch.base_sequence, batch.last_sequence) == (2**31 - 2, 0)
 
 
@@ -172,7 +176,9 @@ def test_truncation_at_every_byte_gives_typed_errors_only(compression: str) -> N
             batch.records()
 
 
-@pytest.mark.parametrize("name", ["mixed_none", "mixed_lz4", "txn_zstd", "mixed_snappy", "mixed_gzip"])
+@pytest.mark.parametrize(
+    "name", ["mixed_none", "mixed_lz4", "txn_zstd", "mixed_snappy", "mixed_gzip"]
+)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_random_damage_gives_typed_errors_only(name: str, data: st.DataObject) -> None:
@@ -196,7 +202,12 @@ def test_decode_records_cuts_to_the_asked_range() -> None:
     assert [r.offset for r in records] == [12, 13, 20, 21]
     assert position == 22
     first = records[0]
-    assert (first.topic, first.partition, first.timestamp, first.timestamp_type) == ("t", 7, TS + 2, 0)
+    assert (first.topic, first.partition, first.timestamp, first.timestamp_type) == (
+        "t",
+        7,
+        TS + 2,
+        0,
+    )
     assert (first.key, first.value, first.headers) == (b"k2", b"v2", [("h", b"x"), ("n", None)])
     assert _core.decode_records("t", 7, data, 12, 30)[1] == 24
     assert _core.decode_records("t", 7, data, 14, 19) == ([], 19)

@@ -1,0 +1,208 @@
+# One binary column on its way to Arrow, in memory that grows: binary_view, 16 bytes a row that point
+# into the batch where the value lies
+#
+#     size i32 | up to 12 bytes, or: first 4 bytes | number of the data buffer i32 | byte in it i32
+#
+# or plain binary: an i32 where each row ends, and a copy of the bytes. All little-endian, as Arrow has
+# it. Nulls are zero bits in a validity bitmap, written from the first null on.
+from eoslog._core.bytebuffer cimport ByteBuffer, clear_buffer, put_bytes, reserve
+
+cdef enum:
+    VIEW_SIZE = 16
+    INLINE_SIZE = 12            # values up to here lie in the view itself
+
+cdef struct Cells:              # one binary column
+    uint8_t* slots              # views, or the int32 ends behind a leading 0
+    uint8_t* validity
+    int64_t capacity            # rows
+    int64_t nulls
+    ByteBuffer copied           # plain binary only
+    bint view
+    bint pointed                # a view points into the current block
+    int32_t block               # number of the current data buffer
+    const uint8_t* base         # its first byte
+
+
+cdef inline int grow_cells(Cells* cells, int64_t capacity) noexcept nogil:
+    cdef uint8_t* grown
+    cdef int64_t bitmap = (capacity + 7) // 8
+    cdef int64_t old = (cells.capacity + 7) // 8
+    if capacity <= cells.capacity:
+        return 0
+    grown = <uint8_t*>realloc(cells.slots, <size_t>(capacity * VIEW_SIZE if cells.view else capacity * 4 + 4))
+    if grown == NULL:
+        return -1
+    if not cells.view and cells.slots == NULL:
+        memset(grown, 0, 4)
+    cells.slots = grown
+    if cells.validity != NULL:
+        grown = <uint8_t*>realloc(cells.validity, <size_t>bitmap)
+        if grown == NULL:
+            return -1
+        memset(grown + old, 0xFF, <size_t>(bitmap - old))
+        cells.validity = grown
+    cells.capacity = capacity
+    return 0
+
+
+cdef inline int put_null(Cells* cells, int64_t row) noexcept nogil:
+    cdef size_t bitmap = <size_t>((cells.capacity + 7) // 8)
+    if cells.validity == NULL:
+        cells.validity = <uint8_t*>malloc(bitmap)
+        if cells.validity == NULL:
+            return -1
+        memset(cells.validity, 0xFF, bitmap)
+    cells.validity[row >> 3] &= <uint8_t>~(1 << (row & 7))
+    cells.nulls += 1
+    return 0
+
+
+cdef inline int put_cell(Cells* cells, int64_t row, const uint8_t* p, int32_t size) noexcept nogil:
+    """Writes one row; the caller made room for it. -1: no memory."""
+    cdef uint8_t* slot
+    cdef uint32_t at
+    cdef int32_t end
+    if cells.view:
+        slot = cells.slots + row * VIEW_SIZE
+        if size > INLINE_SIZE:
+            at = <uint32_t>(p - cells.base)
+            memcpy(slot, &size, 4)
+            memcpy(slot + 4, p, 4)
+            memcpy(slot + 8, &cells.block, 4)
+            memcpy(slot + 12, &at, 4)
+            cells.pointed = True
+            return 0
+        memset(slot, 0, VIEW_SIZE)
+        if size < 0:
+            return put_null(cells, row)
+        memcpy(slot, &size, 4)
+        memcpy(slot + 4, p, <size_t>size)
+        return 0
+    if size > 0:
+        if put_bytes(&cells.copied, p, <size_t>size) < 0:
+            return -1
+    elif size < 0 and put_null(cells, row) < 0:
+        return -1
+    end = <int32_t>cells.copied.size
+    memcpy(cells.slots + (row + 1) * 4, &end, 4)
+    return 0
+
+
+cdef inline void revive_cells(Cells* cells, int64_t row, int64_t end) noexcept nogil:
+    """Forgets the nulls of rows that are taken back."""
+    if cells.validity == NULL:
+        return
+    while row < end:
+        if not cells.validity[row >> 3] >> (row & 7) & 1:
+            cells.validity[row >> 3] |= <uint8_t>(1 << (row & 7))
+            cells.nulls -= 1
+        row += 1
+
+
+cdef void clear_cells(Cells* cells) noexcept nogil:
+    free(cells.slots)
+    free(cells.validity)
+    clear_buffer(&cells.copied)
+    cells.slots = NULL
+    cells.validity = NULL
+    cells.capacity = 0
+    cells.nulls = 0
+    cells.pointed = False
+
+
+@cython.final
+@cython.internal
+cdef class ColumnMemory:
+    """C memory that an Arrow buffer is made of; freed with it."""
+
+    cdef uint8_t* data
+    cdef Py_ssize_t size
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
+
+    def __dealloc__(self):
+        free(self.data)
+
+
+cdef object hand_over(uint8_t** data, int64_t size):
+    """Wraps malloc'ed memory and forgets it; None for none. The spare room at its end goes back."""
+    cdef ColumnMemory memory
+    cdef uint8_t* fitted
+    if data[0] == NULL:
+        return None
+    memory = ColumnMemory.__new__(ColumnMemory)
+    fitted = <uint8_t*>realloc(data[0], <size_t>max(size, 1))
+    memory.data = fitted if fitted != NULL else data[0]
+    memory.size = size
+    data[0] = NULL
+    return memory
+
+
+cdef tuple hand_over_cells(Cells* cells, int64_t rows):
+    """(validity or None, count of nulls, slots, copied bytes): what Arrow makes the column of."""
+    if grow_cells(cells, 1) < 0:            # a column without rows still has its leading 0
+        raise MemoryError()
+    nulls = cells.nulls
+    slots = hand_over(&cells.slots, rows * VIEW_SIZE if cells.view else rows * 4 + 4)
+    validity = hand_over(&cells.validity, (rows + 7) // 8) if nulls else None
+    copied = None
+    if not cells.view:
+        copied = hand_over(&cells.copied.data, <int64_t>cells.copied.size) or b""
+    clear_cells(cells)
+    return validity, nulls, slots, copied
+
+
+cdef inline int grow_array(uint8_t** data, int64_t size) noexcept nogil:
+    cdef uint8_t* grown = <uint8_t*>realloc(data[0], <size_t>size)
+    if grown == NULL:
+        return -1
+    data[0] = grown
+    return 0
+
+
+cdef bint is_utf8(const uint8_t* p, int32_t size) noexcept nogil:
+    """Whether the bytes are UTF-8 as RFC 3629 has it: shortest form, no surrogates."""
+    cdef const uint8_t* end = p + size
+    cdef int more
+    cdef uint8_t low, high
+    while p < end:
+        if p[0] < 0x80:
+            p += 1
+            continue
+        low, high = 0x80, 0xBF
+        if 0xC2 <= p[0] <= 0xDF:
+            more = 1
+        elif 0xE0 <= p[0] <= 0xEF:
+            more = 2
+            if p[0] == 0xE0:
+                low = 0xA0
+            elif p[0] == 0xED:
+                high = 0x9F
+        elif 0xF0 <= p[0] <= 0xF4:
+            more = 3
+            if p[0] == 0xF0:
+                low = 0x90
+            elif p[0] == 0xF4:
+                high = 0x8F
+        else:
+            return False
+        if end - p <= more or p[1] < low or p[1] > high:
+            return False
+        p += 2
+        more -= 1
+        while more > 0:
+            if p[0] & 0xC0 != 0x80:
+                return False
+            p += 1
+            more -= 1
+    return True
+
+
+cdef int put_replaced(Cells* cells, int64_t row, const uint8_t* p, int32_t size) noexcept with gil:
+    """A header key that is no UTF-8, with U+FFFD in place of what is malformed, as in Kafka."""
+    try:
+        text = PyUnicode_DecodeUTF8(<const char*>p, size, "replace").encode()
+        return put_cell(cells, row, <const uint8_t*><char*>text, <int32_t>len(text))
+    except Exception:
+        return -1

@@ -1,0 +1,393 @@
+# Whole batches into Arrow buffers, one pass, without the GIL.
+#
+# Keys and values are Cells (cells.pxi), the rest plain arrays. Columns that nobody asked for are
+# walked over, with the same checks.
+from libc.stdint cimport INT32_MAX
+
+cdef enum:
+    COLUMN_KEY = 1
+    COLUMN_VALUE = 2
+    COLUMN_OFFSET = 4
+    COLUMN_TIMESTAMP = 8
+    COLUMN_TIMESTAMP_TYPE = 16
+    COLUMN_HEADERS = 32
+
+cdef enum FillStatus:
+    FILL_DONE = 1               # the data or the asked range ends
+    FILL_FULL = 2               # the next batch would be more than the caller takes
+    FILL_BLOCK = 3              # the batch at hand is compressed
+    FILL_NO_MEMORY = 4
+    FILL_RECORDS = 5            # its records do not parse: see the fault
+    FILL_HEADER = 6             # header or checksum: see the step
+
+COLUMN_BITS = {
+    "key": COLUMN_KEY, "value": COLUMN_VALUE, "offset": COLUMN_OFFSET, "timestamp": COLUMN_TIMESTAMP,
+    "timestamp_type": COLUMN_TIMESTAMP_TYPE, "headers": COLUMN_HEADERS,
+}
+
+
+@cython.final
+cdef class ColumnDecoder:
+    """Collects columns of the data records in whole batches.
+
+    Feed it until it is `full` or there is no more, then `take` the columns. Not thread-safe.
+
+    Args:
+        columns: names out of key, value, offset, timestamp, timestamp_type, headers.
+        view: keys and values as binary_view without a copy, or as plain binary.
+        check_crc: verify the checksum of each batch that is looked into.
+        max_rows: where to stop; a single batch may hold more.
+        max_bytes: the same, for the bytes of the batches looked into.
+
+    Attributes:
+        rows: collected since the last `take`.
+        full: the last `feed` stopped because of a limit.
+    """
+
+    cdef readonly int64_t rows
+    cdef readonly bint full
+    cdef readonly int64_t max_rows
+    cdef readonly int64_t max_bytes
+    cdef int _wanted
+    cdef bint _check
+    cdef int64_t _capacity              # rows
+    cdef int64_t _bytes
+    cdef uint8_t* _offsets              # int64 each
+    cdef uint8_t* _timestamps           # int64 each
+    cdef uint8_t* _types                # int8 each
+    cdef Cells _keys
+    cdef Cells _values
+    cdef uint8_t* _header_ends          # int32 each, behind a leading 0
+    cdef int64_t _header_count
+    cdef Cells _header_keys
+    cdef Cells _header_values
+    cdef list _buffers
+    cdef bint _busy
+
+    def __cinit__(self, columns=("offset", "value"), *, view=True, check_crc=True, max_rows=65536,
+                  max_bytes=1 << 26):
+        for name in columns:
+            if name not in COLUMN_BITS:
+                raise errors.ConfigError(f"unknown column {name!r}: {', '.join(COLUMN_BITS)} are known")
+            self._wanted |= <int>COLUMN_BITS[name]
+        if max_rows < 1 or max_rows > INT32_MAX:
+            raise errors.ConfigError(f"batch rows must be 1 to {INT32_MAX}, not {max_rows}")
+        self._check = check_crc
+        self.max_rows = max_rows
+        self.max_bytes = max_bytes
+        self._keys.view = self._values.view = self._header_values.view = bool(view)
+        self._header_keys.view = False      # a column of strings is always a copy: checked to be UTF-8
+        self._buffers = []
+
+    def __dealloc__(self):
+        self._clear()
+
+    cdef void _clear(self) noexcept nogil:
+        free(self._offsets)
+        free(self._timestamps)
+        free(self._types)
+        free(self._header_ends)
+        self._offsets = self._timestamps = self._types = self._header_ends = NULL
+        clear_cells(&self._keys)
+        clear_cells(&self._values)
+        clear_cells(&self._header_keys)
+        clear_cells(&self._header_values)
+        self.rows = self._capacity = self._header_count = self._bytes = 0
+
+    def feed(self, data, position, start, end, AbortedTransactions aborted=None):
+        """Decodes the batches of `data` from a byte on, as far as the limits let it.
+
+        Args:
+            data: whole batches; it must not change while columns made of it live.
+            position: byte in `data` to start from: 0, or what the last call returned.
+            start: first offset wanted.
+            end: one past the last offset wanted.
+            aborted: transactions to leave out, None for none.
+
+        Returns:
+            (next offset, next byte in `data`).
+
+        Raises:
+            CorruptRecord: the batch that comes next. What was collected before it stays.
+        """
+        cdef Pin pin = Pin(data)
+        cdef Pin block
+        cdef const uint8_t* p = pin.data + <Py_ssize_t>position
+        cdef const uint8_t* stop = pin.data + pin.size
+        cdef int64_t next_offset = start
+        cdef int64_t bound = end
+        cdef int64_t size = 0
+        cdef int step = BATCH_WHOLE
+        cdef int status
+        cdef int number = -1                # of `data` among the buffers, once something points into it
+        cdef Fault fault
+        if self._busy:
+            raise errors.IllegalState("a ColumnDecoder belongs to one thread at a time")
+        if pin.size > INT32_MAX:
+            raise errors.IllegalState(f"{pin.size} bytes at once, a view reaches {INT32_MAX} at most")
+        if <Py_ssize_t>position < 0 or <Py_ssize_t>position > pin.size:
+            raise errors.CorruptRecord(f"position {position} is outside the {pin.size} bytes given")
+        self.full = False
+        while True:
+            self._aim(number, pin.data)
+            self._busy = True
+            with nogil:
+                status = self._scan(&p, stop, &next_offset, bound, aborted, &size, &step, &fault)
+            self._busy = False
+            if number < 0 and self._pointed():
+                number = len(self._buffers)
+                self._buffers.append(data)
+            if status != FILL_BLOCK:
+                break
+            block = decompress_block(load_i16(p + ATTRIBUTES_AT) & CODEC_MASK, pin, p + HEADER_SIZE,
+                                     size - HEADER_SIZE, f"offset {load_i64(p + BASE_OFFSET_AT)}")
+            self._aim(-1, block.data)
+            self._busy = True
+            with nogil:
+                status = self._fill(p, block.data, block.data + block.size, next_offset, bound, &fault)
+            self._busy = False
+            if status != FILL_DONE:
+                if status == FILL_RECORDS:
+                    raise records_fault(&fault, block.data, load_i64(p + BASE_OFFSET_AT),
+                                        f"offset {load_i64(p + BASE_OFFSET_AT)}")
+                break
+            if self._pointed():
+                self._buffers.append(block.view.obj)
+            self._bytes += block.size
+            next_offset = min(load_i64(p + BASE_OFFSET_AT) + load_i32(p + LAST_OFFSET_DELTA_AT) + 1, bound)
+            p += size
+        if status == FILL_NO_MEMORY:
+            raise MemoryError()
+        if status == FILL_HEADER:
+            raise batch_fault(step, p, size if step == BATCH_CRC else stop - p,
+                              f"byte {p - pin.data} of the data read at offset {next_offset}")
+        if status == FILL_RECORDS:
+            raise records_fault(&fault, p + HEADER_SIZE, load_i64(p + BASE_OFFSET_AT),
+                                f"offset {load_i64(p + BASE_OFFSET_AT)}")
+        self.full = status == FILL_FULL
+        return next_offset, p - pin.data
+
+    cdef bint _pointed(self):
+        return self._keys.pointed or self._values.pointed or self._header_values.pointed
+
+    cdef int _aim(self, int number, const uint8_t* base) except -1:
+        """Lets the views to come point into this block; -1: it is no buffer yet."""
+        cdef int32_t block = number if number >= 0 else <int32_t>len(self._buffers)
+        self._keys.block = self._values.block = self._header_values.block = block
+        self._keys.base = self._values.base = self._header_values.base = base
+        self._keys.pointed = self._values.pointed = self._header_values.pointed = False
+        return 0
+
+    cdef int _scan(self, const uint8_t** at, const uint8_t* stop, int64_t* next_offset, int64_t end,
+                   AbortedTransactions aborted, int64_t* size, int* step, Fault* fault) noexcept nogil:
+        """Decodes plain batches until something else turns up: a FillStatus, with `at` on that batch."""
+        cdef const uint8_t* p = at[0]
+        cdef int64_t base_offset, last_offset
+        cdef int32_t count
+        cdef int attributes, status
+        while next_offset[0] < end:
+            at[0] = p
+            step[0] = next_batch(p, stop, size)
+            if step[0] == BATCH_END:
+                return FILL_DONE
+            if step[0] == BATCH_WHOLE:
+                step[0] = check_header(p)
+            if step[0] != BATCH_WHOLE:
+                return FILL_HEADER
+            base_offset = load_i64(p + BASE_OFFSET_AT)
+            last_offset = base_offset + load_i32(p + LAST_OFFSET_DELTA_AT)
+            if base_offset >= end:
+                next_offset[0] = end
+                return FILL_DONE
+            if last_offset < next_offset[0]:
+                p += size[0]
+                continue
+            count = load_i32(p + RECORDS_COUNT_AT)
+            if self.rows > 0 and (self.rows + count > self.max_rows or self._bytes >= self.max_bytes):
+                return FILL_FULL
+            if self._check and not crc_matches(p, size[0]):
+                step[0] = BATCH_CRC
+                return FILL_HEADER
+            attributes = load_i16(p + ATTRIBUTES_AT)
+            if not attributes & CONTROL_BIT and not (
+                    aborted is not None and attributes & TRANSACTIONAL_BIT
+                    and aborted.covers(load_i64(p + PRODUCER_ID_AT), base_offset)):
+                if attributes & CODEC_MASK and size[0] > HEADER_SIZE:
+                    return FILL_BLOCK
+                status = self._fill(p, p + HEADER_SIZE, p + size[0], next_offset[0], end, fault)
+                if status != FILL_DONE:
+                    return status
+                self._bytes += size[0]
+            next_offset[0] = last_offset + 1 if last_offset < end else end
+            p += size[0]
+        at[0] = p
+        return FILL_DONE
+
+    cdef int _fill(self, const uint8_t* header, const uint8_t* p, const uint8_t* stop, int64_t start,
+                   int64_t end, Fault* fault) noexcept nogil:
+        """Decodes the records of one batch that lie in [p, stop), all of them or none: a FillStatus."""
+        cdef RecordFields record
+        cdef int attributes = load_i16(header + ATTRIBUTES_AT)
+        cdef int log_append = 1 if attributes & LOG_APPEND_TIME_BIT else 0
+        cdef int64_t base_offset = load_i64(header + BASE_OFFSET_AT)
+        cdef int64_t base_timestamp = load_i64(header + BASE_TIMESTAMP_AT)
+        cdef int64_t append_time = load_i64(header + MAX_TIMESTAMP_AT)
+        cdef int64_t offset, timestamp
+        cdef int32_t last_delta = load_i32(header + LAST_OFFSET_DELTA_AT)
+        cdef int32_t count = load_i32(header + RECORDS_COUNT_AT)
+        cdef int32_t i, delta = -1
+        cdef int64_t row = self.rows
+        cdef int64_t header_count = self._header_count
+        cdef size_t key_bytes = self._keys.copied.size
+        cdef size_t value_bytes = self._values.copied.size
+        cdef size_t header_key_bytes = self._header_keys.copied.size
+        cdef size_t header_value_bytes = self._header_values.copied.size
+        cdef int wanted = self._wanted
+        cdef int status = FILL_DONE
+        if count > (stop - p) // MIN_RECORD_SIZE:       # before anything is allocated for them
+            record_fault(fault, RECORD_MISSING, p, count, (stop - p) // MIN_RECORD_SIZE)
+            return FILL_RECORDS
+        if stop - p > INT32_MAX - 1 or self._copied_too_much(stop - p):
+            return FILL_FULL if self.rows > 0 else FILL_NO_MEMORY
+        if self._make_room(row + count) < 0:
+            return FILL_NO_MEMORY
+        for i in range(count):
+            if p == stop:
+                record_fault(fault, RECORD_MISSING, p, count, i)
+                status = FILL_RECORDS
+                break
+            p = parse_record(p, stop, &record, fault)
+            if p != NULL and (record.offset_delta <= delta or record.offset_delta > last_delta):
+                p = record_fault(fault, RECORD_OFFSET, record.key, record.offset_delta, delta)
+            if p == NULL:
+                status = FILL_RECORDS
+                break
+            delta = record.offset_delta
+            offset = base_offset + delta
+            if offset < start or offset >= end:
+                continue
+            if wanted & COLUMN_OFFSET:
+                memcpy(self._offsets + row * 8, &offset, 8)
+            if wanted & COLUMN_TIMESTAMP:
+                timestamp = append_time if log_append else add_timestamp(
+                    base_timestamp, record.timestamp_delta)
+                memcpy(self._timestamps + row * 8, &timestamp, 8)
+            if wanted & COLUMN_TIMESTAMP_TYPE:
+                self._types[row] = <uint8_t>log_append
+            if wanted & COLUMN_KEY and put_cell(&self._keys, row, record.key, record.key_size) < 0:
+                status = FILL_NO_MEMORY
+                break
+            if wanted & COLUMN_VALUE and put_cell(&self._values, row, record.value, record.value_size) < 0:
+                status = FILL_NO_MEMORY
+                break
+            if wanted & COLUMN_HEADERS and self._put_headers(row, &record) < 0:
+                status = FILL_NO_MEMORY
+                break
+            row += 1
+        if status == FILL_DONE and p != stop:
+            record_fault(fault, RECORD_LEFTOVER, p, stop - p, count)
+            status = FILL_RECORDS
+        if status == FILL_DONE:
+            self.rows = row
+            return FILL_DONE
+        revive_cells(&self._keys, self.rows, min(row + 1, self._keys.capacity))
+        revive_cells(&self._values, self.rows, min(row + 1, self._values.capacity))
+        revive_cells(&self._header_values, header_count,
+                     min(self._header_count + 1, self._header_values.capacity))
+        self._keys.copied.size = key_bytes
+        self._values.copied.size = value_bytes
+        self._header_keys.copied.size = header_key_bytes
+        self._header_values.copied.size = header_value_bytes
+        self._header_count = header_count
+        return status
+
+    cdef bint _copied_too_much(self, int64_t more) noexcept nogil:
+        """Whether a column's bytes might pass what an int32 can count."""
+        cdef int64_t room = INT32_MAX - 3 * more        # a replaced header key grows to three times
+        return (<int64_t>self._keys.copied.size > room or <int64_t>self._values.copied.size > room
+                or <int64_t>self._header_keys.copied.size > room
+                or <int64_t>self._header_values.copied.size > room)
+
+    cdef int _make_room(self, int64_t rows) noexcept nogil:
+        cdef int64_t capacity
+        if rows <= self._capacity:
+            return 0
+        capacity = max(rows, min(self._capacity * 4, self.max_rows), 1024)
+        if self._wanted & COLUMN_OFFSET and grow_array(&self._offsets, capacity * 8) < 0:
+            return -1
+        if self._wanted & COLUMN_TIMESTAMP and grow_array(&self._timestamps, capacity * 8) < 0:
+            return -1
+        if self._wanted & COLUMN_TIMESTAMP_TYPE and grow_array(&self._types, capacity) < 0:
+            return -1
+        if self._wanted & COLUMN_KEY and grow_cells(&self._keys, capacity) < 0:
+            return -1
+        if self._wanted & COLUMN_VALUE and grow_cells(&self._values, capacity) < 0:
+            return -1
+        if self._wanted & COLUMN_HEADERS and grow_array(&self._header_ends, capacity * 4 + 4) < 0:
+            return -1
+        self._capacity = capacity
+        return 0
+
+    cdef int _put_headers(self, int64_t row, RecordFields* record) noexcept nogil:
+        cdef HeaderFields header
+        cdef Fault fault
+        cdef const uint8_t* p = record.headers
+        cdef int32_t i, end
+        cdef int64_t at
+        for i in range(record.header_count):
+            p = parse_record_header(p, record.end, &header, &fault)
+            at = self._header_count
+            if p == NULL:
+                return -1
+            if at == self._header_keys.capacity and grow_cells(&self._header_keys, max(at * 2, 256)) < 0:
+                return -1
+            if at == self._header_values.capacity and grow_cells(&self._header_values, max(at * 2, 256)) < 0:
+                return -1
+            if is_utf8(header.key, header.key_size):
+                if put_cell(&self._header_keys, at, header.key, header.key_size) < 0:
+                    return -1
+            elif put_replaced(&self._header_keys, at, header.key, header.key_size) < 0:
+                return -1
+            if put_cell(&self._header_values, at, header.value, header.value_size) < 0:
+                return -1
+            self._header_count = at + 1
+        end = <int32_t>self._header_count
+        memcpy(self._header_ends + (row + 1) * 4, &end, 4)
+        return 0
+
+    def take(self):
+        """Hands the collected columns over and starts anew.
+
+        Returns:
+            A dict: "rows"; "buffers", the data buffers that views point into; and each asked column.
+            offset, timestamp and timestamp_type are one buffer. key and value are (validity or None,
+            count of nulls, views or int32 offsets, bytes or None). headers is (int32 list offsets,
+            count, keys, values) with keys and values in that form.
+        """
+        cdef int64_t rows = self.rows
+        cdef int wanted = self._wanted
+        if self._busy:
+            raise errors.IllegalState("a ColumnDecoder belongs to one thread at a time")
+        taken = {"rows": rows, "buffers": self._buffers}
+        if self._make_room(max(rows, 1)) < 0:
+            raise MemoryError()
+        if wanted & COLUMN_OFFSET:
+            taken["offset"] = hand_over(&self._offsets, rows * 8)
+        if wanted & COLUMN_TIMESTAMP:
+            taken["timestamp"] = hand_over(&self._timestamps, rows * 8)
+        if wanted & COLUMN_TIMESTAMP_TYPE:
+            taken["timestamp_type"] = hand_over(&self._types, rows)
+        if wanted & COLUMN_KEY:
+            taken["key"] = hand_over_cells(&self._keys, rows)
+        if wanted & COLUMN_VALUE:
+            taken["value"] = hand_over_cells(&self._values, rows)
+        if wanted & COLUMN_HEADERS:
+            memset(self._header_ends, 0, 4)
+            taken["headers"] = (
+                hand_over(&self._header_ends, rows * 4 + 4), self._header_count,
+                hand_over_cells(&self._header_keys, self._header_count),
+                hand_over_cells(&self._header_values, self._header_count),
+            )
+        self._buffers = []
+        self._clear()
+        return taken

@@ -1,0 +1,337 @@
+"""Bulk reads: the records of partitions as Arrow record batches.
+
+A scan goes over its partitions one after the other. Where each begins and ends is fixed when the
+scan is made; nothing is read before the first batch is asked for, and every iteration reads anew.
+With `binary="view"` keys and values point into the mapped segment: no value is copied, and the
+mapping stays as long as a batch of it lives.
+
+Source: Arrow columnar format (Variable-size Binary View), Arrow C stream interface.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from eoslog import _core
+from eoslog.client import arrow
+from eoslog.errors import ConfigError, CorruptRecord, OffsetOutOfRange, UnknownTopicOrPartition
+from eoslog.model import IsolationLevel, TopicPartition
+from eoslog.storage import segment_files
+from eoslog.storage.segment_files import SegmentFiles
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from eoslog.engine import Engine
+    from eoslog.storage.partition_log import PartitionLog
+
+__all__ = ["Bound", "Scan", "read_segments", "scan"]
+
+Bound = int | Mapping[TopicPartition, int] | None
+"""One offset for all partitions, or one each; None leaves it to the partition."""
+
+READ_SIZE = 8 << 20
+"""Bytes handed to the decoder at once: what one data buffer of a batch pins at least."""
+
+BATCH_BYTES = 64 << 20
+"""A record batch ends early when the batches in it are this long, whatever its rows."""
+
+_NO_END = (1 << 63) - 1
+
+
+class Pieces(Protocol):
+    """Whole batches of a partition from an offset on, in order."""
+
+    def __call__(self, start: int, end: int) -> Iterator[Any]:
+        """Buffers that begin at a batch; what a piece cuts in two stands whole in the next one."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One partition of a scan, with its bounds."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    pieces: Callable[[int, int], Iterator[Any]]
+    aborted: Callable[[int, int], Sequence[tuple[int, int, int]]] | None
+    """None with read_uncommitted."""
+    damage: CorruptRecord | None = None
+    """What stands at `end`, where the end is damage."""
+
+
+class Scan:
+    """Records of one or more partitions as columns; iterable any number of times.
+
+    Speaks the Arrow C stream interface, so that `pyarrow.table(scan)`, `polars.from_arrow(scan)` or
+    DuckDB take it as it is. One scan may be read by several threads: each iteration is its own.
+
+    Attributes:
+        schema: of every batch.
+    """
+
+    schema: pa.Schema
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        columns: Sequence[str] | None = None,
+        batch_rows: int = 65536,
+        binary: str = "view",
+    ) -> None:
+        """Made by `Log.scan` and `read_segments`."""
+        if binary not in ("view", "copy"):
+            raise ConfigError(f'binary is "view" or "copy", not {binary!r}')
+        if not 1 <= batch_rows <= (1 << 31) - 1:
+            raise ConfigError(f"batch_rows must be 1 to 2147483647, not {batch_rows}")
+        self._sources = list(sources)
+        self._columns = list(arrow.COLUMNS if columns is None else columns)
+        self._view = binary == "view"
+        self._batch_rows = batch_rows
+        self.schema = arrow.schema_of(self._columns, view=self._view)
+
+    @property
+    def ranges(self) -> dict[TopicPartition, tuple[int, int]]:
+        """Start and end offset (exclusive) of each partition, as fixed when the scan was made."""
+        return {TopicPartition(s.topic, s.partition): (s.start, s.end) for s in self._sources}
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Batches of at most `batch_rows` rows, none of them empty.
+
+        Raises:
+            CorruptRecord: after the batches before the damage.
+            OffsetOutOfRange: retention deleted what was still to come.
+        """
+        topics = sorted({source.topic for source in self._sources})
+        for source in self._sources:
+            yield from self._read(source, topics)
+
+    def _read(self, source: Source, topics: list[str]) -> Iterator[pa.RecordBatch]:
+        offset, end = source.start, source.end
+        if offset < end:
+            aborted = None
+            if source.aborted is not None:
+                aborted = _core.AbortedTransactions(source.aborted(offset, end))
+            decoder = _core.ColumnDecoder(
+                arrow.decoded_columns(self._columns), view=self._view,
+                max_rows=self._batch_rows, max_bytes=BATCH_BYTES,
+            )  # fmt: skip
+            try:
+                for piece in source.pieces(offset, end):
+                    position = 0
+                    while True:
+                        offset, position = decoder.feed(piece, position, offset, end, aborted)
+                        if not decoder.full:
+                            break
+                        yield from self._taken(decoder, source, topics)
+            except (CorruptRecord, OffsetOutOfRange):
+                yield from self._taken(decoder, source, topics)
+                raise
+            yield from self._taken(decoder, source, topics)
+        if source.damage is not None:
+            raise source.damage
+
+    def _taken(
+        self, decoder: _core.ColumnDecoder, source: Source, topics: list[str]
+    ) -> Iterator[pa.RecordBatch]:
+        rows = decoder.rows
+        if not rows:
+            return
+        batch = arrow.record_batch(
+            decoder.take(), self.schema, topics, topics.index(source.topic), source.partition
+        )
+        for start in range(0, rows, self._batch_rows):
+            yield batch if rows <= self._batch_rows else batch.slice(start, self._batch_rows)
+
+    def reader(self) -> pa.RecordBatchReader:
+        """One iteration as a pyarrow reader."""
+        return arrow.require_pyarrow().RecordBatchReader.from_batches(self.schema, iter(self))
+
+    def to_table(self) -> pa.Table:
+        """Everything at once."""
+        return arrow.require_pyarrow().Table.from_batches(list(self), schema=self.schema)
+
+    def __arrow_c_schema__(self) -> object:
+        """The schema, for consumers of the Arrow C data interface."""
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """One iteration, for consumers of the Arrow C stream interface."""
+        return self.reader().__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        return f"Scan({len(self._sources)} partitions, columns={self._columns})"
+
+
+def scan(
+    engine: Engine,
+    topic: str,
+    *,
+    partitions: Sequence[int] | None = None,
+    start: Bound = None,
+    end: Bound = None,
+    isolation: str | IsolationLevel = IsolationLevel.READ_COMMITTED,
+    columns: Sequence[str] | None = None,
+    batch_rows: int = 65536,
+    binary: str = "view",
+) -> Scan:
+    """A scan of a topic in an open directory; `Log.scan` describes the arguments.
+
+    Raises:
+        UnknownTopicOrPartition: no such topic, or it has no such partition.
+        OffsetOutOfRange: a given start lies below a log's start.
+        ConfigError: an unknown column, isolation or way of binary.
+    """
+    committed = _is_committed(isolation)
+    known = engine.topic(topic).partitions
+    numbers = sorted(known) if partitions is None else list(partitions)
+    missing = [number for number in numbers if number not in known]
+    if missing:
+        raise UnknownTopicOrPartition(
+            f"topic {topic!r} has no partition {missing[0]}, it has {len(known)}"
+        )
+    sources = []
+    for number in numbers:
+        if isinstance(end, Mapping) and TopicPartition(topic, number) not in end:
+            continue  # made after the snapshot: nothing of it belongs in there
+        log = engine.partition(topic, number)
+        bound = log.last_stable_offset if committed else log.high_watermark
+        sources.append(_log_source(log, _bound(start, log), _bound(end, log), bound, committed))
+    return Scan(sources, columns=columns, batch_rows=batch_rows, binary=binary)
+
+
+def _log_source(
+    log: PartitionLog, start: int | None, end: int | None, bound: int, committed: bool
+) -> Source:
+    log_start = log.log_start
+    if start is None:
+        start = log_start
+    elif start < log_start:
+        raise OffsetOutOfRange(
+            f"{log.topic}-{log.partition}: start {start} is below the log's start {log_start}"
+        )
+
+    def pieces(start: int, end: int) -> Iterator[Any]:
+        while start < end:
+            slices = log.read(start, end, READ_SIZE)
+            if not slices:
+                return
+            for piece in slices:
+                yield piece.data
+            start = slices[-1].next_offset
+
+    return Source(
+        log.topic, log.partition, start, bound if end is None else min(end, bound), pieces,
+        log.aborted if committed else None,
+    )  # fmt: skip
+
+
+def read_segments(
+    path: str | os.PathLike[str],
+    *,
+    isolation: str | IsolationLevel = IsolationLevel.READ_COMMITTED,
+    start: Bound = None,
+    end: Bound = None,
+    columns: Sequence[str] | None = None,
+    batch_rows: int = 65536,
+    binary: str = "view",
+) -> Scan:
+    """Read any Kafka-format partition directory or `.log` file; nothing is opened for writing.
+
+    What is aborted and where the last stable offset lies is found from the batches alone. There is
+    no high watermark on disk: a read_uncommitted scan goes to the end of the files.
+
+    Args:
+        path: a partition directory, or one `.log` file of it.
+        isolation: "read_committed" or "read_uncommitted".
+        start: first offset wanted; None is the first there is.
+        end: one past the last; None is the last stable offset, or the end of the files.
+        columns: as for `Log.scan`; None is all.
+        batch_rows: rows a record batch at most.
+        binary: "view" or "copy", as for `Log.scan`.
+
+    Raises:
+        StorageError: no such path.
+        ConfigError: no partition directory; an unknown column, isolation or way of binary.
+    """
+    committed = _is_committed(isolation)
+    path = os.fspath(path)
+    segments = segment_files.list_segments(path)
+    directory = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    topic, partition = segment_files.partition_of_path(directory)
+    given_start, given_end = (
+        bound.get(TopicPartition(topic, partition)) if isinstance(bound, Mapping) else bound
+        for bound in (start, end)
+    )
+    bound, aborted = _NO_END, None
+    damage: CorruptRecord | None = None
+    if committed:
+        # A file's transactions may end in a later file of its directory.
+        whole = segments if os.path.isdir(path) else _siblings(directory, path) or segments
+        fold = _core.TransactionFold(segment_files.open_before(whole))
+        try:
+            segment_files.feed_transactions(fold, whole)
+        except CorruptRecord as error:
+            damage = error
+        bound = fold.last_stable_offset
+        if bound < fold.next_offset:
+            damage = None  # the scan ends before it
+        found = fold.aborted
+
+        def aborted(_first: int, _last: int) -> list[tuple[int, int, int]]:
+            return found
+
+    if given_end is not None and given_end <= bound:
+        bound, damage = given_end, None
+    first = segments[0].base_offset if given_start is None else given_start
+    source = Source(topic, max(partition, 0), first, bound, _FilePieces(segments), aborted, damage)
+    return Scan([source], columns=columns, batch_rows=batch_rows, binary=binary)
+
+
+def _siblings(directory: str, path: str) -> list[SegmentFiles]:
+    """All segments of the directory that a segment file lies in, from that one on."""
+    base = segment_files.offset_of_name(path)
+    if base is None:
+        return []
+    return [s for s in segment_files.list_segments(directory) if s.base_offset >= base]
+
+
+class _FilePieces:
+    """The batches of segment files, in windows over their mappings."""
+
+    def __init__(self, segments: list[SegmentFiles]) -> None:
+        self._segments = segments
+
+    def __call__(self, start: int, end: int) -> Iterator[Any]:
+        following = [*(s.base_offset for s in self._segments[1:]), _NO_END]
+        for segment, next_base in zip(self._segments, following, strict=True):
+            if next_base <= start:
+                continue
+            if segment.base_offset >= end:
+                return
+            position = segment.position_of(start)
+            yield from segment.windows(position, READ_SIZE)
+            if segment is not self._segments[-1]:
+                used = _core.batches_end(segment.data, position)
+                if used < len(segment.data):
+                    raise segment.cut_short(used)
+
+
+def _is_committed(isolation: str | IsolationLevel) -> bool:
+    try:
+        return IsolationLevel(isolation) is IsolationLevel.READ_COMMITTED
+    except ValueError:
+        known = ", ".join(level.value for level in IsolationLevel)
+        raise ConfigError(f"isolation {isolation!r} is none of {known}") from None
+
+
+def _bound(bound: Bound, log: PartitionLog) -> int | None:
+    """This partition's offset; None where the bound leaves it to the partition."""
+    if isinstance(bound, Mapping):
+        return bound.get(TopicPartition(log.topic, log.partition))
+    return bound

@@ -1,0 +1,262 @@
+"""Columns are the records, whatever the batches look like; damage never gets past a typed error."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eoslog import _core, errors
+from eoslog.client import arrow
+from eoslog.storage import codecs
+from tests.reference import codec
+
+pa = pytest.importorskip("pyarrow")
+
+BATCHES = Path(__file__).parent.parent / "data" / "kafka" / "batches"
+ALL = ["offset", "timestamp", "timestamp_type", "key", "value", "headers"]
+TS = 1_700_000_000_000
+EVER = (1 << 63) - 1
+
+assert codecs.CODECS
+
+
+def decode(
+    data: bytes, *, view: bool = True, columns: list[str] = ALL, start: int = 0, end: int = EVER,
+    aborted: Any = None, max_rows: int = 65536, check_crc: bool = True,
+) -> list[Any]:  # fmt: skip
+    """Record batches of one piece of data."""
+    schema = arrow.schema_of(columns, view=view)
+    decoder = _core.ColumnDecoder(columns, view=view, max_rows=max_rows, check_crc=check_crc)
+    batches = []
+    position = 0
+    while True:
+        start, position = decoder.feed(data, position, start, end, aborted)
+        full = decoder.full
+        batches.append(arrow.record_batch(decoder.take(), schema, ["t"], 0, 0))
+        batches[-1].validate(full=True)
+        if not full:
+            return batches
+
+
+def rows(batches: list[Any]) -> list[dict[str, Any]]:
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def row_of(record: Any, timestamp_type: int = 0) -> dict[str, Any]:
+    offset, timestamp, key, value, headers = record
+    return {
+        "offset": offset,
+        "timestamp": timestamp,
+        "timestamp_type": timestamp_type,
+        "key": key,
+        "value": value,
+        "headers": [{"key": k, "value": v} for k, v in headers],
+    }
+
+
+def plain_rows(batches: list[Any]) -> list[dict[str, Any]]:
+    """Rows with the timestamp as a number."""
+    out = []
+    for batch in batches:
+        times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        names = [n for n in batch.schema.names if n != "timestamp"]
+        rest = batch.select(names).to_pylist()
+        out += [row | {"timestamp": t} for row, t in zip(rest, times, strict=True)]
+    return out
+
+
+@pytest.mark.parametrize("view", [True, False])
+@pytest.mark.parametrize("path", sorted(BATCHES.glob("*.bin")), ids=lambda p: p.stem)
+def test_columns_of_kafka_batches(path: Path, view: bool) -> None:
+    data = path.read_bytes()
+    wanted = [
+        row_of(record, batch.timestamp_type)
+        for batch in _core.iter_batches(data)
+        if not batch.control
+        for record in batch.records()
+    ]
+    assert plain_rows(decode(data, view=view)) == wanted
+    listed = [
+        record["offset"]
+        for batch in json.loads(path.with_suffix(".json").read_text())
+        if not batch["control"]
+        for record in batch["records"]
+    ]
+    assert [row["offset"] for row in wanted] == listed
+
+
+text = st.text(st.characters(codec="utf-8"), max_size=8)
+blob = st.one_of(st.none(), st.binary(max_size=40))
+records = st.lists(
+    st.tuples(
+        st.integers(TS - 10**6, TS + 10**6), blob, blob, st.lists(st.tuples(text, blob), max_size=3)
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    batches=st.lists(st.tuples(records, st.sampled_from(codec.CODECS)), min_size=1, max_size=5),
+    view=st.booleans(),
+    max_rows=st.integers(1, 30),
+    data=st.data(),
+)
+def test_columns_agree_with_the_reference(
+    batches: list[Any], view: bool, max_rows: int, data: st.DataObject
+) -> None:
+    stream, wanted, offset = b"", [], 0
+    for content, compression in batches:
+        stream += codec.encode_batch(content, base_offset=offset, compression=compression)
+        for i, (timestamp, key, value, headers) in enumerate(content):
+            wanted.append(row_of((offset + i, timestamp, key, value, headers)))
+        offset += len(content) + data.draw(st.integers(0, 3))
+    start = data.draw(st.integers(0, offset))
+    end = data.draw(st.integers(0, offset + 2))
+    wanted = [row for row in wanted if start <= row["offset"] < end]
+    found = decode(stream, view=view, start=start, end=end, max_rows=max_rows)
+    assert plain_rows(found) == wanted
+    biggest = max(len(content) for content, _ in batches)
+    assert all(batch.num_rows <= max(max_rows, biggest) for batch in found)
+
+
+def test_nulls_empties_and_the_edge_of_inlining() -> None:
+    values = [None, b"", *(bytes([65 + n]) * n for n in (1, 4, 11, 12, 13, 14, 100))] * 40
+    data = codec.encode_batch([(TS, value, value, ()) for value in values])
+    for view in (True, False):
+        (batch,) = decode(data, view=view)
+        assert batch.column("value").to_pylist() == values
+        assert batch.column("key").to_pylist() == values
+        assert batch.column("value").null_count == 40
+
+
+def test_views_point_into_the_data_given() -> None:
+    data = codec.encode_batch([(TS, None, b"x" * 100, ()) for _ in range(50)])
+    (batch,) = decode(data, columns=["value"])
+    _, _, block = batch.column("value").buffers()
+    assert block.address == pa.py_buffer(data).address
+    (short,) = decode(codec.encode_batch([(TS, None, b"x", ())]), columns=["value"])
+    assert len(short.column("value").buffers()) == 2  # nothing points anywhere: nothing is held
+
+
+def test_one_data_buffer_for_each_compressed_batch_and_one_for_all_plain_ones() -> None:
+    content = [(TS, None, b"y" * 50, ())] * 5
+    plain = codec.encode_batch(content)
+    packed = codec.encode_batch(content, compression="zstd")
+    stream = bytearray()
+    for offset, batch in enumerate([plain, packed, plain, packed, packed, plain]):
+        stream += (offset * 5).to_bytes(8, "big") + batch[8:]
+    (found,) = decode(bytes(stream), columns=["offset", "value"])
+    assert found.column("offset").to_pylist() == list(range(30))
+    assert found.column("value").to_pylist() == [b"y" * 50] * 30
+    assert len(found.column("value").buffers()) == 2 + 4
+
+
+def test_header_key_that_is_no_utf8_is_replaced_as_in_records() -> None:
+    bad = codec.encode_batch([(TS, None, None, [("kk", b"v"), ("é日𝄞", None)])]).replace(
+        b"kk", b"\xffk", 1
+    )
+    data = bad[:17] + codec.crc32c(bad[21:]).to_bytes(4, "big") + bad[21:]
+    wanted = [{"key": "\ufffdk", "value": b"v"}, {"key": "é日𝄞", "value": None}]
+    assert rows(decode(data))[0]["headers"] == wanted
+    assert _core.iter_batches(data)[0].records()[0][4] == [("\ufffdk", b"v"), ("é日𝄞", None)]
+
+
+@given(st.binary(max_size=6))
+def test_header_keys_are_always_valid_strings(key: bytes) -> None:
+    body = bytes(3) + codec.encode_varint(-1) * 2 + codec.encode_varint(1)
+    body += codec.encode_varint(len(key)) + key + codec.encode_varint(-1)
+    data = codec.seal(
+        base_offset=0, leader_epoch=0, attributes=0, last_offset_delta=0, base_timestamp=TS, max_timestamp=TS,
+        producer_id=-1, producer_epoch=-1, base_sequence=-1, count=1,
+        payload=codec.encode_varint(len(body)) + body,
+    )  # fmt: skip
+    assert rows(decode(data))[0]["headers"][0]["key"] == key.decode("utf-8", "replace")
+
+
+def test_aborted_and_control_batches_leave_no_rows() -> None:
+    txn = {"producer_id": 9, "producer_epoch": 0, "transactional": True}
+    one = [(TS, None, b"v", ())]
+    data = (
+        codec.encode_batch(one, base_offset=0, base_sequence=0, **txn)
+        + codec.encode_batch(one, base_offset=1)
+        + codec.encode_marker(9, 0, False, timestamp=TS, base_offset=2)
+        + codec.encode_batch(one, base_offset=3, base_sequence=1, **txn)
+        + codec.encode_marker(9, 0, True, timestamp=TS, base_offset=4)
+    )
+    aborted = _core.AbortedTransactions([(9, 0, 2)])
+    assert [r["offset"] for r in rows(decode(data, aborted=aborted))] == [1, 3]
+    assert [r["offset"] for r in rows(decode(data))] == [0, 1, 3]
+    decoder = _core.ColumnDecoder(["offset"])
+    assert decoder.feed(data, 0, 0, EVER, aborted) == (5, len(data))
+
+
+def test_damaged_batch_leaves_what_came_before_it() -> None:
+    good = codec.encode_batch([(TS, None, None, ()), (TS, b"k", b"v" * 20, ())])
+    count_lies = bytearray((2).to_bytes(8, "big") + good[8:])
+    count_lies[57:61] = (3).to_bytes(4, "big")
+    count_lies[17:21] = codec.crc32c(bytes(count_lies[21:])).to_bytes(4, "big")
+    flipped = bytearray((2).to_bytes(8, "big") + good[8:])
+    flipped[-2] ^= 8
+    for bad, words in ((count_lies, "counts 3"), (flipped, "CRC-32C")):
+        decoder = _core.ColumnDecoder(ALL)
+        with pytest.raises(errors.CorruptRecord, match=words):
+            decoder.feed(good + bytes(bad), 0, 0, EVER)
+        assert decoder.rows == 2
+        batch = arrow.record_batch(decoder.take(), arrow.schema_of(ALL, view=True), ["t"], 0, 0)
+        batch.validate(full=True)
+        assert batch.column("value").to_pylist() == [None, b"v" * 20]
+        assert batch.column("key").null_count == 1
+
+
+def test_a_count_that_cannot_be_is_refused_before_memory_is_asked_for() -> None:
+    data = codec.seal(
+        base_offset=0, leader_epoch=0, attributes=0, last_offset_delta=2**31 - 2, base_timestamp=TS,
+        max_timestamp=TS, producer_id=-1, producer_epoch=-1, base_sequence=-1, count=2**31 - 1, payload=bytes(70),
+    )  # fmt: skip
+    with pytest.raises(errors.CorruptRecord, match="counts 2147483647 records but ends after 10"):
+        decode(data)
+
+
+@pytest.mark.parametrize("view", [True, False])
+@pytest.mark.parametrize(
+    "name", ["mixed_none", "mixed_lz4", "txn_zstd", "mixed_snappy", "mixed_gzip"]
+)
+def test_damage_gives_typed_errors_only(name: str, view: bool) -> None:
+    random_ = random.Random(name)
+    whole = (BATCHES / f"{name}.bin").read_bytes()
+    for cut in range(61, len(whole)):
+        piece = whole[:8] + (cut - 12).to_bytes(4, "big") + whole[12:cut]
+        with pytest.raises(errors.CorruptRecord):
+            decode(piece, view=view, check_crc=False)
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(random_.randint(1, 4)):
+            data[random_.randrange(12, len(data))] = random_.randrange(256)
+        try:
+            decode(bytes(data), view=view, check_crc=False)
+        except errors.CorruptRecord:
+            pass
+
+
+def test_decoder_can_be_used_again_after_take() -> None:
+    decoder = _core.ColumnDecoder(["value"], view=False)
+    data = codec.encode_batch([(TS, None, b"abc", ())])
+    for _ in range(3):
+        decoder.feed(data, 0, 0, EVER)
+        taken = decoder.take()
+        assert (taken["rows"], bytes(taken["value"][3])) == (1, b"abc")
+    assert decoder.take()["rows"] == 0
+
+
+def test_options_are_checked() -> None:
+    for options in ({"columns": ["nope"]}, {"max_rows": 0}):
+        with pytest.raises(errors.ConfigError):
+            _core.ColumnDecoder(**options)
