@@ -1,0 +1,181 @@
+"""produce and consume: what goes in comes out, through files, pipes, groups and transactions."""
+
+import io
+import json
+
+import pytest
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Gives a command its input."""
+
+    def give(data: bytes) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return give
+
+
+def test_lines_of_stdin_come_out_in_order(shop, stdin):
+    stdin(b"one\ntwo\r\n\nthree")
+    done = shop("produce", "orders", "-p", 1)
+    assert (done.code, done.out) == (0, "")
+    assert "wrote 4 records" in done.err
+    rows = shop("consume", "orders").rows
+    assert [(row["partition"], row["offset"]) for row in rows] == [(1, 0), (1, 1), (1, 2), (1, 3)]
+    assert [row["value"] for row in rows] == ["one", "two", "", "three"]
+    assert all(row["key"] is None for row in rows)
+
+
+def test_keyed_lines_of_a_file_go_where_kafkas_clients_put_them(shop, tmp_path):
+    path = tmp_path / "lines"
+    path.write_text("21:a\nfoobar:b\n21:c:d\n")
+    assert shop("produce", "orders", path, "-k", ":").code == 0
+    rows = shop("consume", "orders").rows
+    # murmur2("21") & 0x7fffffff = 1173551340, murmur2("foobar") & 0x7fffffff = 1357151166
+    assert {(row["key"], row["partition"]) for row in rows} == {("21", 0), ("foobar", 0)}
+    assert [row["value"] for row in rows if row["key"] == "21"] == ["a", "c:d"]
+
+
+def test_a_line_without_the_separator_is_an_error_that_shows_it(shop, tmp_path):
+    path = tmp_path / "lines"
+    path.write_text("no separator here\n")
+    found = shop("produce", "orders", path, "-k", ":", "-t", "tx")
+    assert found.code == 1
+    assert "no separator here" in found.err
+    assert shop("consume", "orders").rows == []
+
+
+def test_what_consume_prints_produce_takes(shop, stdin, tmp_path):
+    lines = [
+        {"key": "k", "value": "v", "timestamp": 1234, "headers": [["h", "x"], ["n", None]]},
+        {"key": None, "value_hex": "00ff"},
+        {"key_hex": "ff", "value": None},
+    ]
+    stdin("\n".join(map(json.dumps, lines)).encode())
+    assert shop("produce", "orders", "--jsonl", "-p", 0).code == 0
+    copy = tmp_path / "copy"
+    copy.write_text(shop("consume", "orders").out)
+    shop("topic", "create", "again")
+    assert shop("produce", "again", copy, "--jsonl").code == 0
+    wanted = ("timestamp", "key", "key_hex", "value", "value_hex", "headers")
+    first, second = (
+        [{k: row.get(k) for k in wanted} for row in shop("consume", name).rows]
+        for name in ("orders", "again")
+    )
+    assert first == second
+    assert first[0]["headers"] == [["h", "x"], ["n", None]]
+    assert (first[1]["value_hex"], first[2]["key_hex"]) == ("00ff", "ff")
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"timestamp": "soon", "value": "x"}', '{"value_hex": "g"}']
+)
+def test_a_broken_object_is_an_error_that_shows_the_line(shop, stdin, line):
+    stdin(line.encode())
+    found = shop("produce", "orders", "--jsonl")
+    assert found.code == 1
+    assert line[:10] in found.err
+
+
+def test_an_unknown_topic_or_key_is_refused(shop, stdin):
+    stdin(b"x\n")
+    assert shop("produce", "nope").code == 3
+    stdin(b"x\n")
+    found = shop("produce", "orders", "-c", "linger.mss=1")
+    assert found.code == 2
+    assert "linger.ms" in found.err
+    assert shop("consume", "nope").code == 3
+    assert shop("produce", "orders", "/no/such/file").code == 2
+
+
+def test_offset_partition_and_max_choose_records(shop, stdin):
+    stdin(b"".join(b"%d\n" % n for n in range(10)))
+    shop("produce", "orders", "-p", 0)
+    assert [row["value"] for row in shop("consume", "orders", "-o", 7).rows] == ["7", "8", "9"]
+    assert [row["value"] for row in shop("consume", "orders", "-n", 2).rows] == ["0", "1"]
+    assert shop("consume", "orders", "-p", 1).rows == []
+    assert shop("consume", "orders", "-p", 9).code == 3
+    assert shop("consume", "orders", "-g", "g", "-o", 1).code == 2
+
+
+def test_a_transaction_is_all_there_or_not_at_all(shop, stdin):
+    stdin(b"a\nb\n")
+    assert shop("produce", "orders", "-t", "tx", "-p", 0).code == 0
+    assert [row["value"] for row in shop("consume", "orders").rows] == ["a", "b"]
+    (row,) = shop("txn", "list", "--all").rows
+    assert (row["transactional_id"], row["state"]) == ("tx", "CompleteCommit")
+    assert shop("txn", "list").rows == []
+    (about,) = shop("txn", "describe", "tx").rows
+    assert about["transactional_id"] == "tx"
+    assert shop("txn", "describe", "nope").code == 3
+    assert shop("txn", "abort", "nope").code == 3
+
+
+def test_a_group_goes_on_where_it_was_and_can_be_reset_and_deleted(shop, stdin):
+    stdin(b"".join(b"%d:%d\n" % (n, n) for n in range(20)))
+    shop("produce", "orders", "-k", ":")
+    first = shop("consume", "orders", "-g", "g", "-n", 20).rows
+    assert sorted(int(row["value"]) for row in first) == list(range(20))
+    assert shop("consume", "orders", "-g", "g").rows == []
+    (row,) = shop("group", "list").rows
+    assert (row["group"], row["partitions"]) == ("g", 2)
+    assert [row["lag"] for row in shop("group", "describe", "g").rows] == [0, 0]
+    assert shop("group", "reset", "g", "-t", "orders", "--to", "nonsense").code == 2
+    dry = shop("group", "reset", "g", "-t", "orders", "--to", "earliest", "--dry-run")
+    assert [row["offset"] for row in dry.rows] == [0, 0]
+    assert shop("consume", "orders", "-g", "g").rows == []
+    assert shop("group", "reset", "g", "-t", "orders", "--to", "earliest").code == 0
+    again = shop("consume", "orders", "-g", "g").rows
+    assert len(again) == 20
+    assert shop("group", "delete", "g", "-y").code == 0
+    assert shop("group", "list").rows == []
+    assert shop("group", "describe", "g").code == 3
+
+
+def test_dump_decodes_a_segment_and_finds_a_flipped_bit(shop, stdin, place):
+    stdin(b"hello\n")
+    shop("produce", "orders", "-p", 0)
+    path = place / "orders-0" / f"{0:020d}.log"
+    whole = json.loads(shop("dump", path, form="json").out)
+    (batch,) = whole["batches"]
+    assert batch["valid"]
+    assert bytes.fromhex(batch["records"][0]["value"]) == b"hello"
+    assert "hello" in shop("dump", path, form="table").out
+    assert "orders" in shop("dump", place / "orders-0").out
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert shop("dump", path, form="json").code == 5
+    assert shop("check").code == 5
+
+
+def test_check_and_stats_of_a_sound_log(shop, stdin):
+    stdin(b"hello\n")
+    shop("produce", "orders", "-p", 0)
+    done = shop("check", "--full")
+    assert done.code == 0
+    assert "all well" in done.err
+    (found,) = shop("stats").rows
+    assert found["partitions"]["orders-0"]["log_end"] == 1
+    assert "orders-0" in shop("stats", form="table").out
+    assert shop("repair").code == 0
+
+
+def test_locks_names_the_processes_that_have_it_open(shop, place):
+    import os
+
+    import eoslog
+
+    assert shop("locks").rows == []
+    with eoslog.open(place):
+        (row,) = shop("locks").rows
+    assert row["pid"] == os.getpid()
+
+
+def test_bench_measures(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = cli("bench", "-n", 500).rows
+    assert [row["what"] for row in rows] == ["produce", "produce_many", "consume"]
+    assert all(row["records"] == 500 for row in rows)
+    assert list(tmp_path.iterdir()) == []
