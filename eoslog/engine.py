@@ -19,7 +19,13 @@ from eoslog.background import Background
 from eoslog.coordinator.group_coordinator import GroupCoordinator
 from eoslog.coordinator.producer_ids import ProducerIds
 from eoslog.coordinator.transaction_coordinator import TransactionCoordinator
-from eoslog.errors import ConfigError, EoslogError, IllegalState, StorageError, UnknownTopicOrPartition
+from eoslog.errors import (
+    ConfigError,
+    EoslogError,
+    IllegalState,
+    StorageError,
+    UnknownTopicOrPartition,
+)
 from eoslog.model import CLUSTER_METADATA_TOPIC, CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from eoslog.storage import checkpoints, files, log_loader
 from eoslog.storage.filesystem import refuse_remote
@@ -54,7 +60,9 @@ class Engine:
     Use `Engine.open`; one instance a directory, reference-counted. Thread-safe.
     """
 
-    def __init__(self, path: str, *, read_only: bool, properties: checkpoints.MetaProperties) -> None:
+    def __init__(
+        self, path: str, *, read_only: bool, properties: checkpoints.MetaProperties
+    ) -> None:
         """Join the directory's session and wire the floors."""
         self.path = path
         self.read_only = read_only
@@ -104,7 +112,12 @@ class Engine:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], *, create: bool = True, read_only: bool = False, durability: str | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        read_only: bool = False,
+        durability: str | None = None,
     ) -> Engine:
         """Open a directory, or share the engine that this process has.
 
@@ -121,7 +134,9 @@ class Engine:
         if durability not in (None, "strict", "os"):
             raise ConfigError(f"durability: {durability!r} is neither 'strict' nor 'os'")
         where = os.path.abspath(os.fspath(path))
-        properties = _prepare_directory(where, create=create and not read_only, durability=durability)
+        properties = _prepare_directory(
+            where, create=create and not read_only, durability=durability
+        )
         if durability is not None and properties.durability != durability:
             raise ConfigError(
                 f"{where}: durability {durability!r} asked for, the directory is {properties.durability!r}"
@@ -210,7 +225,9 @@ class Engine:
             return log
         self.check()
         info = self.metadata.topic(topic)
-        return self._open_partition(topic, partition, info.partition(partition), info.topic_id, info.config)
+        return self._open_partition(
+            topic, partition, info.partition(partition), info.topic_id, info.config
+        )
 
     def partition_by_slot(self, slot: int) -> PartitionLog:
         """The partition that owns a slot of the control file."""
@@ -286,7 +303,9 @@ class Engine:
             files.remove_tree(log.path)
         point = self._recovery_points.get((log.topic, log.partition), 0)
         if point > 0 and not os.path.isdir(log.path):
-            raise StorageError(f"{log.path} is missing; it held offsets up to {point}", path=log.path)
+            raise StorageError(
+                f"{log.path} is missing; it held offsets up to {point}", path=log.path
+            )
         with self.session.bootstrap():
             if os.path.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
                 return
@@ -334,13 +353,18 @@ class Engine:
         return [
             self.partition(topic, number)
             for number in range(count)
-            if (topic, number) in self._partitions or os.path.isdir(os.path.join(self.path, f"{topic}-{number}"))
+            if (topic, number) in self._partitions
+            or os.path.isdir(os.path.join(self.path, f"{topic}-{number}"))
         ]
 
     def user_partitions(self) -> list[tuple[str, int]]:
         """(topic, partition) of every topic that is not internal."""
         self.metadata.refresh()
-        return [(name, number) for name, info in self.metadata.topics.items() for number in info.partitions]
+        return [
+            (name, number)
+            for name, info in self.metadata.topics.items()
+            for number in info.partitions
+        ]
 
     # --- topics -----------------------------------------------------------------------------------------
 
@@ -448,7 +472,13 @@ class Engine:
         if errors:
             raise errors[0]
 
-    def wait_any(self, bounds: Sequence[tuple[PartitionLog, int]], timeout: float, *, of: str = "last_stable_offset") -> bool:
+    def wait_any(
+        self,
+        bounds: Sequence[tuple[PartitionLog, int]],
+        timeout: float,
+        *,
+        of: str = "last_stable_offset",
+    ) -> bool:
         """Block until one of the logs has a published end past its offset; False on timeout (s)."""
         if len(bounds) == 1:
             return bounds[0][0].wait(bounds[0][1], timeout, of=of)
@@ -464,7 +494,9 @@ class Engine:
             if not self.read_only and of != "log_end":
                 waiting = [log for log, _ in bounds if log.strict and log.durable_end < log.log_end]
                 if waiting:
-                    control.wait(counters, min(left, min(log.settings.flush_ms for log in waiting) / 1000))
+                    control.wait(
+                        counters, min(left, min(log.settings.flush_ms for log in waiting) / 1000)
+                    )
                     for log in waiting:
                         if log.durable_end < log.log_end:
                             log.flush()
@@ -547,7 +579,9 @@ class Engine:
 EoslogStorageErrors = (StorageError, OSError)
 
 
-def _prepare_directory(path: str, *, create: bool, durability: str | None) -> checkpoints.MetaProperties:
+def _prepare_directory(
+    path: str, *, create: bool, durability: str | None
+) -> checkpoints.MetaProperties:
     """Read meta.properties, or make a new directory.
 
     A crash in between leaves a directory with eoslog's own files and no meta.properties: it is
@@ -565,7 +599,10 @@ def _prepare_directory(path: str, *, create: bool, durability: str | None) -> ch
         return properties
     foreign = [name for name in files.names(path) if not name.startswith(_OWN_PREFIXES)]
     if foreign:
-        raise StorageError(f"{path} is not an eoslog directory (no meta.properties) and not empty: {foreign[0]!r}", path=path)
+        raise StorageError(
+            f"{path} is not an eoslog directory (no meta.properties) and not empty: {foreign[0]!r}",
+            path=path,
+        )
     if not create:
         raise StorageError("no meta.properties: not an eoslog directory", 2, path)
     fd = files.open_file(os.path.join(path, SESSION_FILE), create=True)

@@ -38,7 +38,11 @@ __all__ = ["Log", "dedupe", "open", "repair"]
 
 
 def open(
-    path: str | os.PathLike[str], *, create: bool = True, read_only: bool = False, durability: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    create: bool = True,
+    read_only: bool = False,
+    durability: str | None = None,
 ) -> Log:
     """Open a log directory; many processes may have it open.
 
@@ -86,7 +90,10 @@ class Log:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -106,7 +113,9 @@ class Log:
 
     # --- topics ----------------------------------------------------------------------------------
 
-    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, Any] | None = None) -> TopicDescription:
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, Any] | None = None
+    ) -> TopicDescription:
         """Create a topic; Kafka's topic configuration.
 
         Raises:
@@ -144,7 +153,9 @@ class Log:
         self.engine.check()
         info = self.engine.topic(name)
         partitions = [
-            PartitionDescription(number, info.partitions[number].leader_epoch, self.offsets(name, number))
+            PartitionDescription(
+                number, info.partitions[number].leader_epoch, self.offsets(name, number)
+            )
             for number in sorted(info.partitions)
         ]
         return TopicDescription(name, info.topic_id, partitions, dict(info.config))
@@ -158,7 +169,12 @@ class Log:
     def offsets(self, topic: str, partition: int) -> Offsets:
         """The published ends of a partition now."""
         log = self._partition(topic, partition)
-        start, stable, high, end = log.log_start, log.last_stable_offset, log.high_watermark, log.log_end
+        start, stable, high, end = (
+            log.log_start,
+            log.last_stable_offset,
+            log.high_watermark,
+            log.log_end,
+        )
         return Offsets(start, min(stable, high), high, end)
 
     def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
@@ -235,11 +251,17 @@ class Log:
             consumer.subscribe(list(topics))
         elif topics:
             consumer.assign(
-                [TopicPartition(name, number) for name in topics for number in sorted(self.engine.topic(name).partitions)]
+                [
+                    TopicPartition(name, number)
+                    for name in topics
+                    for number in sorted(self.engine.topic(name).partitions)
+                ]
             )
         return consumer
 
-    def run_transaction(self, fn: Callable[[Any], T], *, transactional_id: str, **options: Any) -> T:
+    def run_transaction(
+        self, fn: Callable[[Any], T], *, transactional_id: str, **options: Any
+    ) -> T:
         """Run `fn(tx)` in a transaction of its own producer, again after an abortable error."""
         with self.producer(transactional_id=transactional_id, **options) as producer:
             producer.init_transactions()
@@ -251,7 +273,11 @@ class Log:
         """Transactional ids as their coordinators hold them."""
         self.engine.check()
         found = self.engine.transactions.describe_transactions()
-        return [t for t in found if not open_only or t.state in ("Ongoing", "PrepareCommit", "PrepareAbort")]
+        return [
+            t
+            for t in found
+            if not open_only or t.state in ("Ongoing", "PrepareCommit", "PrepareAbort")
+        ]
 
     def abort_transaction(self, transactional_id: str) -> None:
         """Abort an id's open transaction and fence its producer."""
@@ -272,7 +298,9 @@ class Log:
         self.engine.check()
         return self.engine.groups.describe_group(group_id)
 
-    def reset_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> None:
+    def reset_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
+    ) -> None:
         """Set the committed offsets of a group without members."""
         self.engine.check()
         wanted = {
@@ -290,7 +318,10 @@ class Log:
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Drop all records before the given offsets (-1: the high watermark); the new log starts."""
-        return {tp: self._partition(tp.topic, tp.partition).delete_records(before) for tp, before in offsets.items()}
+        return {
+            tp: self._partition(tp.topic, tp.partition).delete_records(before)
+            for tp, before in offsets.items()
+        }
 
     def clean(self, topic: str | None = None) -> dict[TopicPartition, int]:
         """Apply retention now; bytes freed by partition."""
@@ -331,8 +362,8 @@ class Log:
             partitions[f"{name}-{number}"] = {
                 **offsets._asdict(),
                 "lso_lag": offsets.high_watermark - offsets.last_stable,
-                "bytes": sum(log.segment(base).size() for base in log._refresh_segments()),
-                "segments": len(log._refresh_segments()),
+                "bytes": log.reader.size(),
+                "segments": len(log.reader.bases()),
                 "open_transactions": 0 if self.engine.read_only else len(log.open_transactions()),
             }
         return {
@@ -343,16 +374,16 @@ class Log:
             "transactional_ids": len(self.engine.transactions.describe_transactions()),
             "open_transactions": len(self.transactions()),
             "transaction_log_bytes": sum(
-                log.segment(base).size()
-                for log in self.engine.transaction_partitions()
-                for base in log._refresh_segments()
+                log.reader.size() for log in self.engine.transaction_partitions()
             ),
             "partitions": partitions,
         }
 
     def partitions_of(self, topic: str) -> list[TopicPartition]:
         """Every partition of a topic."""
-        return [TopicPartition(topic, number) for number in sorted(self.engine.topic(topic).partitions)]
+        return [
+            TopicPartition(topic, number) for number in sorted(self.engine.topic(topic).partitions)
+        ]
 
     def match_topics(self, pattern: str) -> list[str]:
         """User topics whose whole name matches a regular expression."""

@@ -127,7 +127,10 @@ def test_a_crash_in_mid_delete_finishes_it_at_the_next_open(path):
         "log = o(sys.argv[1]); log.create_topic('t'); log.engine.partition('t', 0)\n"
         "files.arm_failpoint('topic.deleted', 'kill'); log.delete_topic('t')"
     )
-    assert subprocess.run([sys.executable, "-c", script, path], check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run([sys.executable, "-c", script, path], check=False).returncode
+        == -signal.SIGKILL
+    )
     with open_log(path) as log:
         assert log.topics() == []
         assert not [n for n in os.listdir(path) if n.startswith("t-0")]
@@ -191,7 +194,9 @@ def test_a_forked_child_does_not_keep_a_dead_parent_s_locks(path):
         "if pid == 0:\n    time.sleep(30); os._exit(0)\n"
         "print(pid, flush=True); os.kill(os.getpid(), 9)"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True
+    )
     child = int(process.stdout.readline())
     process.wait(timeout=60)
     try:
@@ -268,7 +273,12 @@ def test_a_stopped_lock_holder_is_not_overtaken_and_is_named(path):
     with open_log(path) as log:
         log.create_topic("t")
         partition = log.engine.partition("t", 0)
-        holder = subprocess.Popen([sys.executable, "-c", script, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        holder = subprocess.Popen(
+            [sys.executable, "-c", script, path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert holder.stdout.readline() == "locked\n"
         os.kill(holder.pid, signal.SIGSTOP)
         with pytest.raises(LockTimeout, match=f"process {holder.pid}") as caught:
@@ -318,7 +328,10 @@ def test_a_missing_partition_directory_is_not_taken_for_an_empty_one(path):
         log.create_topic("t")
         log.engine.partition("t", 0).append(batch(2))
     shutil.rmtree(os.path.join(path, "t-0"))
-    with open_log(path) as log, pytest.raises(StorageError, match="missing; it held offsets up to 2"):
+    with (
+        open_log(path) as log,
+        pytest.raises(StorageError, match="missing; it held offsets up to 2"),
+    ):
         log.offsets("t", 0)
 
 

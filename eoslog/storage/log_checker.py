@@ -36,7 +36,12 @@ def partition_directories(path: str) -> list[str]:
     found = []
     for name in files.names(path):
         topic, _, number = name.rpartition("-")
-        if topic and number.isdigit() and topic != "eoslog-staging" and os.path.isdir(os.path.join(path, name)):
+        if (
+            topic
+            and number.isdigit()
+            and topic != "eoslog-staging"
+            and os.path.isdir(os.path.join(path, name))
+        ):
             found.append(name)
     return found
 
@@ -74,7 +79,9 @@ class _Walk:
         self.bad: tuple[int, int] | None = None  # (segment base, position) of the first bad batch
 
     def _problem(self, base: int, suffix: str, position: int, message: str) -> None:
-        self.problems.append(Problem(os.path.join(self.path, file_name(base, suffix)), position, message))
+        self.problems.append(
+            Problem(os.path.join(self.path, file_name(base, suffix)), position, message)
+        )
 
     def run(self) -> None:
         bases = offsets_in(self.path, LOG)
@@ -83,7 +90,9 @@ class _Walk:
             if base >= self.end and base > 0:
                 break
             if base < expected:
-                self._problem(base, LOG, 0, f"segment begins at {base}, the one before ends at {expected}")
+                self._problem(
+                    base, LOG, 0, f"segment begins at {base}, the one before ends at {expected}"
+                )
             expected = self._segment(base, expected)
             if self.bad is not None:
                 break
@@ -104,7 +113,11 @@ class _Walk:
                         return expected
                     covered = batch.position + batch.size
                     if not batch.valid or batch.base_offset < expected:
-                        what = "CRC does not match" if not batch.valid else f"base offset {batch.base_offset} below {expected}"
+                        what = (
+                            "CRC does not match"
+                            if not batch.valid
+                            else f"base offset {batch.base_offset} below {expected}"
+                        )
                         self._problem(base, LOG, batch.position, what)
                         self.bad = (base, batch.position)
                         return expected
@@ -116,7 +129,9 @@ class _Walk:
                     starts[batch.position] = (batch.last_offset, batch.max_timestamp)
                     expected = batch.last_offset + 1
                 if covered < size and expected < self.end:
-                    self._problem(base, LOG, covered, f"{size - covered} bytes are no complete batch")
+                    self._problem(
+                        base, LOG, covered, f"{size - covered} bytes are no complete batch"
+                    )
                     self.bad = (base, covered)
             except CorruptRecord as error:
                 position = max(starts, default=-1)
@@ -132,26 +147,44 @@ class _Walk:
         previous = -1
         for position, (relative, at) in self._entries(base, INDEX, ">ii"):
             offset = base + relative
-            if offset < self.end and (at not in starts or offset not in lasts or offset <= previous):
+            if offset < self.end and (
+                at not in starts or offset not in lasts or offset <= previous
+            ):
                 self._problem(base, INDEX, position, f"entry ({offset}, {at}) fits no batch")
             previous = offset
         newest = -1
         for position, (timestamp, relative) in self._entries(base, TIME_INDEX, ">qi"):
             if base + relative < self.end and (timestamp < newest or base + relative not in lasts):
-                self._problem(base, TIME_INDEX, position, f"entry ({timestamp}, {base + relative}) fits no batch")
+                self._problem(
+                    base,
+                    TIME_INDEX,
+                    position,
+                    f"entry ({timestamp}, {base + relative}) fits no batch",
+                )
             newest = timestamp
-        for position, (version, producer, first, last, _) in self._entries(base, TXN_INDEX, ">hqqqq"):
+        for position, (version, producer, first, last, _) in self._entries(
+            base, TXN_INDEX, ">hqqqq"
+        ):
             if last < self.end and (version != 0 or first > last or last not in lasts):
-                self._problem(base, TXN_INDEX, position, f"aborted ({producer}, {first}, {last}) fits no marker")
+                self._problem(
+                    base,
+                    TXN_INDEX,
+                    position,
+                    f"aborted ({producer}, {first}, {last}) fits no marker",
+                )
 
-    def _entries(self, base: int, suffix: str, layout: str) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def _entries(
+        self, base: int, suffix: str, layout: str
+    ) -> Iterator[tuple[int, tuple[int, ...]]]:
         entry = struct.Struct(layout)
         try:
             data = files.read_file(os.path.join(self.path, file_name(base, suffix)))
         except FileNotFoundError:
             return
         if len(data) % entry.size:
-            self._problem(base, suffix, len(data), f"size {len(data)} is no multiple of {entry.size}")
+            self._problem(
+                base, suffix, len(data), f"size {len(data)} is no multiple of {entry.size}"
+            )
         for position in range(0, len(data) - entry.size + 1, entry.size):
             yield position, entry.unpack_from(data, position)
 
@@ -174,7 +207,9 @@ def repair(path: str, mode: str) -> RepairReport:
             if mode == "cut" and walk.bad is not None:
                 cut += _cut(walk.path, *walk.bad)
         if mode == "cut" and problems:
-            files.remove(os.path.join(path, CLEAN_SHUTDOWN_FILE))  # indexes are rebuilt at the next open
+            files.remove(
+                os.path.join(path, CLEAN_SHUTDOWN_FILE)
+            )  # indexes are rebuilt at the next open
             files.remove(os.path.join(path, "recovery-point-offset-checkpoint"))
             files.fsync_dir(path)
         return RepairReport(mode, len(names), problems, cut)

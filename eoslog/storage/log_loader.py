@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from eoslog import _core
 from eoslog.errors import CorruptRecord, LockTimeout, StorageError
 from eoslog.storage import files
-from eoslog.storage.partition_log import LOCK_TIMEOUT_S, S, PartitionLog
+from eoslog.storage.partition_log import LOCK_TIMEOUT_S, PartitionLog, S
 from eoslog.storage.segments import (
     CLEANED,
     DELETED,
@@ -110,7 +110,9 @@ def _newest_snapshot(path: str, bases: list[int], *, delete_bad: bool) -> tuple[
 
 def _recover(log: PartitionLog, last: LastSession) -> bool:
     if log.core.lock_for_recovery(LOCK_TIMEOUT_S) != S["APPENDED"]:
-        raise LockTimeout(f"{log.topic}-{log.partition}: append lock not free within {LOCK_TIMEOUT_S:g} s")
+        raise LockTimeout(
+            f"{log.topic}-{log.partition}: append lock not free within {LOCK_TIMEOUT_S:g} s"
+        )
     try:
         if log.core.session == log.session.control.session:
             return False  # another process did it meanwhile
@@ -127,7 +129,11 @@ def _finish_renames(path: str) -> None:
     for name in names:
         if name.endswith((DELETED, PREPARED, ".tmp")):
             files.remove(os.path.join(path, name))
-    cleaned = [o for n in names if (o := offset_of(n.removesuffix(CLEANED), LOG)) is not None and n.endswith(CLEANED)]
+    cleaned = [
+        o
+        for n in names
+        if (o := offset_of(n.removesuffix(CLEANED), LOG)) is not None and n.endswith(CLEANED)
+    ]
     for name in names:
         if name.endswith(CLEANED):
             files.remove(os.path.join(path, name))
@@ -164,8 +170,14 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
         files.fsync_dir(path)
         bases = [first]
     log_start = max(last.log_start, bases[0])
-    verify_from = bases[-1] if last.clean else max((b for b in bases if b <= last.recovery_point), default=bases[0])
-    base, entries = _newest_snapshot(path, [b for b in bases if b <= verify_from], delete_bad=not read_only)
+    verify_from = (
+        bases[-1]
+        if last.clean
+        else max((b for b in bases if b <= last.recovery_point), default=bases[0])
+    )
+    base, entries = _newest_snapshot(
+        path, [b for b in bases if b <= verify_from], delete_bad=not read_only
+    )
     core.load(base, entries)
     todo = [b for b in bases if b >= base]
     for i, current in enumerate(todo):
@@ -188,7 +200,11 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
                     _rewrite(fds[0], valid) if last.poisoned else None
             if not read_only and not last.clean:
                 _core.os_sync(fds[0])
-            if sealed and not read_only and not os.path.exists(os.path.join(path, file_name(end, SNAPSHOT))):
+            if (
+                sealed
+                and not read_only
+                and not os.path.exists(os.path.join(path, file_name(end, SNAPSHOT)))
+            ):
                 write_snapshot(path, end, core.export_producers()[1])
         finally:
             core.use_segment(current, -1, -1, -1, -1)
@@ -214,7 +230,14 @@ def _open_for_scan(log: PartitionLog, base: int, read_only: bool) -> tuple[int, 
 
 
 def _judge_tail(
-    log: PartitionLog, base: int, valid: int, end: int, size: int, reason: str, later: list[int], last: LastSession
+    log: PartitionLog,
+    base: int,
+    valid: int,
+    end: int,
+    size: int,
+    reason: str,
+    later: list[int],
+    last: LastSession,
 ) -> None:
     """A bad batch is a torn tail only if nothing valid follows it, at or past the recovery point."""
     where = os.path.join(log.path, file_name(base, LOG))
@@ -225,7 +248,9 @@ def _judge_tail(
         )
     data = files.read_file(where)[valid:size]
     follower = _valid_batch_after(data, end)
-    if follower is not None or any(os.path.getsize(os.path.join(log.path, file_name(b, LOG))) for b in later):
+    if follower is not None or any(
+        os.path.getsize(os.path.join(log.path, file_name(b, LOG))) for b in later
+    ):
         at = f"byte {valid + follower}" if follower is not None else f"segment {later[0]}"
         raise CorruptRecord(
             f"{where} at byte {valid}, offset {end}: {reason}; valid batches follow at {at}. "
@@ -283,7 +308,9 @@ def _rewrite(fd: int, size: int) -> None:
     for position in range(0, size, step):
         data = _core.os_pread(fd, min(step, size - position), position)
         if len(data) != min(step, size - position):
-            raise StorageError(f"{len(data)} bytes at {position}, expected {min(step, size - position)}")
+            raise StorageError(
+                f"{len(data)} bytes at {position}, expected {min(step, size - position)}"
+            )
         _core.os_pwrite(fd, data, position)
 
 

@@ -17,7 +17,13 @@ import numpy as np
 from eoslog import _core
 from eoslog.storage import files
 
-LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = ".log", ".index", ".timeindex", ".txnindex", ".snapshot"
+LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = (
+    ".log",
+    ".index",
+    ".timeindex",
+    ".txnindex",
+    ".snapshot",
+)
 DELETED, CLEANED, SWAP, PREPARED = ".deleted", ".cleaned", ".swap", ".next"
 REMAP_SIZE = 4 << 20
 TAIL_READ_SIZE = 256 << 10
@@ -88,7 +94,9 @@ class Segment:
         if position >= size:
             return b"", 0, 0
         with files.naming(self.path()):
-            data = _core.os_pread(self.fd(), min(max(at_least, TAIL_READ_SIZE), size - position), position)
+            data = _core.os_pread(
+                self.fd(), min(max(at_least, TAIL_READ_SIZE), size - position), position
+            )
         return data, 0, len(data)
 
     def position_of(self, target: int) -> int:

@@ -194,7 +194,9 @@ class Session:
             if self.read_only:
                 fd = -1
             else:
-                fd = files.open_file(os.path.join(self.path, f"eoslog.lock-{number:02d}"), create=True)
+                fd = files.open_file(
+                    os.path.join(self.path, f"eoslog.lock-{number:02d}"), create=True
+                )
                 _core.guard_across_fork(fd)
                 self._fds.append(fd)
             fd = self._lock_fds.setdefault(number, fd)

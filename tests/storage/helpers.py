@@ -32,7 +32,13 @@ def opened(path: str, *, clean: bool = False, recovery_point: int = 0, strict: b
     session = Session(path, read_only=read_only)
     session.ensure_slot(SLOT)
     log = PartitionLog(
-        session, "t", 0, slot=SLOT, topic_id=TOPIC_ID, strict=strict, settings=LogSettings(**settings)
+        session,
+        "t",
+        0,
+        slot=SLOT,
+        topic_id=TOPIC_ID,
+        strict=strict,
+        settings=LogSettings(**settings),
     )
     try:
         if not os.path.isdir(log.path):

@@ -70,11 +70,19 @@ def test_survivors_go_on_after_a_writer_died(tmp_path, call, nth, action):
         survivor.append(batch(1, producer_id=50, sequence=0))
         check(survivor, acknowledged)
         expected = state(survivor)
-    images = {p.name: p.read_bytes() for p in (tmp_path / "live" / "t-0").iterdir() if p.suffix.endswith("index")}
+    images = {
+        p.name: p.read_bytes()
+        for p in (tmp_path / "live" / "t-0").iterdir()
+        if p.suffix.endswith("index")
+    }
     shutil.copytree(path, tmp_path / "copy")
     with opened(str(tmp_path / "copy"), **SETTINGS) as log:
         assert state(log) == expected
-    rebuilt = {p.name: p.read_bytes() for p in (tmp_path / "copy" / "t-0").iterdir() if p.suffix.endswith("index")}
+    rebuilt = {
+        p.name: p.read_bytes()
+        for p in (tmp_path / "copy" / "t-0").iterdir()
+        if p.suffix.endswith("index")
+    }
     assert {k: v for k, v in rebuilt.items() if v} == {k: v for k, v in images.items() if v}
 
 
@@ -100,12 +108,17 @@ def check(log, acknowledged: int) -> None:
     sequences = [b.base_sequence for b in log.batches(0, log.log_end) if b.producer_id == 7]
     assert sequences == [2 * i for i in range(len(sequences))]
     assert len(sequences) in (acknowledged, acknowledged + 1)
-    stored = log.append(batch(2, producer_id=7, sequence=2 * acknowledged, size=60, timestamp=acknowledged))
+    stored = log.append(
+        batch(2, producer_id=7, sequence=2 * acknowledged, size=60, timestamp=acknowledged)
+    )
     assert stored.duplicate == (len(sequences) == acknowledged + 1)
     with pytest.raises(OutOfOrderSequence):
         log.append(batch(2, producer_id=7, sequence=2 * acknowledged + 4))
     for producer_id, epoch, *_ in log.open_transactions():
-        log.append(build_marker(producer_id, epoch + 1, False, timestamp=1), origin=AppendOrigin.COORDINATOR)
+        log.append(
+            build_marker(producer_id, epoch + 1, False, timestamp=1),
+            origin=AppendOrigin.COORDINATOR,
+        )
     assert log.stable_end == log.log_end
     offsets = [offset for offset, _ in payloads(log)]
     assert offsets == sorted(set(offsets))

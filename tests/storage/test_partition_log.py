@@ -28,7 +28,8 @@ def log(tmp_path):
 
 def begin(log: PartitionLog, producer_id: int, count: int = 2, epoch: int = 0) -> int:
     done = log.append(
-        batch(count, producer_id=producer_id, epoch=epoch, sequence=0, transactional=True), expect=[(log, log.log_end)]
+        batch(count, producer_id=producer_id, epoch=epoch, sequence=0, transactional=True),
+        expect=[(log, log.log_end)],
     )
     assert done is not None
     return done.base_offset
@@ -160,7 +161,10 @@ def test_a_marker_fences_the_epoch_it_ends(log):
     begin(log, 7)
     end(log, 7, commit=False)
     with pytest.raises(InvalidProducerEpoch):
-        log.append(batch(1, producer_id=7, epoch=0, sequence=2, transactional=True), expect=[(log, log.log_end)])
+        log.append(
+            batch(1, producer_id=7, epoch=0, sequence=2, transactional=True),
+            expect=[(log, log.log_end)],
+        )
 
 
 def test_a_marker_of_the_data_s_own_epoch_is_refused_while_it_is_open(log):
@@ -203,7 +207,7 @@ def test_clients_may_not_write_control_batches(log):
 def test_segments_roll_by_size_and_reading_crosses_them(log):
     for i in range(100):
         log.append(batch(2, size=50, timestamp=i))
-    bases = log._refresh_segments(beyond=log.log_end)
+    bases = log.reader.bases(beyond=log.log_end)
     assert len(bases) > 3
     assert [offset for offset, _ in payloads(log)] == list(range(200))
     for start in range(0, 200, 7):
@@ -215,7 +219,7 @@ def test_segments_roll_by_message_time(tmp_path):
     with opened(str(tmp_path), segment_ms=1000) as log:
         for timestamp in (0, 900, 1001, 500, 2500):
             log.append(batch(1, timestamp=timestamp))
-        assert log._refresh_segments(beyond=log.log_end) == [0, 2, 4]
+        assert log.reader.bases(beyond=log.log_end) == [0, 2, 4]
 
 
 def test_index_entries_follow_kafka_s_rule(tmp_path):
@@ -265,7 +269,7 @@ def test_retention_by_size_keeps_at_least_the_limit(tmp_path):
             log.append(batch(1, size=100))
         log.flush()
         log.apply_retention(0)
-        kept = sum(log.segment(b).size() for b in log._refresh_segments(beyond=log.log_end))
+        kept = sum(log.segment(b).size() for b in log.reader.bases(beyond=log.log_end))
         assert 5000 <= kept < 9000
 
 
@@ -307,7 +311,10 @@ def test_C03_state_survives_a_restart(tmp_path):
 
 
 def test_two_handles_fold_each_other_s_appends(tmp_path):
-    with opened(str(tmp_path), segment_bytes=1000) as one, opened(str(tmp_path), segment_bytes=1000) as two:
+    with (
+        opened(str(tmp_path), segment_bytes=1000) as one,
+        opened(str(tmp_path), segment_bytes=1000) as two,
+    ):
         for i in range(40):
             (one, two)[i % 2].append(batch(1, producer_id=7, sequence=i, size=100))
         assert state(one) == state(two)

@@ -73,7 +73,10 @@ def test_a_damaged_batch_below_the_recovery_point_is_never_cut(written):
     name = last_segment(path)
     size = os.path.getsize(name)
     os.truncate(name, size - 3)
-    with pytest.raises(CorruptRecord, match="recovery point"), reopen(path, recovery_point=expected[1]):
+    with (
+        pytest.raises(CorruptRecord, match="recovery point"),
+        reopen(path, recovery_point=expected[1]),
+    ):
         pass
     assert os.path.getsize(name) == size - 3
 
@@ -81,7 +84,9 @@ def test_a_damaged_batch_below_the_recovery_point_is_never_cut(written):
 def test_indexes_are_rebuilt_from_the_batches(written):
     path, expected = written
     directory = path / "t-0"
-    originals = {p.name: p.read_bytes() for p in directory.iterdir() if p.suffix in (".index", ".timeindex")}
+    originals = {
+        p.name: p.read_bytes() for p in directory.iterdir() if p.suffix in (".index", ".timeindex")
+    }
     for name in originals:
         (directory / name).write_bytes(os.urandom(64))
     with reopen(path) as log:
@@ -108,11 +113,20 @@ def test_a_torn_snapshot_is_dropped_and_an_older_one_used(written):
 
 def test_leftovers_of_dead_writers_are_removed(written):
     path, expected = written
-    for name in ("00000000000000000000.log.deleted", "3-99.log.next", "00000000000000000999.index", "x.tmp"):
+    for name in (
+        "00000000000000000000.log.deleted",
+        "3-99.log.next",
+        "00000000000000000999.index",
+        "x.tmp",
+    ):
         (path / "t-0" / name).write_bytes(b"junk")
     with reopen(path) as log:
         assert state(log) == expected
-        assert not [n for n in os.listdir(log.path) if n.endswith((".deleted", ".next", ".tmp")) or "999" in n]
+        assert not [
+            n
+            for n in os.listdir(log.path)
+            if n.endswith((".deleted", ".next", ".tmp")) or "999" in n
+        ]
 
 
 def test_a_clean_start_reads_no_more_than_the_last_segment(written):

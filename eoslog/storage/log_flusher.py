@@ -1,0 +1,175 @@
+"""Making a partition durable: one fdatasync for all who wait, across threads and processes.
+
+Source: protocol.md, Flush, rows 7, 8, 16, 25.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from eoslog import _core
+from eoslog.errors import LogPoisoned, StorageError
+from eoslog.storage import files
+from eoslog.storage.segments import LOG, file_name
+from eoslog.storage.session import POISON_FILE
+
+if TYPE_CHECKING:
+    from eoslog.storage.partition_log import PartitionLog
+
+
+class LogFlusher:
+    """The descriptors of segments that are not durable yet, and their flush.
+
+    Invariants:
+        - a descriptor is closed under the mutex only, so that no flush meets a reused number
+        - each remembers the log end at its opening: an error of older bytes is not reported to it
+    """
+
+    def __init__(self, log: PartitionLog, lock_fd: int, lock_at: int) -> None:
+        """Flush `log` under byte lock_at of its lock file."""
+        self._log = log
+        self._core = log.core
+        self._lock_fd = lock_fd
+        self._flush_at = lock_at
+        self._fds: dict[int, tuple[int, int]] = {}  # base -> (descriptor, log end when opened)
+        self._retired: list[int] = []
+        self._flushing = threading.Lock()
+
+    def keep(self, base: int, fd: int, opened_at: int) -> None:
+        """Flush the segment through this descriptor, unless there is an older one."""
+        self._fds.setdefault(base, (fd, opened_at))
+
+    def replace(self, base: int, fd: int, opened_at: int) -> None:
+        """Take a new descriptor for the segment."""
+        self._fds[base] = (fd, opened_at)
+
+    def retire(self, base: int, fd: int) -> None:
+        """The descriptor of a segment is needed no more."""
+        self._fds.pop(base, None)
+        self._retired.append(fd)
+        self.close_retired()
+
+    def close_retired(self) -> None:
+        """Close what is not needed, unless a flush is under way: it comes by later."""
+        if self._retired and self._flushing.acquire(blocking=False):
+            try:
+                while self._retired:
+                    files.close(self._retired.pop())
+            finally:
+                self._flushing.release()
+
+    def flush(self, target: int) -> None:
+        """Return when everything below `target` is durable.
+
+        One flush serves all who wait, across threads and processes. In an "os" directory, nothing
+        to do. Raises LogPoisoned when a flush failed, for everybody and until all have closed.
+
+        Source: protocol.md, Flush, rows 7, 16, 25.
+        """
+        while self._log.durable_end < target:
+            if self._core.poisoned:
+                raise LogPoisoned(f"{self._log.name}: a flush failed", path=self._log.path)
+            with self._flushing:
+                if self._log.durable_end < target and not self._core.poisoned:
+                    self._flush_or_await(target)
+
+    def _flush_or_await(self, target: int) -> None:
+        """Flush, or let another process do it, but not wait for one that was stopped."""
+        if not _core.try_lock(self._lock_fd, self._flush_at):
+            control = self._log.session.control
+            deadline = time.monotonic() + max(0.005, 2e-9 * self._core.flush_ns)
+            while True:
+                counters = control.wake_counters((self._log.slot,))
+                left = deadline - time.monotonic()
+                if self._log.durable_end >= target or self._core.poisoned:
+                    return
+                if left <= 0:
+                    break
+                control.wait(counters, left)
+            self._flush_now()
+            return
+        try:
+            if self._log.durable_end < target:
+                self._flush_now()
+        finally:
+            _core.unlock(self._lock_fd, self._flush_at)
+
+    def sync(self) -> None:
+        """Fdatasync what is published, whatever the directory's durability: for a clean close."""
+        with self._flushing:
+            if self._log.durable_end < self._log.log_end:
+                self._flush_now()
+
+    def _flush_now(self) -> None:
+        started = time.monotonic_ns()
+        target, done = self._log.log_end, self._log.durable_end
+        bases = self._covering(done, target)
+        try:
+            files.failpoint("flush.before")
+            for base in bases:
+                fd, opened_at = self._write_fd(base)
+                if opened_at > done:
+                    self._rewrite(base, fd, done, min(opened_at, target))
+                _core.os_sync(fd)
+            if any(base >= done for base in bases):
+                files.fsync_dir(self._log.path)
+            files.failpoint("flush.after")
+        except OSError as error:
+            self._core.poison()
+            with contextlib.suppress(StorageError):
+                self._mark_poisoned()
+            raise LogPoisoned(
+                f"{self._log.name}: flush failed ({error}); close every handle and open again",
+                error.errno or 0,
+                self._log.path,
+            ) from error
+        self._core.publish_durable(target, time.monotonic_ns() - started)
+        current = self._core.segment_base
+        for base in [b for b in self._fds if b < current and b in bases]:
+            files.close(self._fds.pop(base)[0])
+
+    def _mark_poisoned(self) -> None:
+        fd = files.open_file(os.path.join(self._log.session.path, POISON_FILE), create=True)
+        try:
+            line = f"{self._log.topic} {self._log.partition}\n".encode()
+            _core.os_pwrite(fd, line, os.fstat(fd).st_size)
+            _core.os_sync(fd, data_only=False)
+        finally:
+            files.close(fd)
+
+    def _covering(self, start: int, end: int) -> list[int]:
+        """Bases of the segments that hold offsets of [start, end)."""
+        if start >= end:
+            return []
+        bases = self._log.reader.bases(beyond=end)
+        first = max((i for i, base in enumerate(bases) if base <= start), default=0)
+        return [base for base in bases[first:] if base < end]
+
+    def _write_fd(self, base: int) -> tuple[int, int]:
+        held = self._fds.get(base)
+        if held is None:
+            opened_at = self._log.log_end
+            held = (files.open_file(os.path.join(self._log.path, file_name(base, LOG))), opened_at)
+            self._fds[base] = held
+        return held
+
+    def _rewrite(self, base: int, fd: int, start: int, end: int) -> None:
+        """Write bytes again that are older than the descriptor: a failed writeback of theirs is not
+        reported to it (protocol.md row 7).
+        """
+        for part in self._log.reader.read(start, end, 1 << 30):
+            if part.segment_base != base:
+                continue
+            data = bytes(part.data)
+            for batch in _core.iter_batches(data):
+                if not batch.valid:
+                    raise OSError(5, f"offset {batch.base_offset} does not match its CRC")
+            _core.os_pwrite(fd, data, part.position)
+
+    def descriptors(self) -> set[int]:
+        """Everything that is open here, for close."""
+        return {fd for fd, _ in self._fds.values()} | set(self._retired)

@@ -1,0 +1,228 @@
+"""Reading a partition below its published ends: slices of whole batches, without a lock.
+
+Bytes below the published end never change; nothing above it is looked at (protocol.md row 29). A
+segment that retention takes away meanwhile is found missing, and the list is read again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from eoslog import _core
+from eoslog.errors import OffsetOutOfRange
+from eoslog.storage.segments import LOG, Segment, offsets_in
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Whole batches of one segment, in order.
+
+    `data` is a view over the mapping or bytes read; `position` is its byte in the segment.
+    """
+
+    data: Any
+    base_offset: int
+    next_offset: int
+    position: int
+    segment_base: int
+
+
+class LogReader:
+    """The segments of a partition as this process reads them; safe for concurrent use.
+
+    Invariants:
+        - `bases` is ascending and names no segment that holds only unpublished bytes
+        - a cursor maps the offset after a read to where the next batch begins
+    """
+
+    def __init__(self, name: str, path: str, core: _core.Partition) -> None:
+        """Nothing is listed or opened yet."""
+        self.name = name
+        self.path = path
+        self._core = core
+        self._segments: dict[int, Segment] = {}
+        self._bases: list[int] = []
+        self._segments_version = -1
+        self._cursors: dict[int, tuple[int, int]] = {}
+        self._listing = threading.RLock()
+
+    def bases(self, *, beyond: int = -1) -> list[int]:
+        """Bases of the readable segments, listed anew when they changed."""
+        with self._listing:
+            version = self._core.published_segments_version
+            stale = beyond >= 0 and self._bases[-1:] != [self._core.active_base]
+            if version != self._segments_version or not self._bases or stale:
+                end = self._core.log_end
+                bases = [base for base in offsets_in(self.path, LOG) if base < end or base == 0]
+                if version != self._segments_version:
+                    self._cursors.clear()
+                for base in set(self._segments) - set(bases):
+                    del self._segments[base]
+                self._bases = bases or offsets_in(self.path, LOG)[:1]
+                self._segments_version = version
+            return self._bases
+
+    @property
+    def version(self) -> int:
+        """The published version of the segment list that this one is of."""
+        return self._segments_version
+
+    def segment(self, base: int) -> Segment:
+        """The segment with this base offset."""
+        with self._listing:
+            found = self._segments.get(base)
+            if found is None:
+                found = self._segments[base] = Segment(self.path, base)
+            return found
+
+    def _locate(self, offset: int) -> tuple[int, int]:
+        """(segment base, position) of a batch boundary at or before `offset`."""
+        cursor = self._cursors.get(offset)
+        if cursor is not None and self._core.published_segments_version == self._segments_version:
+            return cursor
+        bases = self.bases()
+        below = [base for base in bases if base <= offset]
+        base = below[-1] if below else bases[0]
+        return base, self.segment(base).position_of(offset)
+
+    def read(self, start: int, end: int, max_bytes: int = 1 << 20) -> list[Slice]:
+        """Whole batches that cover [start, end), or its beginning.
+
+        Args:
+            start: offset; the first batch may begin below it.
+            end: exclusive, at most the log end; nothing at or past it is looked at.
+            max_bytes: where to stop; at least one batch is given.
+
+        Raises:
+            OffsetOutOfRange: start lies below the log start or beyond the log end.
+            CorruptRecord: no batch where one must be.
+        """
+        if start < self._core.log_start or start > self._core.log_end:
+            raise OffsetOutOfRange(
+                f"{self.name}: offset {start}, the log has [{self._core.log_start}, {self._core.log_end})"
+            )
+        end = min(end, self._core.log_end)
+        out: list[Slice] = []
+        left = max_bytes
+        for attempt in range(3):
+            try:
+                self._read_into(out, start, end, left)
+                break
+            except FileNotFoundError as error:
+                self._segments_version = -1
+                if start < self._core.log_start or attempt == 2:
+                    raise OffsetOutOfRange(
+                        f"{self.name}: offset {start} was deleted, the log starts at {self._core.log_start}"
+                    ) from error
+                out.clear()
+        return out
+
+    def _read_into(self, out: list[Slice], start: int, end: int, left: int) -> None:
+        base, position = self._locate(start)
+        need = 0
+        relisted = False
+        while start < end and (left > 0 or not out):
+            segment = self.segment(base)
+            buffer, at, size = segment.view(position, need)
+            first, stop, base_offset, next_offset, needed = (
+                _core.walk_batches(buffer, at, start, end, left) if size else (at, at, -1, -1, 0)
+            )
+            if base_offset >= 0:
+                found = position + first - at
+                out.append(Slice(_sub(buffer, first, stop), base_offset, next_offset, found, base))
+                left -= stop - first
+                position = found + stop - first
+                start = next_offset
+                need = 0
+                if len(self._cursors) > 64:
+                    self._cursors.clear()
+                self._cursors[next_offset] = (base, position)
+                continue
+            position += first - at
+            if needed and position + needed <= segment.size():
+                need = needed
+                continue
+            if size and position < segment.size() and not needed:
+                need = 0  # the buffer ended between batches
+                if first == at:
+                    return
+                continue
+            later = [b for b in self.bases() if b > base]
+            if not later and not relisted:
+                relisted = True
+                later = [b for b in self.bases(beyond=end) if b > base]
+            if not later:
+                return
+            base, position, need = later[0], 0, 0
+
+    def batches(self, start: int, end: int) -> Iterator[Any]:
+        """Every batch of [start, end), control batches too, in order (for folds)."""
+        while start < end:
+            parts = self.read(start, end)
+            if not parts:
+                return
+            for part in parts:
+                for batch in _core.iter_batches(part.data, base_position=part.position):
+                    if batch.last_offset >= start:
+                        yield batch
+                start = part.next_offset
+
+    def aborted(self, start: int, end: int) -> list[tuple[int, int, int]]:
+        """(producer id, first offset, marker offset) of aborted transactions that touch [start, end)."""
+        log_end = self._core.log_end
+        bases = self.bases(beyond=end if not self._bases or end > self._bases[-1] else -1)
+        below = [base for base in bases if base <= start]
+        first = below[-1] if below else 0
+        return [
+            entry
+            for base in bases
+            if base >= first
+            for entry in self.segment(base).aborted(log_end)
+            if entry[2] >= start and entry[1] < end
+        ]
+
+    def offset_for_time(self, timestamp_ms: int, end: int) -> int | None:
+        """The first offset below `end` whose timestamp is at or after a time, in ms."""
+        log_start = self._core.log_start
+        bases = self.bases(beyond=end)
+        for i, base in enumerate(bases):
+            stop = bases[i + 1] if i + 1 < len(bases) else end
+            if stop <= log_start:
+                continue
+            largest, search_from = self.segment(base).time_bounds(timestamp_ms)
+            if i + 1 < len(bases) and 0 <= largest < timestamp_ms:
+                continue
+            start = max(search_from, log_start)
+            for batch in self.batches(start, min(stop, end)):
+                if batch.control or batch.max_timestamp < timestamp_ms:
+                    continue
+                for offset, timestamp, *_ in batch.records():
+                    if timestamp >= timestamp_ms and log_start <= offset < end:
+                        return int(offset)
+        return None
+
+    def size(self) -> int:
+        """Bytes in all log files."""
+        return sum(self.segment(base).size() for base in self.bases())
+
+    def forget(self, base: int) -> None:
+        """A segment's files are gone; views that were handed out live on."""
+        with self._listing:
+            segment = self._segments.pop(base, None)
+            self._segments_version = -1
+        if segment is not None:
+            segment.close()
+
+    def close(self) -> None:
+        """Close descriptors; mappings go with their last view."""
+        for segment in self._segments.values():
+            segment.close()
+
+
+def _sub(buffer: Any, first: int, stop: int) -> Any:
+    if isinstance(buffer, (bytes, bytearray)):
+        return memoryview(buffer)[first:stop]
+    return buffer[first:stop]

@@ -1,0 +1,92 @@
+"""Deleting the head of a log: by request, by age, by size.
+
+The log start moves first, under the lock and durably (the engine's checkpoint); files go after it.
+A crash in between leaves segments below the log start, which the next retention removes. Readers
+that meet a missing file read the list of segments again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from eoslog.errors import OffsetOutOfRange, StorageError
+from eoslog.storage import files
+from eoslog.storage.segments import DELETED, INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
+
+if TYPE_CHECKING:
+    from eoslog.storage.partition_log import PartitionLog
+
+
+def delete_records(log: PartitionLog, before: int) -> int:
+    """Move the log start up to an offset (-1: the high watermark); the new log start.
+
+    Raises:
+        OffsetOutOfRange: negative, or above the high watermark.
+    """
+    high = log.high_watermark
+    if before == -1:
+        before = high
+    if before < 0 or before > high:
+        raise OffsetOutOfRange(
+            f"{log.name}: cannot delete before {before}, the high watermark is {high}"
+        )
+    _advance(log, before)
+    return log.log_start
+
+
+def apply_retention(log: PartitionLog, now_ms: int) -> int:
+    """Drop the oldest segments by `retention.ms` and `retention.bytes`; bytes freed.
+
+    An open transaction pins its first segment: nothing at or past the last stable offset goes.
+    """
+    settings, bases = log.settings, log.reader.bases(beyond=log.log_end)
+    sizes = [log.segment(base).size() for base in bases]
+    excess = sum(sizes) - settings.retention_bytes if settings.retention_bytes >= 0 else 0
+    freed, start = 0, log.log_start
+    for i, base in enumerate(bases):
+        active = i + 1 == len(bases)
+        end = log.log_end if active else bases[i + 1]
+        if end > log.last_stable_offset or sizes[i] == 0:
+            break
+        expired = settings.retention_ms >= 0 and _expired(
+            log, max(base, start), end, active, now_ms - settings.retention_ms
+        )
+        below_start = end <= log.log_start
+        if not (expired or below_start or (excess >= sizes[i] and not active)):
+            break
+        if active:
+            log.roll()
+        freed += sizes[i]
+        excess -= sizes[i]
+        start = end
+    if freed:
+        _advance(log, max(start, log.log_start))
+    return freed
+
+
+def _expired(log: PartitionLog, start: int, end: int, active: bool, horizon_ms: int) -> bool:
+    """Whether a segment's largest timestamp lies before the horizon."""
+    base = max((b for b in log.reader.bases() if b <= start), default=start)
+    largest = -1 if active else log.segment(base).time_bounds(0)[0]
+    if largest < 0:
+        largest = max((b.max_timestamp for b in log.batches(start, end)), default=-1)
+    return 0 <= largest < horizon_ms
+
+
+def _advance(log: PartitionLog, log_start: int) -> None:
+    bases = log.reader.bases(beyond=log.log_end)
+    gone = [base for base, following in pairwise(bases) if following <= log_start]
+    log.publish_log_start(log_start, segments_changed=bool(gone))
+    files.failpoint("log.start.advanced")
+    log.on_log_start(log)
+    for base in gone:
+        for suffix in (INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT, LOG):
+            path = os.path.join(log.path, file_name(base, suffix))
+            with contextlib.suppress(StorageError):
+                if os.path.exists(path):
+                    files.rename(path, path + DELETED)
+                    files.remove(path + DELETED)
+        log.reader.forget(base)
