@@ -424,6 +424,10 @@ class Producer(RecordAccumulator):
         """Let an aborted `with transaction()` rewind this consumer, which is held weakly."""
         self._consumers.add(consumer)
 
+    def bound_consumers(self) -> list[Any]:
+        """The consumers that `bind` was told of and that still live."""
+        return list(self._consumers)
+
     def _manager(self, what: str) -> TransactionManager:
         self._check_alive()
         if self._transactions is None:

@@ -18,15 +18,15 @@ __all__ = ["Transaction", "group_metadata_of", "offsets_of"]
 class Transaction:
     """One transaction of a producer, as a context manager.
 
-    Leaving it commits. An exception aborts, rewinds the consumers that took part to where the
-    transaction began, and goes on. A commit whose outcome is unknown does neither: what was read
+    Leaving it commits. An exception aborts, rewinds the consumers that take part (the bound ones,
+    and those given to `commit_offsets`) to their committed offsets, and goes on. A commit whose outcome is unknown does neither: what was read
     may have been committed.
     """
 
     def __init__(self, producer: Producer) -> None:
         """Take a producer; `__enter__` begins."""
         self._producer = producer
-        self._positions: dict[Any, dict[TopicPartition, int]] = {}
+        self._consumers: set[Any] = set()
 
     def __enter__(self) -> Transaction:
         self._producer.begin_transaction()
@@ -35,8 +35,7 @@ class Transaction:
         self.produce_many = self._producer.produce_many
         self.produce_arrow = self._producer.produce_arrow
         self.produce_batches = self._producer.produce_batches
-        for consumer in list(self._producer._consumers):
-            self._remember(consumer)
+        self._consumers.update(self._producer.bound_consumers())
         return self
 
     def commit_offsets(self, consumer: Any) -> None:
@@ -50,12 +49,10 @@ class Transaction:
             raise ConfigError(
                 "enable.auto.commit=True: the consumer commits outside of the transaction"
             )
-        self._remember(consumer)
-        assigned = consumer.assignment()
-        if not assigned:
-            return
-        positions = [p for p in consumer.position(sorted(assigned)) if p.offset is not None]
-        self._producer.send_offsets_to_transaction(positions, consumer.group_metadata())
+        self._consumers.add(consumer)
+        offsets = consumer.positions()
+        if offsets:
+            self._producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
 
     def send_offsets(self, offsets: Any, group_metadata: Any) -> None:
         """As `Producer.send_offsets_to_transaction`."""
@@ -77,31 +74,9 @@ class Transaction:
         # What fails here must not hide why; the state says what the producer may still do.
         with contextlib.suppress(EoslogError):
             self._producer.abort_transaction()
-        for consumer in self._positions:
+        for consumer in self._consumers:
             with contextlib.suppress(EoslogError):
-                self._rewind(consumer)
-
-    def _remember(self, consumer: Any) -> None:
-        if consumer not in self._positions:
-            self._positions[consumer] = {}
-            with contextlib.suppress(EoslogError):
-                self._positions[consumer] = _begin_of(consumer)
-
-    def _rewind(self, consumer: Any) -> None:
-        rewind = getattr(consumer, "rewind", None)
-        if rewind is not None:
-            rewind()
-            return
-        held = set(consumer.assignment())
-        for partition, offset in self._positions[consumer].items():
-            if partition in held:
-                consumer.seek(partition, offset)
-
-
-def _begin_of(consumer: Any) -> dict[TopicPartition, int]:
-    """Where a consumer that has read on must go back to: what its group has committed."""
-    held = sorted(consumer.assignment())
-    return {p: p.offset for p in consumer.committed(held) if p.offset is not None and p.offset >= 0}
+                consumer.rewind()
 
 
 def offsets_of(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -293,7 +293,7 @@ def test_a_commit_that_may_have_happened_is_fatal_and_neither_aborts_nor_rewinds
         tx.produce("b", b"v")
         tx.commit_offsets(consumer)
     assert producer.transaction_state == "FATAL_ERROR"
-    assert consumer.sought == {}
+    assert consumer.rewound == 0
     monkeypatch.undo()
     with log.producer(transactional_id="x") as next_one:
         assert next_one.init_transactions() is not None  # settles it
@@ -364,20 +364,13 @@ class FakeConsumer:
     """What a transaction needs of a consumer."""
 
     def __init__(self) -> None:
-        self.sought: dict[TopicPartition, int] = {}
-        self.place = 7
+        self.rewound = 0
 
-    def assignment(self) -> set[TopicPartition]:
-        return {TopicPartition("a", 0)}
+    def positions(self) -> dict[TopicPartition, int]:
+        return {TopicPartition("a", 0): 7}
 
-    def position(self, partitions: Any) -> list[TopicPartition]:
-        return [TopicPartition("a", 0, self.place)]
-
-    def committed(self, partitions: Any) -> list[TopicPartition]:
-        return [TopicPartition("a", 0, 3)]
-
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        self.sought[partition] = offset
+    def rewind(self) -> None:
+        self.rewound += 1
 
     def group_metadata(self) -> GroupMetadata:
         return GroupMetadata("g")
@@ -452,7 +445,7 @@ def test_a_group_that_moved_on_is_an_abortable_error(
         tx.produce("b", b"v")
         tx.commit_offsets(consumer)
     assert producer.transaction_state == "READY"
-    assert consumer.sought == {TopicPartition("a", 0): 3}
+    assert consumer.rewound == 1
     assert visible(log) == []
 
 
@@ -462,7 +455,7 @@ def test_the_context_commits_with_the_consumers_position(log: Log, producer: Pro
         tx.produce("b", b"v")
         tx.commit_offsets(consumer)
     assert committed(log)[TopicPartition("a", 0)].offset == 7
-    assert consumer.sought == {}
+    assert consumer.rewound == 0
     assert visible(log) == [b"v"]
 
 
@@ -473,7 +466,7 @@ def test_an_exception_aborts_rewinds_and_goes_on(log: Log, producer: Producer) -
         tx.produce("b", b"v")
         raise ZeroDivisionError
     assert producer.transaction_state == "READY"
-    assert consumer.sought == {TopicPartition("a", 0): 3}
+    assert consumer.rewound == 1
     assert visible(log) == []
 
 
