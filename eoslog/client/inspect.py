@@ -20,7 +20,7 @@ from typing import Any
 
 from eoslog import _core
 from eoslog.errors import CorruptRecord
-from eoslog.storage import checkpoints, codecs, files, segment_files
+from eoslog.storage import checkpoints, files, segment_files
 from eoslog.storage.segment_files import SegmentFiles
 
 __all__ = ["batch_as_dict", "inspect"]
@@ -30,8 +30,6 @@ CONTROL_TYPES = (
     "KRAFT_VOTERS",
 )  # fmt: skip
 TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
-
-assert codecs.CODECS  # imported because it binds the codecs to the core
 
 
 def inspect(path: str | os.PathLike[str], *, records: bool = True) -> dict[str, Any]:

@@ -268,7 +268,7 @@ def read_snapshot(path: str) -> list[ProducerEntry]:
     if count < 0 or count * _PRODUCER_ENTRY.size != len(body):
         raise CorruptRecord(f"{path}: {count} entries of 46 bytes do not fill {len(body)} bytes")
     return [
-        ProducerEntry(*entry[:7], None if entry[7] < 0 else entry[7])
+        ProducerEntry._make((*entry[:7], None if entry[7] < 0 else entry[7]))
         for entry in _PRODUCER_ENTRY.iter_unpack(body)
     ]
 

@@ -1,0 +1,114 @@
+"""`Log.scan`: bulk reads of an open directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eoslog
+from eoslog import _core, errors
+from eoslog.model import AppendOrigin, TopicPartition
+
+pa = pytest.importorskip("pyarrow")
+
+TS = 1_700_000_000_000
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Any]:
+    with eoslog.open(str(tmp_path / "data")) as opened:
+        opened.create_topic("t", 2)
+        yield opened
+
+
+def append(log: Any, partition: int, values: list[bytes | None], **options: Any) -> Any:
+    """Append a batch to the partition and make it durable."""
+    target = log.engine.partition("t", partition)
+    batch = _core.build_batch([(TS, None, value, ()) for value in values], **options)
+    result = target.append(batch)
+    target.flush()
+    return result
+
+
+def offsets(scan: Any) -> list[int]:
+    return [offset for batch in scan for offset in batch.column("offset").to_pylist()]
+
+
+def test_all_partitions_one_after_the_other(log: Any) -> None:
+    append(log, 0, [b"a" * 20, None])
+    append(log, 1, [b"b" * 20], compression="lz4")
+    table = log.scan("t", columns=["topic", "partition", "offset", "value"]).to_table()
+    table.validate(full=True)
+    assert table.to_pylist() == [
+        {"topic": "t", "partition": 0, "offset": 0, "value": b"a" * 20},
+        {"topic": "t", "partition": 0, "offset": 1, "value": None},
+        {"topic": "t", "partition": 1, "offset": 0, "value": b"b" * 20},
+    ]
+    assert log.scan("t", partitions=[1], columns=["offset"]).to_table().num_rows == 1
+
+
+def test_the_end_is_fixed_when_the_scan_is_made(log: Any) -> None:
+    append(log, 0, [b"a"])
+    scan = log.scan("t", columns=["offset"])
+    append(log, 0, [b"b"])
+    assert offsets(scan) == [0]
+    assert scan.ranges[TopicPartition("t", 0)] == (0, 1)
+    assert offsets(log.scan("t")) == [0, 1]
+
+
+def test_bounds_for_all_or_by_partition(log: Any) -> None:
+    for partition in (0, 1):
+        append(log, partition, [b"x"] * 5)
+    zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
+    assert offsets(log.scan("t", start=3)) == [3, 4, 3, 4]
+    assert offsets(log.scan("t", end=2)) == [0, 1, 0, 1]
+    assert offsets(log.scan("t", start={zero: 4}, end={zero: 5, one: 1})) == [4, 0]
+    assert offsets(log.scan("t", end={zero: 2})) == [0, 1]      # the other is not in the snapshot
+    assert offsets(log.scan("t", end=1000)) == [0, 1, 2, 3, 4] * 2
+    assert offsets(log.scan("t", start=9)) == []
+
+
+def test_nothing_undecided_is_read(log: Any) -> None:
+    append(log, 0, [b"a"])
+    target = log.engine.partition("t", 0)
+    target.append(
+        _core.build_batch([(TS, None, b"open", ())], producer_id=77, producer_epoch=0, base_sequence=0,
+                          transactional=True),
+        origin=AppendOrigin.COORDINATOR,
+    )  # fmt: skip
+    append(log, 0, [b"behind it"])
+    assert offsets(log.scan("t")) == [0]
+    assert offsets(log.scan("t", end=3)) == [0]
+    assert offsets(log.scan("t", isolation="read_uncommitted")) == [0, 1, 2]
+    target.append(
+        _core.build_marker(77, 1, False, timestamp=TS), origin=AppendOrigin.COORDINATOR
+    )  # fmt: skip
+    target.flush()
+    assert offsets(log.scan("t")) == [0, 2]
+
+
+def test_a_start_that_retention_took_is_an_error(log: Any) -> None:
+    append(log, 0, [b"a"] * 4)
+    log.delete_records({TopicPartition("t", 0): 2})
+    assert offsets(log.scan("t", partitions=[0])) == [2, 3]
+    with pytest.raises(errors.OffsetOutOfRange, match="start 0 is below the log's start 2"):
+        log.scan("t", partitions=[0], start=0)
+
+
+def test_unknown_partition_and_topic(log: Any) -> None:
+    with pytest.raises(errors.UnknownTopicOrPartition, match="no partition 7"):
+        log.scan("t", partitions=[7])
+    with pytest.raises(errors.UnknownTopicOrPartition):
+        log.scan("nope")
+
+
+def test_scan_and_files_tell_the_same(log: Any, tmp_path: Path) -> None:
+    for i in range(50):
+        append(log, 0, [b"%d" % i * 10] * 3, compression=["none", "zstd", "snappy"][i % 3])
+    mine = log.scan("t", partitions=[0]).to_table()
+    theirs = eoslog.read_segments(tmp_path / "data" / "t-0").to_table()
+    assert mine.to_pylist() == theirs.to_pylist()
+    assert eoslog.inspect(tmp_path / "data" / "t-0")["read_committed_offsets"] == list(range(150))
