@@ -31,12 +31,16 @@ def read(log: Log, topic: str, columns: list[str] | None = None) -> pd.DataFrame
     import pyarrow as pa
     from pyarrow import json as arrow_json
 
+    # A time is compared as the text that it is in the data set.
+    texts = pa.schema([("time_hour", pa.string())] if topic == plan.FLIGHTS else [])
+    reading = arrow_json.ReadOptions(block_size=1 << 26)
+    parsing = arrow_json.ParseOptions(explicit_schema=texts)
     frames = []
     for batch in log.scan(topic, columns=["partition", "offset", "key", "value"], binary="copy"):
         if not batch.num_rows:
             continue
         lines = io.BytesIO(b"\n".join(batch.column("value").to_pylist()))
-        values = arrow_json.read_json(lines, arrow_json.ReadOptions(block_size=1 << 26))
+        values = arrow_json.read_json(lines, reading, parsing)
         frame = values.select(columns) if columns else values
         for name in ("key", "partition", "offset"):
             column = batch.column(name)
