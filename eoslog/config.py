@@ -60,19 +60,29 @@ def _acks(key: str, value: Any) -> int:
     raise ConfigError(f"{key}: expected 0, 1 or all, got {value!r}")
 
 
-def _partitioner(key: str, value: Any) -> str | Callable[..., int] | None:
+_PARTITIONERS: dict[str, str | None] = {
+    "default": None,
+    "builtin": None,
+    "murmur2": None,
+    "murmur2_random": None,
+    "sticky": "sticky",
+    "uniformsticky": "sticky",
+    "round_robin": "round_robin",
+    "roundrobin": "round_robin",
+    "random": "random",
+}
+
+
+def _partitioner(key: str, value: Any) -> Any:
     if value is None or callable(value):
         return value
     name = text(key, value).rsplit(".", 1)[-1].removesuffix("Partitioner").lower()
-    names = {"default": None, "builtin": None, "uniformsticky": "sticky", "roundrobin": "round_robin",
-             "murmur2_random": None, "murmur2": None}  # fmt: skip
-    name = names.get(name, name)
-    if name not in (None, "sticky", "round_robin", "random"):
+    if name not in _PARTITIONERS:
         raise ConfigError(
             f"{key}: expected a callable or one of murmur2, sticky, round_robin, random, "
             f"got {value!r}"
         )
-    return name
+    return _PARTITIONERS[name]
 
 
 @dataclass(frozen=True, kw_only=True)

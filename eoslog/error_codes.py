@@ -51,8 +51,8 @@ class ErrorCode(IntEnum):
     def of(cls, code: int) -> ErrorCode:
         """The member for a number; codes of the future become UNKNOWN_SERVER_ERROR."""
         try:
-            return cls(code)
-        except ValueError:
+            return cls._value2member_map_[code]  # type: ignore[return-value]
+        except KeyError:
             return cls.UNKNOWN_SERVER_ERROR
 
     UNKNOWN_SERVER_ERROR = -1, _N, "The server met an unexpected error."

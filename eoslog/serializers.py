@@ -111,23 +111,19 @@ def _find(key: str, spec: object, suffix: str) -> tuple[Serializer, Deserializer
 
 def serializer(key: str, spec: Any) -> Serializer | None:
     """The serializer that a configuration value names; None where bytes are taken as they are."""
-    if spec is None or (callable(spec) and not isinstance(spec, type)):
-        return spec
-    if spec in (bytes, str):
-        spec = spec.__name__
-    elif callable(spec):
-        return spec
-    pair = _find(key, spec, "Serializer")
+    pair = _pair(key, spec, "Serializer")
     return None if pair is None else pair[0]
 
 
 def deserializer(key: str, spec: Any) -> Deserializer | None:
     """The deserializer that a configuration value names; None where bytes stay bytes."""
-    if spec is None or (callable(spec) and not isinstance(spec, type)):
-        return spec
-    if spec in (bytes, str):
-        spec = spec.__name__
-    elif callable(spec):
-        return spec
-    pair = _find(key, spec, "Deserializer")
+    pair = _pair(key, spec, "Deserializer")
     return None if pair is None else pair[1]
+
+
+def _pair(key: str, spec: Any, suffix: str) -> tuple[Serializer, Deserializer] | None:
+    if spec is None:
+        return None
+    if spec in (bytes, str):
+        return _find(key, spec.__name__, suffix)
+    return (spec, spec) if callable(spec) else _find(key, spec, suffix)

@@ -73,8 +73,8 @@ class Face:
         if self.form == "json":
             print(_json(row, indent=2))
         elif self.form == "table":
-            rows = [{"": name, " ": value} for name, value in row.items()]
-            self._table(rows, ["", " "], header=False)
+            pairs: list[Row] = [{"": name, " ": value} for name, value in row.items()]
+            self._table(pairs, ["", " "], header=False)
         else:
             self.show([row])
 

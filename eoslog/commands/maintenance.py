@@ -238,7 +238,7 @@ def bench(face: Face, count: int, size: int, kind: str) -> None:
         task = bar.add_task("bench", total=3)
         for name in ("one", "many"):
             log.create_topic(name)
-        with log.producer(**{"linger.ms": 5, "batch.size": 65536}) as producer:
+        with log.producer({"linger.ms": 5, "batch.size": 65536}) as producer:
 
             def produce() -> int:
                 for value in values:

@@ -26,6 +26,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
 
 from eoslog.errors import CorruptRecord, EoslogError
 from eoslog.storage import files
@@ -42,6 +43,7 @@ CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 
 FORMAT = 1
 _VERSION = "0"
+_T = TypeVar("_T")
 _ZERO_ID = bytes(16)
 
 
@@ -87,7 +89,7 @@ def _write(path: str, text: str) -> None:
     files.write_atomically(path, text.encode())
 
 
-def _entries(path: str, parse: Callable[[Sequence[str]], object]) -> list[object]:
+def _entries(path: str, parse: Callable[[Sequence[str]], _T]) -> list[_T]:
     text = _read(path)
     if not text:
         return []
@@ -130,7 +132,7 @@ def read_offsets(path: str, *, lenient: bool = False) -> dict[tuple[str, int], i
         CorruptRecord: the file is broken, and not `lenient`.
     """
     try:
-        return dict(_entries(path, _offset_entry))  # type: ignore[call-overload, no-any-return]
+        return dict(_entries(path, _offset_entry))
     except CorruptRecord as error:
         if not lenient:
             raise
@@ -145,9 +147,7 @@ def write_offsets(path: str, offsets: Mapping[tuple[str, int], int]) -> None:
 
 def read_leader_epochs(path: str) -> list[tuple[int, int]]:
     """Read a leader-epoch checkpoint as (epoch, start offset), rising in both."""
-    entries: list[tuple[int, int]] = _entries(  # type: ignore[assignment]
-        path, lambda words: (int(words[0]), int(words[1]))
-    )
+    entries = _entries(path, lambda words: (int(words[0]), int(words[1])))
     for before, after in pairwise(entries):
         if after[0] <= before[0] or after[1] < before[1]:
             raise CorruptRecord(f"leader epoch {after} after {before}", path=path)

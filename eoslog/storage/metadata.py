@@ -54,16 +54,27 @@ class MetadataStorage(Protocol):
     """What this module needs of a `PartitionLog`."""
 
     @property
-    def log_start(self) -> int: ...
+    def log_start(self) -> int:
+        """The first offset."""
+
     @property
-    def log_end(self) -> int: ...
+    def log_end(self) -> int:
+        """The offset after the last one."""
+
     @property
-    def high_watermark(self) -> int: ...
-    def batches(self, start: int, end: int) -> Iterator[Any]: ...
+    def high_watermark(self) -> int:
+        """The offset up to which the log is durable (exclusive)."""
+
+    def batches(self, start: int, end: int) -> Iterator[Any]:
+        """Every batch that overlaps [start, end), in order."""
+
     def append(
         self, batch: bytes, *, expect: Sequence[tuple[Any, int]] = (), origin: AppendOrigin = ...
-    ) -> AppendResult | None: ...
-    def flush(self, up_to: int | None = None) -> None: ...
+    ) -> AppendResult | None:
+        """Append, or None if a log in `expect` no longer ends where it says."""
+
+    def flush(self, up_to: int | None = None) -> None:
+        """Make durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,9 +408,9 @@ class _Fold:
             case ConfigRecord():
                 self._config(record)
             case RemoveTopicRecord(topic_id):
-                name = self._names.pop(topic_id, None)
-                if name is not None:
-                    self.deleted[topic_id] = replace(self.topics.pop(name), deleted=True)
+                gone = self._names.pop(topic_id, None)
+                if gone is not None:
+                    self.deleted[topic_id] = replace(self.topics.pop(gone), deleted=True)
             case ProducerIdsRecord(next_producer_id):
                 self.next_producer_id = max(self.next_producer_id, next_producer_id)
 
