@@ -559,7 +559,10 @@ class Engine:
                     continue
                 if view["poison"] or view["busy"]:
                     return False
-                log = self.partition(info.name, partition.partition)
+                # Partitions that only other processes had open; `partition` refuses at this stage.
+                log = self._partitions.get((info.name, partition.partition)) or self._open_partition(
+                    info.name, partition.partition, partition, info.topic_id, info.config
+                )
                 log.sync()
                 log.write_snapshot()
                 points[info.name, partition.partition] = log.log_end
