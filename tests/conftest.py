@@ -1,0 +1,32 @@
+"""Times of the parts in the summary, and marks that follow from what a test uses."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+_seconds: dict[str, float] = defaultdict(float)
+_counts: dict[str, int] = defaultdict(int)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever uses a Spark session starts a JVM."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Sum the time by folder of `tests`."""
+    words = report.nodeid.split("::")[0].split("/")
+    part = words[1] if len(words) > 2 else "the rest"
+    _seconds[part] += report.duration
+    _counts[part] += report.when == "call"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the time of each part."""
+    terminalreporter.section("times")
+    for part, seconds in sorted(_seconds.items(), key=lambda item: -item[1]):
+        terminalreporter.write_line(f"{seconds:8.1f} s  {_counts[part]:5d} tests  {part}")
