@@ -247,7 +247,7 @@ def test_a_fresh_decision_is_left_to_its_own_driver_for_a_moment(world: World) -
     _, other = world.open()
     for clog in other.logs.all():
         clog._clock = lambda: now[0]
-        clog._seen = {name: 0.0 for name in clog._seen}
+        clog._seen = dict.fromkeys(clog._seen, 0.0)
     assert other.resolve_blockers(world.log(A0)) == 0
     now[0] = 0.06
     assert other.resolve_blockers(world.log(A0)) == 1
