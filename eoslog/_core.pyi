@@ -197,6 +197,22 @@ class RecordAccumulator:
     def _refresh_topics(self) -> None: ...
     def __len__(self) -> int: ...
 
+# -- columns_in.pxi --
+
+_Buffer = tuple[int, int] | None
+_Column = tuple[int, _Buffer, _Buffer, _Buffer, bool] | None
+
+def produce_columns(
+    accumulator: RecordAccumulator,
+    topic: str,
+    count: int,
+    value: _Column,
+    key: _Column = None,
+    timestamp: _Column = None,
+    partition: _Column = None,
+    headers: list[Any] | None = None,
+) -> int: ...
+
 # -- hashes.pxi, codec.pxi, batch_builder.pxi --
 
 crc32c_backend: str

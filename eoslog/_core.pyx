@@ -28,6 +28,7 @@ include "_core/columns.pxi"
 include "_core/walk.pxi"
 include "_core/sealed_batch.pxi"
 include "_core/accumulator.pxi"
+include "_core/columns_in.pxi"
 
 __all__ = (
     "RecordAccumulator",
@@ -70,6 +71,7 @@ __all__ = (
     "java_hash",
     "murmur2",
     "partition_for_key",
+    "produce_columns",
     "set_codecs",
     "stamp_batch",
 )
