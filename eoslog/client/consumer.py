@@ -65,7 +65,7 @@ class Consumer(ConsumerOffsets):
         auto_commit = _check_producer(settings, producer)
         self._owns_engine = engine is None
         if engine is None:
-            engine = _open_engine(settings, producer)
+            engine = _open_engine(settings)
         super().__init__(settings, engine, auto_commit=auto_commit)
         self._producer = producer
         self._woken = False
@@ -351,7 +351,7 @@ def _check_producer(settings: ConsumerConfig, producer: Any) -> bool:
     return False
 
 
-def _open_engine(settings: ConsumerConfig, producer: Any) -> Any:
+def _open_engine(settings: ConsumerConfig) -> Any:
     from eoslog.engine import Engine
 
     if settings.log_dir is None:

@@ -38,5 +38,5 @@ def batch_of_records(records: Sequence[Any]) -> Any:
             "key",
             "value",
             "headers",
-        ],  # fmt: skip
+        ],
     )

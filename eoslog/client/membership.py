@@ -46,6 +46,8 @@ class Membership:
         self._fetcher = fetcher
         self._commit = commit
         self._resubscribed = False
+        # Something is to be let go as soon as the transaction ends.
+        self._held_up = False
         # When to look after the group again (monotonic seconds).
         self.next_step = 0.0
         self.member_id = NO_MEMBER
@@ -94,15 +96,16 @@ class Membership:
         except FencedInstanceId:
             self.lose()
             raise
-        self.next_step = time.monotonic() + min(
-            _FOLLOW_EVERY_S, self._config.heartbeat_interval_ms / 1000
-        )
+        if not self._held_up:
+            interval = self._config.heartbeat_interval_ms / 1000
+            self.next_step = time.monotonic() + min(_FOLLOW_EVERY_S, interval)
 
     def _step(self, may_revoke: bool) -> None:
         if self.member_id == NO_MEMBER or self._resubscribed:
             self._join()
         owned = set(self._subscription.states)
         answer = self._heartbeat(owned)
+        self._held_up = bool(answer.to_revoke) and not may_revoke
         if answer.to_revoke and may_revoke:
             self._let_go(sorted(answer.to_revoke & owned))
             owned = set(self._subscription.states)

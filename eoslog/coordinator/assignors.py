@@ -94,9 +94,9 @@ def assign_sticky(members: Members, partitions: Partitions) -> Target:
     ]
     # Those with the fewest possible owners first: they have the least choice.
     free.sort(key=lambda p: (len(subscribers[p[0]]), p))
-    for partition in free:
-        owner = min(subscribers[partition[0]], key=lambda m: (len(target[m]), rank[m]))
-        target[owner].add(partition)
+    for unowned in free:
+        owner = min(subscribers[unowned[0]], key=lambda m: (len(target[m]), rank[m]))
+        target[owner].add(unowned)
     _balance(target, members, subscribers, rank)
     return target
 

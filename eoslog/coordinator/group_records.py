@@ -271,7 +271,7 @@ def _write_owned(writer: Writer, owned: Iterable[OwnedPartition]) -> None:
 
 
 def _read_owned(reader: Reader) -> Owned:
-    owned = set()
+    owned: set[OwnedPartition] = set()
     for _ in range(reader.compact_array()):
         topic_id = reader.uuid()
         owned.update((topic_id, reader.i32()) for _ in range(reader.compact_array()))

@@ -14,6 +14,8 @@ from eoslog.errors import CommitFailed
 from eoslog.model import TopicPartition
 from tests.client.group_process import GroupProcess, until
 
+pytestmark = pytest.mark.process
+
 PARTITIONS = 4
 
 

@@ -18,7 +18,6 @@ from eoslog.errors import (
     UnknownMember,
 )
 from eoslog.model import OffsetAndMetadata, TopicPartition
-
 from tests.coordinator.fake_host import FakeDisk, FakeHost
 
 
