@@ -108,10 +108,10 @@ def _keep_previous(members: Members, partitions: Partitions) -> Target:
             if topic in member.topics and partition < partitions.get(topic, 0):
                 claims.setdefault((topic, partition), []).append(member_id)
     target: Target = {member_id: set() for member_id in members}
-    for partition, claimants in claims.items():
+    for claimed, claimants in claims.items():
         # Two claims to one partition prove neither.
         if len(claimants) == 1:
-            target[claimants[0]].add(partition)
+            target[claimants[0]].add(claimed)
     return target
 
 
