@@ -34,6 +34,7 @@ def mixed(open_log: Callable[..., Any], values: list[bytes]) -> tuple[Any, int, 
                 plain.flush()
             aborter.begin_transaction()
             aborter.produce_many("t", values[:140], partition=0)
+            aborter.flush()  # else the abort drops what is not sent yet
             aborter.abort_transaction()
     return log, ABORTED * 99 * 140, ABORTED * 100 * 140
 
