@@ -63,6 +63,7 @@ class Host(Protocol):
     process_number: int
     process_nonce: int
     producer_ids: ProducerIds
+    read_only: bool
 
     @property
     def durability(self) -> str:

@@ -31,12 +31,16 @@ from eoslog.errors import (
     EoslogError,
     IllegalState,
     InvalidProducerEpoch,
+    LockTimeout,
     UnknownTopicOrPartition,
 )
 from eoslog.model import AppendOrigin, TopicPartition
+from eoslog.storage.files import failpoint
 
 _TURN_S = 5.0
 """How long a second driver of the same transaction in this process waits for the first."""
+_PATIENCE_S = (0.2, 5.0)
+"""How long to wait for a partition's lock: first for all of them, then for those it was held of."""
 
 
 def open_span(log: HostLog, producer_id: int) -> tuple[int, Span] | None:
@@ -82,16 +86,22 @@ class MarkerDriver:
             clog.make_durable(decision.offset)
             failures: dict[TopicPartition | None, EoslogError] = {}
             markers: dict[TopicPartition, int] = {}
-            for tp in sorted(decision.spans):
-                try:
-                    offset = self.mark(clog, key, tp)
-                except IllegalState:
-                    raise  # this handle is closed, or a fork's
-                except EoslogError as error:
-                    failures[tp] = error
-                else:
-                    if offset is not None:
-                        markers[tp] = offset
+            todo = sorted(decision.spans)
+            for patience_s in _PATIENCE_S:
+                for tp in todo:
+                    failures.pop(tp, None)
+                    try:
+                        offset = self.mark(clog, key, tp, timeout_s=patience_s)
+                    except IllegalState:
+                        raise  # this handle is closed, or a fork's
+                    except EoslogError as error:
+                        failures[tp] = error
+                    else:
+                        failpoint("txn.marked")
+                        if offset is not None:
+                            markers[tp] = offset
+                # A partition whose lock is held comes again after the others have theirs.
+                todo = [tp for tp in todo if isinstance(failures.get(tp), LockTimeout)]
             if not failures:
                 try:
                     self._complete(clog, decision, markers)
@@ -112,17 +122,26 @@ class MarkerDriver:
             failures = self._failures.get(key, {})
         return "; ".join(f"{tp or 'COMPLETE'}: {error}" for tp, error in failures.items())
 
-    def mark(self, clog: TransactionLog, key: Key, tp: TopicPartition) -> int | None:
+    def mark(
+        self, clog: TransactionLog, key: Key, tp: TopicPartition, *, timeout_s: float | None = None
+    ) -> int | None:
         """Append one partition's marker unless it is there already (the driver rule).
 
         An abort is also carried into a partition that the decision does not name: open data that
         no commit speaks of is aborted.
+
+        Args:
+            clog: where the decision lies.
+            key: the decided transaction.
+            tp: the partition.
+            timeout_s: how long to wait for the partition's lock; None: storage's own limit.
 
         Returns:
             An offset that the marker does not lie above; None if the partition is gone.
 
         Raises:
             CorruptRecord: the decision is commit, and the partition lacks records it names.
+            LockTimeout: the partition's lock is held.
         """
         attempts = Attempts(f"marker of producer {key[0]} in {tp}")
         while True:
@@ -149,7 +168,10 @@ class MarkerDriver:
             )  # fmt: skip
             try:
                 result = log.append(
-                    marker, expect=[(clog.log, end)], origin=AppendOrigin.COORDINATOR
+                    marker,
+                    expect=[(clog.log, end)],
+                    origin=AppendOrigin.COORDINATOR,
+                    timeout=timeout_s,
                 )
             except InvalidProducerEpoch:
                 if self._epoch_to_write(log, decision, span, commit) is None:
@@ -217,6 +239,7 @@ class MarkerDriver:
                 return  # somebody else has completed it
             now = self._host.clock_ms()
             if clog.append([current.completed(markers, now)], end, now) is not None:
+                failpoint("txn.completed")
                 clog.refresh()
                 return
             attempts.again()

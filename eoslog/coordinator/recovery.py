@@ -113,6 +113,8 @@ class Resolver:
         Returns:
             How many transactions are no longer open there.
         """
+        if self._host.read_only:
+            return 0
         rows = log.open_transactions()
         return sum(self.resolve(log, pid, epoch, grace_s) for pid, epoch, _, _ in rows)
 

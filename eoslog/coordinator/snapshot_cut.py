@@ -87,6 +87,8 @@ def snapshot(
     # 1, 2: what is decided now shall be visible. The flush comes first: an undurable decision must
     # not be acted on, and need not be in a snapshot.
     for clog in logs.all():
+        if host.read_only:
+            continue  # what is not driven yet is held back by its partitions' last stable offsets
         pending = [d for d in clog.decisions() if not d.complete]
         if pending:
             clog.make_durable(max(d.offset for d in pending))

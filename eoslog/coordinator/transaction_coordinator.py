@@ -52,6 +52,7 @@ from eoslog.errors import (
     TransactionalIdNotFound,
 )
 from eoslog.model import TopicPartition, TransactionDescription
+from eoslog.storage.files import failpoint
 
 MAX_TIMEOUT_MS = 900_000
 ID_EXPIRATION_MS = 604_800_000
@@ -174,7 +175,9 @@ class TransactionCoordinator:
                 )
             offset = clog.append([record], end, now)
             if offset is not None:
+                failpoint("txn.init.appended")
                 clog.make_durable(offset)  # before the first batch that bears the epoch
+                failpoint("txn.init.durable")
                 clog.refresh()
                 outcome = outcome_of(current)
                 return InitResult(record.producer_id, record.producer_epoch, outcome)
@@ -258,6 +261,7 @@ class TransactionCoordinator:
             now = self._host.clock_ms()
             offset = clog.append([current.ongoing(fresh, owner, now)], end, now)
             if offset is not None:
+                failpoint("txn.added")
                 return clog.log, offset + 1
             attempts.again()
 

@@ -32,6 +32,7 @@ from eoslog.errors import (
     UnknownTopicOrPartition,
 )
 from eoslog.model import TopicPartition
+from eoslog.storage.files import failpoint
 
 Claimed = Mapping[TopicPartition, tuple[int, int]]
 
@@ -96,10 +97,12 @@ class Endings:
             record = current.prepared(
                 commit, spans, now, cause=cause, new_id=new_id if current.exhausted else NO_ID
             )
+            failpoint("txn.flushed")
             offset = clog.append([record], end, now)
             if offset is None:
                 attempts.again()
                 continue
+            failpoint("txn.prepared")
             self.settle(clog, record, offset)
             return record
 
@@ -116,7 +119,11 @@ class Endings:
                     f"appended at offset {offset}, but not known to be durable: {error}"
                 ) from error
             raise
-        return self._driver.drive(clog, decided.key)
+        failpoint("txn.decided")
+        try:
+            return self._driver.drive(clog, decided.key)
+        except EoslogError:
+            return False  # decided is decided: whoever comes next drives it
 
     def _spans(
         self, current: TransactionMetadata, commit: bool, claimed: Claimed

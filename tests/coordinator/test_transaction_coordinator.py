@@ -435,3 +435,29 @@ def test_the_trace_names_every_request(world: World) -> None:
     stop()
     world.coordinator.find_coordinator("t")
     assert len(events) == len(names)
+
+
+def test_a_locked_partition_gets_its_marker_after_the_others(world: World) -> None:
+    writer = Writer(world, "t")
+    writer.write(A0, b"1")
+    writer.write(B0, b"2")
+    for tp in (A0, B0):
+        world.log(tp).flush()
+    world.log(A0).faults["append"] = errors.LockTimeout("held by process 7")
+    world.directory.trail.clear()
+    writer.commit()
+    assert world.state("t") == "CompleteCommit"
+    markers = [where for what, where, b in world.directory.trail if what == "append" and b.control]
+    assert markers == ["b-0", "a-0"]
+
+
+def test_a_commit_that_is_decided_succeeds_whatever_hits_its_driver(world: World) -> None:
+    writer = Writer(world, "t")
+    writer.write(A0, b"1")
+    world.log(A0).flush()
+    log = world.log(A0)
+    log.before_append = lambda: setattr(log, "broken", errors.LogPoisoned("poisoned"))
+    assert writer.commit() == (writer.producer_id, 1)
+    log.broken = None
+    assert Writer(world, "t").outcome == TransactionOutcome("t", writer.producer_id, 0, True)
+    assert world.values(A0) == [b"1"]

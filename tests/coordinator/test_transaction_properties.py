@@ -139,7 +139,9 @@ class Transactions(RuleBasedStateMachine):
             with pytest.raises(errors.InvalidProducerIdMapping):
                 end()
             return
-        cell = "FENCED" if relation == "fenced" else TABLE[model.state, commit, relation == "retried"]
+        cell = (
+            "FENCED" if relation == "fenced" else TABLE[model.state, commit, relation == "retried"]
+        )
         if cell in REFUSALS:
             with pytest.raises(REFUSALS[cell]):
                 end()

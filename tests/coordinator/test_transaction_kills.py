@@ -1,0 +1,85 @@
+"""A producer process is killed at every step of its transaction; the next instance finds out.
+
+Committed exactly if the decision was durable, in all partitions or in none, and the next
+`init_producer_id` says which.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from eoslog import errors
+from eoslog.storage import files
+from tests.coordinator.test_transaction_engine import RealWorld
+from tests.coordinator.world import A0, A1, B0, Writer
+
+pytestmark = pytest.mark.process
+
+# step, how often it is passed before the kill, whether the transaction of a commit stands
+COMMIT_STEPS = [
+    ("txn.init.appended", 1, None), ("txn.init.durable", 1, None),
+    ("txn.added", 1, False), ("txn.added", 3, False), ("txn.flushed", 1, False),
+    ("txn.prepared", 1, True), ("txn.decided", 1, True),
+    ("txn.marked", 1, True), ("txn.marked", 2, True), ("txn.marked", 3, True),
+    ("txn.completed", 1, True),
+]  # fmt: skip
+
+
+def run_killed(path: Path, step: str, nth: int, commit: bool) -> None:
+    """A child that writes to three partitions, ends, and dies on the way."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            world = RealWorld(path)
+            files.arm_failpoint(step, "kill", nth)
+            writer = Writer(world, "t", timeout_ms=900_000)
+            for tp in (A0, A1, B0):
+                writer.write(tp, b"1", b"2")
+            writer.end(commit)
+            status = 0
+        except BaseException as error:  # noqa: BLE001
+            print(repr(error), file=sys.stderr)
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    assert status == signal.SIGKILL, f"{step} was not met: {status}"
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["next-session", "same-session"])
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@pytest.mark.parametrize(("step", "nth", "stands"), COMMIT_STEPS)
+def test_killed_anywhere_all_or_nothing(
+    tmp_path: Path, step: str, nth: int, stands: bool | None, commit: bool, alone: bool
+) -> None:
+    world = RealWorld(tmp_path / "d", "strict").create()
+    if alone:
+        world.close()
+    run_killed(world.path, step, nth, commit)
+    if alone:
+        world = RealWorld(world.path)
+    try:
+        committed = bool(stands) and commit
+        found = Writer(world, "t")
+        if stands is None:
+            assert found.outcome is None
+        else:
+            assert found.outcome is not None
+            assert found.outcome.committed == committed
+        for tp in (A0, A1, B0):
+            assert world.values(tp) == ([b"1", b"2"] if committed else [])
+            log = world.log(tp)
+            assert log.open_transactions() == []
+            assert len(world.markers(tp)) == (1 if log.log_end else 0)
+        found.write(A0, b"3")
+        found.commit()
+        assert world.values(A0)[-1:] == [b"3"]
+        with pytest.raises(errors.ProducerFenced):
+            world.coordinator.end_txn("t", found.producer_id, 0, True)
+    finally:
+        world.close()
