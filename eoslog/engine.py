@@ -164,17 +164,19 @@ class Engine:
             self._references -= 1
             if self._references > 0:
                 return
-            self._closed = True
             if _open.get(self._key) is self:
                 del _open[self._key]
             if self.session._generation != _core.fork_generation():
+                self._closed = True
                 return  # inherited through fork: everything of it belongs to the parent
             try:
                 if self._sweeper is not None:
                     self._sweeper.join(timeout=10)
                 if not self.read_only:
+                    # Not closed yet: partitions that only other processes had open are opened now.
                     self._close_clean()
             finally:
+                self._closed = True
                 self._release()
 
     def check(self) -> None:

@@ -1,17 +1,20 @@
-"""Staged writes: batches that many processes prepare, made visible by one of them in one transaction.
+"""Staged writes: many processes prepare batches, one makes them visible in one transaction.
 
-    DIR/eoslog-staging-0/<job>/<attempt>.batches     record batches of one attempt, one behind the other, offsets 0..
-    DIR/eoslog-staging-0/<job>/<attempt>.manifest    JSON: which bytes belong to which partition; written last
+    DIR/eoslog-staging-0/JOB/ATTEMPT.batches     record batches of one attempt, one after the other
+    DIR/eoslog-staging-0/JOB/ATTEMPT.manifest    JSON, which bytes are whose; written last
 
-Each attempt of each task writes files of its own and never touches a topic; readers are not held up. Whoever decides
-which attempts count calls `publish`, which appends them all through one transactional producer: every partition
-becomes visible together or none does. The producer stamps id, epoch and sequence at that time, so attempts need no
-agreement on them. Small attempts skip the files and travel as bytes.
+Each attempt of each task writes files of its own and never touches a topic; readers are not held
+up. Whoever decides which attempts count calls `publish`, which appends them all through one
+transactional producer: every partition becomes visible together or none does. The producer stamps
+id, epoch and sequence at that time, so attempts need no agreement on them. Small attempts skip the
+files and travel as bytes.
 
-**What a crash leaves:** files nobody names, removed by `sweep` when they are old enough; an unfinished `publish` is an
-open transaction of a dead process, aborted by whoever meets it. A manifest is there only if its batches are durable.
+**What a crash leaves:** files nobody names, removed by `sweep` when they are old enough; an
+unfinished `publish` is an open transaction of a dead process, aborted by whoever meets it. A
+manifest is there only if its batches are durable.
 
-Source: `DESIGN.md` "two ways to hold undecided data"; protocol rows 11 and 12 (sequences are assigned at decision).
+Source: `DESIGN.md` "two ways to hold undecided data"; protocol rows 11 and 12 (sequences are
+assigned at decision).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from eoslog import _core
 from eoslog.errors import ConfigError, CorruptRecord
 from eoslog.model import TopicPartition
-from eoslog.storage import codecs as _codecs  # noqa: F401  binds the codecs that batches are packed with
+from eoslog.storage import codecs as _codecs  # noqa: F401  binds the codecs of batches
 from eoslog.storage import files
 
 if TYPE_CHECKING:
@@ -80,15 +83,25 @@ class AttemptWriter:
     """
 
     def __init__(
-        self, directory: str, job: str, name: str, order: int, inline_limit: int = 1 << 20
+        self,
+        directory: str,
+        job: str,
+        name: str,
+        order: int,
+        inline_limit: int = 1 << 20,
+        *,
+        make_folder: bool = True,
     ) -> None:
-        """
+        """Prepares an attempt; nothing is written yet.
+
         Args:
             directory: The eoslog directory.
             job: Letters, digits, `.`, `_` and `-`; shared by the attempts of one job.
             name: The same alphabet; unique per attempt, retries included.
             order: Position of this attempt's batches among the winners.
             inline_limit: Bytes up to which nothing is written to disk.
+            make_folder: Whether to make the job's folder. Where `begin_job` made it, a folder
+                that is gone means that the job ended without this attempt, which then fails.
         """
         for part in (job, name):
             if (
@@ -103,6 +116,7 @@ class AttemptWriter:
         self._folder = os.path.join(directory, STAGING, job)
         self._path = os.path.join(self._folder, f"{name}.batches")
         self._limit = inline_limit
+        self._make_folder = make_folder
         self._held: dict[tuple[str, int], _Held] = {}
         self._chunks: list[bytes] = []
         self._spans: list[Span] = []
@@ -122,7 +136,8 @@ class AttemptWriter:
     def finish(self) -> Attempt:
         """Makes what was added durable, unless it stays inline.
 
-        **Durability:** where files are used, batches, manifest and the names of both are on disk on return.
+        **Durability:** where files are used, batches, manifest and the names of both are on disk
+        on return.
 
         Raises:
             StorageError: The files can't be written.
@@ -164,7 +179,9 @@ class AttemptWriter:
         self._chunks.clear()
 
     def _drain(self) -> None:
-        """Moves held batches to the end of the bytes, partition by partition, so that spans stay long."""
+        """Moves held batches to the end of the bytes, partition by partition, so that spans stay
+        long.
+        """
         for (topic, partition), held in self._held.items():
             sizes = [len(batch) for batch in held.batches]
             self._spans.append(Span(topic, partition, self._size, sizes, held.count))
@@ -174,8 +191,8 @@ class AttemptWriter:
 
     def _write(self, data: bytes) -> None:
         if self._fd < 0 and self._size + len(data) > self._limit:
-            files.make_dir(os.path.dirname(self._folder))
-            files.make_dir(self._folder)
+            if self._make_folder:
+                _make_durably(self._folder)
             self._fd = files.open_file(self._path, create=True)
             held = b"".join(self._chunks)
             self._chunks.clear()
@@ -203,21 +220,23 @@ def publish(
     offsets: Mapping[TopicPartition, Any] | None = None,
     group: str | None = None,
 ) -> int:
-    """Appends all attempts in one transaction of `producer`, with a group's offsets if given, and commits it.
+    """Appends all attempts, and a group's offsets, in one transaction and commits it.
 
     Args:
         producer: Transactional, `init_transactions` called, no transaction open.
         directory: The eoslog directory.
         attempts: The winning ones; published in the order of `order`, partition by partition.
-        offsets: Committed in the same transaction for `group`.
+        offsets: Committed in the same transaction.
+        group: Whose offsets they are.
 
     Returns:
         Number of records.
 
     Raises:
-        CorruptRecord: A staged file is not what its writer made durable; the transaction is aborted.
-        CommitOutcomeUnknown: The commit may or may not count; the next `init_transactions` tells.
-        ProducerFenced: Somebody else took over this transactional id; nothing of this became visible.
+        CorruptRecord: A staged file is not what its writer made durable; the transaction is
+        aborted. CommitOutcomeUnknown: The commit may or may not count; the next
+        `init_transactions` tells. ProducerFenced: Somebody else took over this transactional id;
+        nothing of this became visible.
 
     **Durability:** everything is durable and visible on return.
     """
@@ -236,7 +255,9 @@ def publish(
 
 
 class _Source:
-    """The bytes of one attempt and which of them belong where; nothing is held open between partitions."""
+    """The bytes of one attempt and which of them belong where; nothing is held open between
+    partitions.
+    """
 
     def __init__(self, directory: str, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -257,7 +278,9 @@ class _Source:
         return [Span(**span) for span in json.loads(raw)["spans"]]
 
     def batches(self, topic: str, partition: int) -> Iterator[bytes]:
-        """Batches of one partition in the order they were added; each batch's own CRC is checked when it is stamped."""
+        """Batches of one partition in the order they were added; each batch's own CRC is checked
+        when it is stamped.
+        """
         spans = [span for span in self.spans if (span.topic, span.partition) == (topic, partition)]
         if not spans:
             return
@@ -281,6 +304,16 @@ class _Source:
             files.close(fd)
 
 
+def begin_job(directory: str, job: str) -> None:
+    """Makes a job's folder, durably."""
+    _make_durably(os.path.join(directory, STAGING, job))
+
+
+def _make_durably(folder: str) -> None:
+    files.make_dir(os.path.dirname(folder))
+    files.make_dir(folder)
+
+
 def discard(directory: str, attempts: Sequence[Attempt]) -> None:
     """Removes the files of these attempts; those that are gone already are fine."""
     for one in attempts:
@@ -292,14 +325,19 @@ def discard(directory: str, attempts: Sequence[Attempt]) -> None:
 
 def discard_job(directory: str, job: str) -> None:
     """Removes all files of a job, also of attempts that nobody knows any more."""
-    files.remove_tree(os.path.join(directory, STAGING, job))
+    folder = os.path.join(directory, STAGING, job)
+    # An attempt that still runs may add a file while the folder is emptied.
+    for _ in range(3):
+        files.remove_tree(folder)
+        if not os.path.exists(folder):
+            return
 
 
 def sweep(directory: str, older_than_s: float) -> list[str]:
     """Removes the jobs in which nothing was written for so long; returns their names.
 
-    A staged file is never needed once its job is decided, and published data lies in the topics: sweeping can cost
-    a job that is still running its attempts, never committed data.
+    A staged file is never needed once its job is decided, and published data lies in the topics:
+    sweeping can cost a job that is still running its attempts, never committed data.
     """
     folder = os.path.join(directory, STAGING)
     try:

@@ -1,4 +1,6 @@
-"""Spark data source for eoslog; Spark 4 finds `DefaultSource` here by itself, without registration."""
+"""Spark data source for eoslog; Spark 4 finds `DefaultSource` here by itself, without
+registration.
+"""
 
 from pyspark_eoslog.source import DefaultSource
 

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
     from eoslog.client.staging import AttemptWriter
 
-# Larger batches make publishing and scanning cheaper; a batch must stay below a topic's max.message.bytes.
+# Larger batches make publishing and scanning cheaper; a batch must stay below a topic's
+# max.message.bytes.
 BATCH_BYTES = 512 << 10
-# Rows without a key change their partition after so many bytes, as a sticky producer does with every batch.
+# Rows without a key change their partition after so many bytes, as a sticky producer does with
+# every batch.
 STICKY_BYTES = 16 << 10
-# Upper bound of what a record costs beside key, value and headers: varints of lengths, deltas and counts.
+# Upper bound of what a record costs beside key, value and headers: varints of lengths, deltas and
+# counts.
 RECORD_OVERHEAD = 40
 HEADER_OVERHEAD = 10
 BATCH_OVERHEAD = 61
@@ -49,8 +52,8 @@ class _Bucket:
 class RowEncoder:
     """Turns Arrow batches into record batches in an `AttemptWriter`; one per task attempt.
 
-    A row goes to its `partition` column, else to the murmur2 partition of its key (the same as every Kafka client's),
-    else to one partition after the other in turns of about 16 KiB.
+    A row goes to its `partition` column, else to the murmur2 partition of its key (the same as
+    every Kafka client's), else to one partition after the other in turns of about 16 KiB.
     """
 
     def __init__(
@@ -61,7 +64,8 @@ class RowEncoder:
         compression: str,
         seed: int,
     ) -> None:
-        """
+        """Starts with no rows.
+
         Args:
             out: Takes the encoded batches.
             targets: Every topic that may be written to.
@@ -99,7 +103,7 @@ class RowEncoder:
         now = int(time.time() * 1000)
         buckets = self._buckets
         for value, key, topic, partition, stamp, pairs in zip(
-            values, keys, topics, partitions, times, headers
+            values, keys, topics, partitions, times, headers, strict=False
         ):
             size = RECORD_OVERHEAD + (len(value) if value else 0) + (len(key) if key else 0)
             header: Headers = ()
@@ -113,8 +117,8 @@ class RowEncoder:
                 raise _no_topic(topic)
             if size + BATCH_OVERHEAD > target.max_message_bytes:
                 raise RecordTooLarge(
-                    f"a row of about {size} bytes for topic '{topic}' exceeds its max.message.bytes "
-                    f"of {target.max_message_bytes}"
+                    f"a row of about {size} bytes for topic '{topic}' exceeds its "
+                    f"max.message.bytes of {target.max_message_bytes}"
                 )
             if partition is None:
                 if key is None:
@@ -123,7 +127,8 @@ class RowEncoder:
                     partition = _core.partition_for_key(key, target.partitions)
             elif not 0 <= partition < target.partitions:
                 raise ConfigError(
-                    f"column 'partition' is {partition}, topic '{topic}' has partitions 0 to {target.partitions - 1}"
+                    f"column 'partition' is {partition}, "
+                    f"topic '{topic}' has partitions 0 to {target.partitions - 1}"
                 )
             bucket = buckets.get((topic, partition))
             if bucket is None:

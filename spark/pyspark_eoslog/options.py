@@ -1,4 +1,5 @@
-"""Options of `format("eoslog")`: names and meanings of Spark's Kafka source and sink, checked before anything is opened.
+"""Options of `format("eoslog")`: names and meanings of Spark's Kafka source and sink, checked
+before anything is opened.
 
 Pure data: nothing here touches a directory or imports pyspark.
 """
@@ -19,9 +20,10 @@ LATEST = -1
 PartitionKey = tuple[str, int]
 
 _READ = {
-    "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
-    "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
-    "isolationLevel", "kafka.isolation.level", "includeHeaders", "minPartitions", "maxRecordsPerPartition",
+    "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets",
+    "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "isolationLevel",
+    "kafka.isolation.level", "includeHeaders", "minPartitions", "maxRecordsPerPartition",
     "failOnDataLoss", "columns", "valueFormat", "keyFormat", "batchRows",
 }  # fmt: skip
 _STREAM_READ = {
@@ -38,12 +40,15 @@ _WRITE = {
     "inlineLimitBytes",
     "stagingRetentionHours",
 }
-_SHARED = {"path", "checkpointLocation"}
-# Mean something over a network or to Spark itself, nothing to a directory: accepted so that a job moves unchanged.
+_SHARED = {"path", "checkpointLocation", "location"}
+# Mean something over a network or to Spark itself, nothing to a directory: accepted so that a job
+# moves unchanged.
 _IGNORED = {
     "kafka.bootstrap.servers", "kafka.group.id", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
-    "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "queryName", "provider", "serialization.format", "owner",
-    "maxTriggerDelay",
+    "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "maxTriggerDelay", "queryName",
+    # What the catalog adds to the options of a table.
+    "provider", "serialization.format", "owner", "external", "is_managed_location", "comment",
+    "collation", "table_type",
 }  # fmt: skip
 _IGNORED_PREFIXES = ("kafka.security.", "kafka.sasl.", "kafka.ssl.", "option.")
 _KNOWN = {name.lower(): name for name in _READ | _STREAM_READ | _WRITE | _SHARED | _IGNORED}
@@ -54,8 +59,8 @@ _COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 class Bound:
     """Where reading begins or ends, as the user said it.
 
-    Exactly one of the forms is set, in Kafka's order of precedence: one time for all, a time per partition, an
-    offset per partition, or a word (`EARLIEST`, `LATEST`).
+    Exactly one of the forms is set, in Kafka's order of precedence: one time for all, a time per
+    partition, an offset per partition, or a word (`EARLIEST`, `LATEST`).
     """
 
     option: str
@@ -70,8 +75,8 @@ class Options:
     """Everything the user asked for, parsed and checked; plain values, so it travels to executors.
 
     Attributes:
-        subscription: `("subscribe" | "subscribePattern" | "assign", value)`, or None in a pure write.
-        starting: First offset wanted, None where the default of batch or stream applies.
+        subscription: `("subscribe" | "subscribePattern" | "assign", value)`, or None in a pure
+        write. starting: First offset wanted, None where the default of batch or stream applies.
         ending: Offset after the last one wanted, None where the default applies.
         columns: Columns to read, in this order; None for all.
     """
@@ -112,7 +117,8 @@ class Options:
             ConfigError: Naming the option and its value.
         """
         values = _Values(options)
-        path = values.text("path")
+        # A table of the catalog gives its path as its location.
+        path = values.text("path") or values.text("location")
         if not path:
             raise ConfigError(
                 "option 'path' is missing: give the eoslog directory, .option(\"path\", DIR)"
@@ -121,7 +127,8 @@ class Options:
         app_id = values.text("txnAppId")
         if (version is None) != (app_id is None):
             raise ConfigError(
-                f"options 'txnAppId' ({app_id!r}) and 'txnVersion' ({version!r}) belong together: give both or neither"
+                f"options 'txnAppId' ({app_id!r}) and 'txnVersion' ({version!r}) "
+                "belong together: give both or neither"
             )
         if app_id is not None and not app_id:
             raise ConfigError("option 'txnAppId' is empty")
@@ -173,12 +180,14 @@ class Options:
         """Raises ConfigError unless the options say what to read."""
         if self.subscription is None:
             raise ConfigError(
-                "nothing to read: give one of the options 'subscribe', 'subscribePattern' or 'assign'"
+                "nothing to read: give the option 'subscribe', 'subscribePattern' or 'assign'"
             )
 
 
 class _Values:
-    """The raw options under lower-case names, with typed access whose errors name option and value."""
+    """The raw options under lower-case names, with typed access whose errors name option and
+    value.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.raw = {name.lower(): value for name, value in options.items()}
@@ -258,7 +267,8 @@ def _local_path(path: str) -> str:
     scheme = re.match(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://", path)
     if scheme:
         raise ConfigError(
-            f"option 'path' must name a local directory, got {path!r} ({scheme.group(1)} is no local path)"
+            f"option 'path' must name a local directory, got {path!r} "
+            f"({scheme.group(1)} is no local path)"
         )
     return path
 
@@ -311,7 +321,9 @@ def assigned_partitions(text: str) -> list[PartitionKey]:
 
 
 def _bound(values: _Values, side: str) -> Bound | None:
-    """The start or end of the range; precedence as Kafka's: global time, time per partition, offsets."""
+    """The start or end of the range; precedence as Kafka's: global time, time per partition,
+    offsets.
+    """
     if (time := values.integer(f"{side}Timestamp", minimum=0)) is not None:
         return Bound(f"{side}Timestamp", timestamp_ms=time)
     if values.text(f"{side}OffsetsByTimestamp") is not None:

@@ -1,16 +1,20 @@
 """From options to offset ranges: which partitions, from where to where, in how many tasks.
 
-`pin_ranges` asks the log; the rest is arithmetic on plain tuples `(topic, partition, start, end)`, end exclusive.
+`pin_ranges` asks the log; the rest is arithmetic on plain tuples `(topic, partition, start, end)`,
+end exclusive.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from eoslog.errors import ConfigError, EoslogError, OffsetOutOfRange, UnknownTopicOrPartition
+from eoslog.errors import ConfigError, OffsetOutOfRange, StorageError, UnknownTopicOrPartition
 from eoslog.model import TopicPartition
 from pyspark_eoslog.options import (
     EARLIEST,
@@ -31,7 +35,8 @@ Range = tuple[str, int, int, int]
 
 @contextmanager
 def open_for_planning(path: str) -> Iterator[Log]:
-    """The directory, writable where it may be: a snapshot can then finish transactions that a dead process left.
+    """The directory, writable where it may be: a snapshot can then finish transactions that a dead
+    process left.
 
     Raises:
         ConfigError: No eoslog directory at `path`.
@@ -40,12 +45,16 @@ def open_for_planning(path: str) -> Iterator[Log]:
 
     try:
         log = eoslog.open(path, create=False)
-    except PermissionError:
-        log = eoslog.open(path, create=False, read_only=True)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"option 'path' = {path!r}: there is no such eoslog directory on this host"
-        ) from None
+    except StorageError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            log = eoslog.open(path, create=False, read_only=True)
+        elif error.errno == errno.ENOENT:
+            raise ConfigError(
+                f"option 'path' = {path!r}: "
+                f"there is no eoslog directory on {os.uname().nodename} ({error})"
+            ) from None
+        else:
+            raise
     try:
         yield log
     finally:
@@ -91,7 +100,8 @@ def subscribed_partitions(log: Log, options: Options) -> list[PartitionKey]:
     """The partitions that `subscribe`, `subscribePattern` or `assign` name, in order.
 
     Raises:
-        UnknownTopicOrPartition: One that doesn't exist; a pattern that fits nothing gives an empty list.
+        UnknownTopicOrPartition: One that doesn't exist; a pattern that fits nothing gives an empty
+        list.
     """
     assert options.subscription is not None
     kind, text = options.subscription
@@ -125,7 +135,9 @@ def partitions_of(log: Log, topic: str) -> list[int]:
 def latest_offsets(
     log: Log, keys: Sequence[PartitionKey], isolation: str
 ) -> dict[PartitionKey, int]:
-    """End offsets to read up to: whole transactions under read_committed, else the high watermarks."""
+    """End offsets to read up to: whole transactions under read_committed, else the high
+    watermarks.
+    """
     if not keys:
         return {}
     if isolation == "read_uncommitted":
@@ -143,7 +155,8 @@ def resolve(
     """The offset of a bound in each partition of `latest`.
 
     Raises:
-        ConfigError: JSON that lacks a partition or names one that isn't read; a time that no record has, where the
+        ConfigError: JSON that lacks a partition or names one that isn't read; a time that no
+        record has, where the
             strategy is `error`.
     """
     table = bound.offsets if bound.offsets is not None else bound.timestamps_ms
@@ -195,7 +208,8 @@ def offset_at(
     empty = log.offsets(topic, partition).log_start >= end
     if bound.option.startswith("starting") and options.timestamp_strategy == "error" and not empty:
         raise ConfigError(
-            f"option '{bound.option}': {topic}-{partition} has no record at or after {timestamp_ms} ms; "
+            f"option '{bound.option}': {topic}-{partition} has no record "
+            f"at or after {timestamp_ms} ms; "
             "set startingOffsetsByTimestampStrategy to latest to read nothing of it"
         )
     return LATEST
@@ -207,7 +221,8 @@ def within_log(
     """The range cut to what is there, or an error where data that was asked for is not.
 
     Raises:
-        OffsetOutOfRange: Under `failOnDataLoss`, a start below the log start or a bound beyond the last readable one.
+        OffsetOutOfRange: Under `failOnDataLoss`, a start below the log start or a bound beyond the
+        last readable one.
     """
     log_start = log.offsets(topic, partition).log_start
     if options.fail_on_data_loss:
@@ -232,11 +247,11 @@ def split(
 
     Args:
         ranges: One per log partition.
-        min_partitions: A hint: large ranges are cut until there are about as many, in proportion to their size.
+        min_partitions: A hint; large ranges are cut until there are about as many.
         max_records: No task gets more offsets than this.
     """
     ranges = [one for one in ranges if one[3] > one[2]]
-    pieces = {one: 1 for one in ranges}
+    pieces = dict.fromkeys(ranges, 1)
     if max_records is not None:
         pieces = {one: -(-(one[3] - one[2]) // max_records) for one in ranges}
     if min_partitions is not None and sum(pieces.values()) < min_partitions:
@@ -246,7 +261,9 @@ def split(
 
 
 def _proportional(ranges: Sequence[Range], wanted: int) -> dict[Range, int]:
-    """Pieces per range by its share; small ranges stay whole and are taken out of the sum first (SPARK-36576)."""
+    """Pieces per range by its share; small ranges stay whole and are taken out of the sum first
+    (SPARK-36576).
+    """
     total = sum(end - start for _, _, start, end in ranges)
     small = [one for one in ranges if (one[3] - one[2]) * wanted < 1.5 * total]
     rest = total - sum(end - start for _, _, start, end in small)
@@ -261,11 +278,8 @@ def _proportional(ranges: Sequence[Range], wanted: int) -> dict[Range, int]:
 def _cut(one: Range, count: int) -> list[Range]:
     topic, partition, start, end = one
     edges = [start + (end - start) * index // count for index in range(count + 1)]
-    return [(topic, partition, low, high) for low, high in zip(edges, edges[1:], strict=False)]
+    return [(topic, partition, low, high) for low, high in itertools.pairwise(edges)]
 
 
 def _shown(keys: Sequence[PartitionKey]) -> str:
     return ", ".join(f"{topic}-{partition}" for topic, partition in keys) or "none"
-
-
-__all__ = ["EoslogError", "Range", "open_for_planning", "pin_ranges", "split"]

@@ -1,10 +1,11 @@
 """The driver's half of a write: publish each (application, version) once, durably, and never twice.
 
-The record of the last version of an application is a committed offset: group `__eoslog-spark-<application>`,
-partition `eoslog-spark-0`, offset = version. It is committed in the same transaction as the data, so one cannot be
-there without the other, and it is looked up in memory. The transactional id `eoslog-spark-<application>` fences a
-second driver: whoever calls `init_transactions` last wins, and finishes what the other had decided before it looks up
-the version.
+The record of the last version of an application is a committed offset: group
+`__eoslog-spark-APPLICATION`, partition `__consumer_offsets-0`, offset = version. It is committed
+in the same transaction as the data, so one cannot be there without the other, and it is looked up
+in memory. The transactional id `eoslog-spark-APPLICATION` fences a second driver: whoever calls
+`init_transactions` last wins, and finishes what the other had decided before it looks up the
+version.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from typing import TYPE_CHECKING
 import eoslog
 from eoslog.client import staging
 from eoslog.errors import CommitOutcomeUnknown
-from eoslog.model import OffsetAndMetadata, TopicPartition
+from eoslog.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
-    from eoslog.log import Log
-
     from eoslog.client.staging import Attempt
+    from eoslog.log import Log
     from pyspark_eoslog.options import Options
 
 logger = logging.getLogger(__name__)
 
-VERSION_KEY = TopicPartition("eoslog-spark", 0)
+# An offset belongs to a partition that exists; this one always does, and nobody reads it as a
+# position.
+VERSION_KEY = TopicPartition(CONSUMER_OFFSETS_TOPIC, 0)
 # Kafka's greatest; publishing copies staged files, which takes as long as the disk takes.
 TRANSACTION_TIMEOUT_MS = 900_000
 
@@ -68,7 +70,8 @@ def publish_once(
 
     Raises:
         ProducerFenced: Another driver took over the application's transactional id.
-        CommitOutcomeUnknown: Still not known after asking again; a retry with the same version is safe.
+        CommitOutcomeUnknown: Still not known after asking again; a retry with the same version is
+        safe.
 
     **Durability:** data and version are durable on return.
     """
@@ -77,7 +80,8 @@ def publish_once(
         published = _publish(log, options, app_id, version, attempts)
     finally:
         log.close()
-    # Decided: nobody needs the files any more, neither the winners' nor those of attempts that lost.
+    # Decided: nobody needs the files any more, neither the winners' nor those of attempts that
+    # lost.
     for job in jobs:
         staging.discard_job(options.path, job)
     staging.sweep(options.path, options.staging_retention_hours * 3600)
@@ -113,7 +117,8 @@ def _publish(
         if app_id is not None and _is_replay(log, app_id, version):
             return True
         if outcome is None and app_id is None:
-            # Neither an outcome nor a version to look up: publishing again could store the rows twice.
+            # Neither an outcome nor a version to look up: publishing again could store the rows
+            # twice.
             raise unknown
         staging.publish(successor, options.path, attempts, offsets=offsets, group=group)
         return True

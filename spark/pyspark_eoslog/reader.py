@@ -1,4 +1,6 @@
-"""Batch read: one Arrow batch after the other out of `[start, end)` of a partition, on any executor."""
+"""Batch read: one Arrow batch after the other out of `[start, end)` of a partition, on any
+executor.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ from pyspark_eoslog.schema import SCAN_COLUMNS, arrow_schema, check_source_schem
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from eoslog.log import Log
     from pyspark.sql.types import StructType
 
+    from eoslog.log import Log
     from pyspark_eoslog.options import Options
 
 
 class OffsetRange(InputPartition):
-    """What one task reads. Plain values only: it is pickled to an executor that has its own eoslog."""
+    """What one task reads. Plain values only: it is pickled to an executor that has its own
+    eoslog.
+    """
 
     def __init__(self, topic: str, partition: int, start: int, end: int) -> None:
         self.topic = topic
@@ -33,14 +37,16 @@ class OffsetRange(InputPartition):
         return f"OffsetRange({self.topic}-{self.partition}, [{self.start}, {self.end}))"
 
 
-# Worker processes serve many tasks; opening a directory anew for each would cost more than a small task.
+# Worker processes serve many tasks; opening a directory anew for each would cost more than a small
+# task.
 _open_logs: dict[tuple[int, int, int], Log] = {}
 
 
 def executor_log(path: str, topic: str, partition: int, end: int) -> Log:
     """A read-only handle that can see `[.., end)` of a partition, cached per directory and process.
 
-    A read-only handle may have fixed its ends when it was opened; it is replaced where the log has grown since.
+    A read-only handle may have fixed its ends when it was opened; it is replaced where the log has
+    grown since.
 
     Raises:
         ConfigError: The directory can't be read on this host.
@@ -51,7 +57,8 @@ def executor_log(path: str, topic: str, partition: int, end: int) -> Log:
         status = os.stat(path)
     except OSError as error:
         raise ConfigError(
-            f"option 'path' = {path!r}: executor on {os.uname().nodename} can't read it: {error.strerror}"
+            f"option 'path' = {path!r}: "
+            f"the executor on {os.uname().nodename} can't read it: {error.strerror}"
         ) from None
     key = (os.getpid(), status.st_dev, status.st_ino)
     log = _open_logs.get(key)
@@ -95,14 +102,16 @@ def read_range(
     for batch in scan:
         if batch.num_rows:
             arrays = [
-                _as(pa, batch.column(name), field.type)
+                _as(batch.column(name), field.type)
                 for name, field in zip(names, target, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
-def _as(pa: object, array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """An array in the type Spark insists on: dictionaries decoded, milliseconds as microseconds, bytes as text."""
+def _as(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """An array in the type Spark insists on: dictionaries decoded, milliseconds as microseconds,
+    bytes as text.
+    """
     if array.type.equals(wanted):
         return array
     return array.cast(wanted)
@@ -111,12 +120,13 @@ def _as(pa: object, array: pa.Array, wanted: pa.DataType) -> pa.Array:
 class EoslogReader(DataSourceReader):
     """Reads pinned offset ranges; no state but plain values, as Spark pickles it to every task.
 
-    `pushFilters` is not defined on purpose: in Spark 4 a pushed filter stays on the shared relation and silently
-    drops rows of other scans of the same DataFrame. Ranges are options.
+    `pushFilters` is not defined on purpose: in Spark 4 a pushed filter stays on the shared
+    relation and silently drops rows of other scans of the same DataFrame. Ranges are options.
     """
 
     def __init__(self, options: Options, schema: StructType, ranges: Sequence[Range]) -> None:
-        """
+        """Splits the ranges into tasks.
+
         Args:
             options: Parsed options.
             schema: What Spark wants: the source's own schema, or the user's.
@@ -133,9 +143,11 @@ class EoslogReader(DataSourceReader):
         self.ranges = split(ranges, options.min_partitions, options.max_records_per_partition)
 
     def partitions(self) -> Sequence[InputPartition]:
+        """One task per range."""
         return [OffsetRange(*one) for one in self.ranges]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task: the records of one range."""
         # With nothing to read Spark still runs one task, on a partition of its own making.
         if isinstance(partition, OffsetRange):
             yield from read_range(

@@ -1,4 +1,6 @@
-"""Columns of the source and the sink: names and types of Spark's Kafka connector, and their Arrow forms."""
+"""Columns of the source and the sink: names and types of Spark's Kafka connector, and their Arrow
+forms.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def source_schema(options: Options) -> StructType:
     unknown = [name for name in wanted if name not in SOURCE_TYPES]
     if unknown or len(set(wanted)) != len(wanted):
         raise ConfigError(
-            f"option 'columns' = {','.join(wanted)!r} must name different columns out of {', '.join(SOURCE_TYPES)}"
+            f"option 'columns' = {','.join(wanted)!r} "
+            f"must name different columns out of {', '.join(SOURCE_TYPES)}"
         )
     text = {"key": options.key_format == "string", "value": options.value_format == "string"}
     return StructType(
@@ -74,7 +77,8 @@ def source_schema(options: Options) -> StructType:
 
 
 def check_source_schema(schema: StructType) -> None:
-    """Checks a schema given by the user: any of the columns, in any order, key and value also as string.
+    """Checks a schema given by the user: any of the columns, in any order, key and value also as
+    string.
 
     Raises:
         ConfigError: Naming the column and the types it may have.
@@ -84,7 +88,8 @@ def check_source_schema(schema: StructType) -> None:
 
 
 def check_sink_schema(schema: StructType, topic_option: str | None) -> None:
-    """Checks the DataFrame to be written as Spark's Kafka sink does; columns it doesn't know are not written.
+    """Checks the DataFrame to be written as Spark's Kafka sink does; columns it doesn't know are
+    not written.
 
     Raises:
         ConfigError: No `value`, no topic anywhere, or a column of the wrong type.
@@ -116,7 +121,9 @@ def _same_shape(given: DataType, wanted: DataType) -> bool:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The exact Arrow schema that Spark demands of a reader's batches; it compares with `equals`."""
+    """The exact Arrow schema that Spark demands of a reader's batches; it compares with
+    `equals`.
+    """
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")

@@ -1,6 +1,8 @@
-"""Streaming source: offsets as JSON of topics and partitions, whole transactions up to the latest offset.
+"""Streaming source: offsets as JSON of topics and partitions, whole transactions up to the latest
+offset.
 
-Runs in one long-lived process of the driver; `read` runs in tasks from a pickled copy and keeps no state.
+Runs in one long-lived process of the driver; `read` runs in tasks from a pickled copy and keeps no
+state.
 """
 
 from __future__ import annotations
@@ -44,9 +46,11 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics as an unbounded table; new partitions begin at their earliest offset."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        """
+        """Checks options and schema.
+
         Raises:
-            ConfigError: A user schema with a column or type that there is not, or an end, which a stream has not.
+            ConfigError: A user schema with a column or type that there is not, or an end, which a
+            stream has not.
         """
         check_source_schema(schema)
         if options.ending is not None:
@@ -58,6 +62,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pinned: Offsets | None = None
 
     def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins."""
         bound = self.options.starting or Bound("startingOffsets", word=LATEST)
         with open_for_planning(self.options.path) as log:
             keys = subscribed_partitions(log, self.options)
@@ -66,13 +71,16 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """`maxRecordsPerTrigger`, or everything."""
         limit = self.options.max_records_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
+        """Pins the end of an AvailableNow run."""
         self._pinned = self._latest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the next batch ends; `start` itself if there is nothing to read."""
         begin = from_json(start)
         end = self._latest() if self._pinned is None else self._pinned
         # Partitions that the query never saw begin where they begin.
@@ -89,9 +97,11 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any]:
+        """The end of the log, so that progress reports show the lag."""
         return to_json(self._latest())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a batch; asked again after a restart, for the range it was in."""
         stop = from_json(end)
         begin = self._with_new_partitions(from_json(start), stop)
         ranges = []
@@ -106,7 +116,8 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         pieces = split(ranges, self.options.min_partitions, self.options.max_records_per_partition)
         return [OffsetRange(*piece) for piece in pieces]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task: the records of one range."""
         if isinstance(partition, OffsetRange):
             options = self.options
             yield from read_range(
@@ -147,7 +158,8 @@ def from_json(offsets: dict[str, Any]) -> Offsets:
 
 
 def limited(begin: Offsets, end: Offsets, most: int) -> Offsets:
-    """Ends moved back so that about `most` offsets lie between, shared by how much each partition has waiting.
+    """Ends moved back so that about `most` offsets lie between, shared by how much each partition
+    has waiting.
 
     At least one offset moves, or the query would stand still.
     """
@@ -163,6 +175,3 @@ def limited(begin: Offsets, end: Offsets, most: int) -> Offsets:
         carried -= taken
         result[key] = begin[key] + taken
     return result
-
-
-__all__ = ["EoslogStreamReader", "Options"]

@@ -1,7 +1,8 @@
 """Streaming sink, exactly once: version = batch id, application = query id.
 
-Spark makes a new writer for planning, for commit and for abort, each in another process, and tells `commit` only the
-batch id. The query id is a local property in the tasks; it travels in their messages. A batch always has one message.
+Spark makes a new writer for planning, for commit and for abort, each in another process, and tells
+`commit` only the batch id. The query id is a local property in the tasks; it travels in their
+messages. A batch always has one message.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ BATCH_ID = "streaming.sql.batchId"
 
 
 class EoslogStreamWriter(DataSourceStreamArrowWriter):
-    """Appends each micro-batch once, whatever is killed; complete mode appends the whole result as Kafka's sink does.
+    """Appends each micro-batch once, whatever is killed; complete mode appends the whole result as
+    Kafka's sink does.
 
-    The application is the query id, which a new checkpoint renews, so a query that starts over is not taken for a
-    replay. `txnAppId` is appended to it where one query feeds several sinks.
+    The application is the query id, which a new checkpoint renews, so a query that starts over is
+    not taken for a replay. `txnAppId` is appended to it where one query feeds several sinks.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        """
+        """Checks the DataFrame against the topics.
+
         Raises:
-            ConfigError: Columns that the sink can't write, or `txnVersion`, which is the batch id here.
+            ConfigError: Columns that the sink can't write, or `txnVersion`, which is the batch id
+            here.
         """
         if options.txn_version is not None:
             raise ConfigError(
@@ -49,6 +53,7 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
         self.task = StagingTask(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        """Runs in a task: stages the rows of one attempt."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -56,11 +61,15 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
         batch_id = context.getLocalProperty(BATCH_ID) if context else None
         if not query_id:
             raise IllegalState(
-                f"Spark did not set the local property {QUERY_ID}: exactly once needs the query's id"
+                f"Spark did not set the local property {QUERY_ID}, which exactly once needs"
             )
         return StagedMessage(self.task.run(iterator, job_name(query_id, batch_id)), query_id)
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Publishes the batch, unless it was published before.
+
+        **Durability:** all rows are durable and visible on return.
+        """
         from pyspark_eoslog.publish import publish_once
 
         query_id = _query_id(messages)
@@ -73,11 +82,14 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
             query_id,
             batchId,
             attempts_of(messages),
-            jobs=[job_name(query_id, str(batchId))],
+            # Attempts that outlived the last batch may have left something in its folder.
+            jobs=[job_name(query_id, str(batchId)), job_name(query_id, str(batchId - 1))],
         )
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]
-        # Comes after a failed commit too, which may have become durable: only staged files go, never published data.
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Removes what the named attempts staged."""
+        # Comes after a failed commit too, which may have become durable: only staged files go,
+        # never published data.
         from eoslog.client.staging import discard
 
         discard(self.options.path, attempts_of(messages))

@@ -1,6 +1,7 @@
 """Batch write: tasks stage, the driver publishes the winners in one transaction.
 
-`StagingTask` and `publish_messages` serve the streaming sink as well; the two differ only in who names the version.
+`StagingTask` serves the streaming sink as well; the two differ only in who
+names the version.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from eoslog.client.staging import Attempt
+from eoslog.client.staging import Attempt, begin_job
 from eoslog.errors import ConfigError
 from pyspark_eoslog.encoder import TopicTarget
 from pyspark_eoslog.schema import check_sink_schema
@@ -28,7 +29,9 @@ DEFAULT_MAX_MESSAGE_BYTES = 1048588
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """What a task tells the driver: the attempt it staged, and the query it ran for where there is one."""
+    """What a task tells the driver: the attempt it staged, and the query it ran for where there is
+    one.
+    """
 
     attempt: Attempt
     query_id: str | None = None
@@ -51,8 +54,13 @@ class StagingTask:
         self.inline_limit = options.inline_limit_bytes
         self.targets = topic_targets(options.path, options.topic)
 
-    def run(self, rows: Iterator[pa.RecordBatch], job: str) -> Attempt:
+    def run(self, rows: Iterator[pa.RecordBatch], job: str, *, make_folder: bool = True) -> Attempt:
         """Encodes and stages the rows of this attempt.
+
+        Args:
+            rows: What the task got.
+            job: Names the staging folder.
+            make_folder: False where the driver made it.
 
         **Durability:** what stays out of the message is on disk on return; topics are untouched.
         """
@@ -64,7 +72,9 @@ class StagingTask:
         context = TaskContext.get()
         number, attempt = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
         name = f"{number:05d}-{attempt}-{uuid.uuid4().hex[:12]}"
-        out = AttemptWriter(self.path, job, name, number, self.inline_limit)
+        out = AttemptWriter(
+            self.path, job, name, number, self.inline_limit, make_folder=make_folder
+        )
         try:
             encoder = RowEncoder(out, self.targets, self.topic, self.compression, seed=number)
             for batch in rows:
@@ -106,13 +116,14 @@ def attempts_of(messages: Sequence[WriterCommitMessage | None]) -> list[Attempt]
 class EoslogWriter(DataSourceArrowWriter):
     """Appends a DataFrame: all partitions of all topics become visible together, or none does.
 
-    With `txnAppId` and `txnVersion` a version that was committed before, or an older one, is skipped, so that a job
-    may be run again after any failure. The planned writer is pickled, so the job's name is the same for all tasks
-    and the commit.
+    With `txnAppId` and `txnVersion` a version that was committed before, or an older one, is
+    skipped, so that a job may be run again after any failure. The planned writer is pickled, so
+    the job's name is the same for all tasks and the commit.
     """
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
-        """
+        """Checks the DataFrame and makes the staging folder of the job.
+
         Raises:
             ConfigError: Overwrite mode, or columns that the sink can't write.
         """
@@ -124,18 +135,27 @@ class EoslogWriter(DataSourceArrowWriter):
         self.options = options
         self.task = StagingTask(options, schema)
         self.job = f"batch-{uuid.uuid4().hex}"
+        begin_job(options.path, self.job)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
-        return StagedMessage(self.task.run(iterator, self.job))
+        """Runs in a task: stages the rows of one attempt."""
+        # Tasks don't make the folder: an attempt that outlives the job's end shall leave nothing.
+        return StagedMessage(self.task.run(iterator, self.job, make_folder=False))
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # type: ignore[override]
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Publishes the winning attempts, unless this version was published before.
+
+        **Durability:** all rows are durable and visible on return.
+        """
         from pyspark_eoslog.publish import publish_once
 
         app_id, version = self.options.txn_app_id, self.options.txn_version
         publish_once(self.options, app_id, version, attempts_of(messages), jobs=[self.job])
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # type: ignore[override]
-        # Published data lies in the topics: what is removed here can't undo a commit that became durable.
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Removes what the job staged."""
+        # Published data lies in the topics: what is removed here can't undo a commit that became
+        # durable.
         from eoslog.client.staging import discard_job
 
         discard_job(self.options.path, self.job)

@@ -5,11 +5,13 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def _make_importable() -> None:
-    """Spark's planner and executors are processes of their own: they need the path in the environment."""
+    """Spark's planner and executors are processes of their own: the environment tells them."""
     wanted = []
     for name, folder in (("eoslog", ROOT), ("pyspark_eoslog", ROOT / "spark")):
         spec = importlib.util.find_spec(name)
@@ -23,3 +25,40 @@ def _make_importable() -> None:
 
 
 _make_importable()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    """One session for all Spark tests: two slots, three attempts a task, no network, no UI."""
+    pytest.importorskip("pyspark")
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    scratch = tmp_path_factory.mktemp("spark")
+    session = (
+        SparkSession.builder.master("local[2,3]")
+        .appName("eoslog tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.local.dir", str(scratch / "local"))
+        # Attempts that fail on purpose would otherwise fill the output.
+        .config("spark.log.level", "OFF")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A new directory, open in this process as a user's would be."""
+    import eoslog
+
+    with eoslog.open(str(tmp_path / "log")) as handle:
+        yield handle

@@ -1,12 +1,13 @@
-"""Staged attempts: what a task encodes comes back batch by batch, from memory and from files alike."""
+"""Staged attempts: what a task encodes comes back batch by batch, from memory and files alike."""
 
 import os
 from dataclasses import replace
 
 import pytest
 
-pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+import pyarrow as pa
 from pyspark_eoslog.encoder import RowEncoder, TopicTarget
 
 from eoslog import _core

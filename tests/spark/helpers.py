@@ -1,0 +1,52 @@
+"""What the Spark tests share: reading, writing, and looking at a topic without Spark."""
+
+from pathlib import Path
+
+from eoslog.client.staging import STAGING
+
+
+def reader(spark, log, **options):
+    return spark.read.format("eoslog").options(path=log.path, **options)
+
+
+def read(spark, log, topic, **options):
+    return reader(spark, log, subscribe=topic, **options).load()
+
+
+def write(frame, log, topic, **options):
+    frame.write.format("eoslog").options(path=log.path, topic=topic, **options).mode(
+        "append"
+    ).save()
+
+
+def produce(log, topic, records, *, abort=False, transactional_id="test"):
+    """Records `(value, key, partition, timestamp)` in one transaction."""
+    with log.producer({"transactional.id": transactional_id}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for value, key, partition, timestamp in records:
+            producer.produce(topic, value, key, partition=partition, timestamp=timestamp)
+        if abort:
+            producer.flush()
+            producer.abort_transaction()
+        else:
+            producer.commit_transaction()
+
+
+def values(log, topic, isolation="read_committed"):
+    """All values of a topic, as eoslog itself reads them."""
+    found = []
+    for batch in log.scan(topic, columns=["value"], isolation=isolation, binary="copy"):
+        found += batch.column("value").to_pylist()
+    return found
+
+
+def staged(log):
+    """Names of what lies in the staging directory."""
+    folder = Path(log.path) / STAGING
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def message_of(caught):
+    """What the user gets to read."""
+    return str(caught.value)

@@ -1,0 +1,76 @@
+"""The driver's half of a write, without Spark: decided once, whatever happens around it."""
+
+import threading
+import uuid
+
+import pytest
+
+pytest.importorskip("pyspark")
+from pyspark_eoslog.options import Options
+from pyspark_eoslog.publish import last_version, publish_once
+
+from eoslog import _core
+from eoslog.client.staging import AttemptWriter
+from eoslog.errors import InvalidProducerEpoch, ProducerFenced
+
+from .helpers import staged, values
+
+
+def options(log):
+    return Options.parse({"path": log.path})
+
+
+def attempt(log, tag, *, order=0, job="job", limit=0):
+    out = AttemptWriter(log.path, job, f"{order}-{uuid.uuid4().hex}", order, limit)
+    for partition in (0, 1):
+        out.add("t", partition, _core.build_batch([(1, None, b"%s%d" % (tag, partition), ())]), 1)
+    return out.finish()
+
+
+@pytest.fixture
+def topic(log):
+    log.create_topic("t", 2)
+    return log
+
+
+def test_commit_called_again_after_it_was_durable_publishes_nothing(topic):
+    winner = attempt(topic, b"a", limit=1 << 20)
+    assert publish_once(options(topic), "app", 1, [winner], jobs=["job"])
+    assert not publish_once(options(topic), "app", 1, [winner], jobs=["job"])
+    assert sorted(values(topic, "t")) == [b"a0", b"a1"]
+    assert last_version(topic, "app") == 1
+
+
+def test_only_what_is_named_is_published_and_the_losers_are_removed(topic):
+    winner, loser = attempt(topic, b"w"), attempt(topic, b"l")
+    assert winner.name != loser.name
+    publish_once(options(topic), "app", 1, [winner], jobs=["job"])
+    assert sorted(values(topic, "t", isolation="read_uncommitted")) == [b"w0", b"w1"]
+    assert staged(topic) == []
+
+
+def test_two_drivers_that_commit_the_same_version_publish_it_once(topic):
+    attempts = [attempt(topic, b"x", job=f"job{n}", limit=1 << 20) for n in range(2)]
+    results, errors = [], []
+
+    def drive(one):
+        try:
+            results.append(publish_once(options(topic), "app", 7, [one], jobs=[one.job]))
+        except (ProducerFenced, InvalidProducerEpoch) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=drive, args=(one,)) for one in attempts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results.count(True) <= 1 and len(results) + len(errors) == 2
+    # Whoever was fenced tries again, as Spark does after a failed batch.
+    publish_once(options(topic), "app", 7, [attempts[0]], jobs=[])
+    assert sorted(values(topic, "t")) == [b"x0", b"x1"]
+
+
+def test_a_write_without_application_is_published_each_time(topic):
+    for _ in range(2):
+        assert publish_once(options(topic), None, None, [attempt(topic, b"a")], jobs=["job"])
+    assert len(values(topic, "t")) == 4
