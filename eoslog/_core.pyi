@@ -1,9 +1,13 @@
 """What the compiled core offers to the floors above it. One section for each chapter."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
-from typing_extensions import Buffer
+import numpy as np
+from typing_extensions import Buffer as _Exporter
+
+# numpy's stubs say `__buffer__` for Python 3.12 and newer only.
+Buffer: TypeAlias = _Exporter | np.ndarray[Any, Any]
 
 # -- record batches and records (record_batch.pxi, aborted.pxi, records.pxi) --
 

@@ -290,6 +290,7 @@ class _Source:
             for span in spans:
                 position = span.position
                 for size in span.sizes:
+                    batch: bytes | bytearray | memoryview
                     if data is not None:
                         batch = data[position : position + size]
                     else:

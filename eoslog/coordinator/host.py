@@ -60,10 +60,16 @@ class HostLog(Protocol):
 class Host(Protocol):
     """A directory open in this process; `engine.Engine` is one."""
 
-    process_number: int
-    process_nonce: int
     producer_ids: ProducerIds
     read_only: bool
+
+    @property
+    def process_number(self) -> int:
+        """This process's entry in the process table."""
+
+    @property
+    def process_nonce(self) -> int:
+        """What tells this process from others that had the entry before."""
 
     @property
     def durability(self) -> str:
