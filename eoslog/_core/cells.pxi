@@ -10,17 +10,36 @@ from eoslog._core.bytebuffer cimport ByteBuffer, clear_buffer, put_bytes, reserv
 cdef enum:
     VIEW_SIZE = 16
     INLINE_SIZE = 12            # values up to here lie in the view itself
+    POOLED_FROM = 1 << 16       # bytes: the allocator itself keeps smaller blocks at hand
+    POOLED_TO = 1 << 28
 
 cdef struct Cells:              # one binary column
-    uint8_t* slots              # views, or the int32 ends behind a leading 0
+    ByteBuffer slots            # views, or the int32 ends behind a leading 0
     uint8_t* validity
     int64_t capacity            # rows
     int64_t nulls
     ByteBuffer copied           # plain binary only
+    size_t expected             # bytes that the last column took there, and some more
     bint view
     bint pointed                # a view points into the current block
     int32_t block               # number of the current data buffer
     const uint8_t* base         # its first byte
+
+
+cdef inline int grow_array(ByteBuffer* array, int64_t size) noexcept nogil:
+    cdef uint8_t* grown
+    if <size_t>size <= array.capacity:
+        return 0
+    grown = <uint8_t*>realloc(array.data, <size_t>size)
+    if grown == NULL:
+        return -1
+    array.data = grown
+    array.capacity = <size_t>size
+    return 0
+
+
+cdef inline int64_t slots_size(Cells* cells, int64_t rows) noexcept nogil:
+    return rows * VIEW_SIZE if cells.view else rows * 4 + 4
 
 
 cdef inline int grow_cells(Cells* cells, int64_t capacity) noexcept nogil:
@@ -29,12 +48,10 @@ cdef inline int grow_cells(Cells* cells, int64_t capacity) noexcept nogil:
     cdef int64_t old = (cells.capacity + 7) // 8
     if capacity <= cells.capacity:
         return 0
-    grown = <uint8_t*>realloc(cells.slots, <size_t>(capacity * VIEW_SIZE if cells.view else capacity * 4 + 4))
-    if grown == NULL:
+    if grow_array(&cells.slots, slots_size(cells, capacity)) < 0:
         return -1
-    if not cells.view and cells.slots == NULL:
-        memset(grown, 0, 4)
-    cells.slots = grown
+    if not cells.view:
+        memset(cells.slots.data, 0, 4)
     if cells.validity != NULL:
         grown = <uint8_t*>realloc(cells.validity, <size_t>bitmap)
         if grown == NULL:
@@ -63,7 +80,7 @@ cdef inline int put_cell(Cells* cells, int64_t row, const uint8_t* p, int32_t si
     cdef uint32_t at
     cdef int32_t end
     if cells.view:
-        slot = cells.slots + row * VIEW_SIZE
+        slot = cells.slots.data + row * VIEW_SIZE
         if size > INLINE_SIZE:
             at = <uint32_t>(p - cells.base)
             memcpy(slot, &size, 4)
@@ -84,7 +101,7 @@ cdef inline int put_cell(Cells* cells, int64_t row, const uint8_t* p, int32_t si
     elif size < 0 and put_null(cells, row) < 0:
         return -1
     end = <int32_t>cells.copied.size
-    memcpy(cells.slots + (row + 1) * 4, &end, 4)
+    memcpy(cells.slots.data + (row + 1) * 4, &end, 4)
     return 0
 
 
@@ -100,10 +117,9 @@ cdef inline void revive_cells(Cells* cells, int64_t row, int64_t end) noexcept n
 
 
 cdef void clear_cells(Cells* cells) noexcept nogil:
-    free(cells.slots)
     free(cells.validity)
+    clear_buffer(&cells.slots)
     clear_buffer(&cells.copied)
-    cells.slots = NULL
     cells.validity = NULL
     cells.capacity = 0
     cells.nulls = 0
@@ -112,53 +128,101 @@ cdef void clear_cells(Cells* cells) noexcept nogil:
 
 @cython.final
 @cython.internal
+@cython.no_gc
+cdef class MemoryPool:
+    """Blocks that columns came back from, for the next columns of the same scan.
+
+    Fresh memory costs a page fault and a cleared page every 4 KiB, more than what is written there.
+    """
+
+    cdef uint8_t* blocks[16]
+    cdef size_t sizes[16]
+    cdef int count
+
+    cdef int lend(self, ByteBuffer* array, size_t size) except -1:
+        """Gives an empty array the smallest block that fits without much waste, if there is one."""
+        cdef int i, found = -1
+        for i in range(self.count):
+            if size <= self.sizes[i] <= 4 * size and (found < 0 or self.sizes[i] < self.sizes[found]):
+                found = i
+        if found >= 0 and array.data == NULL:
+            array.data = self.blocks[found]
+            array.capacity = self.sizes[found]
+            self.count -= 1
+            self.blocks[found] = self.blocks[self.count]
+            self.sizes[found] = self.sizes[self.count]
+        return 0
+
+    cdef void take_back(self, uint8_t* block, size_t size) noexcept:
+        if self.count == 16 or size < POOLED_FROM or size > POOLED_TO:
+            free(block)
+            return
+        self.blocks[self.count] = block
+        self.sizes[self.count] = size
+        self.count += 1
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.count):
+            free(self.blocks[i])
+
+
+@cython.final
+@cython.internal
+@cython.no_gc
 cdef class ColumnMemory:
-    """C memory that an Arrow buffer is made of; freed with it."""
+    """C memory that an Arrow buffer is made of; it goes back to its pool with the buffer."""
 
     cdef uint8_t* data
     cdef Py_ssize_t size
+    cdef size_t capacity
+    cdef MemoryPool pool        # safe to use in __dealloc__: without gc nothing clears it before
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
 
     def __dealloc__(self):
-        free(self.data)
+        if self.data != NULL:
+            self.pool.take_back(self.data, self.capacity)
 
 
-cdef object hand_over(uint8_t** data, int64_t size):
-    """Wraps malloc'ed memory and forgets it; None for none. The spare room at its end goes back."""
+cdef object hand_over(ByteBuffer* array, int64_t size, MemoryPool pool):
+    """Wraps the first bytes of an array and forgets it; None for an array that was never made."""
     cdef ColumnMemory memory
     cdef uint8_t* fitted
-    if data[0] == NULL:
+    if array.data == NULL:
         return None
     memory = ColumnMemory.__new__(ColumnMemory)
-    fitted = <uint8_t*>realloc(data[0], <size_t>max(size, 1))
-    memory.data = fitted if fitted != NULL else data[0]
+    memory.pool = pool
+    if <size_t>size < array.capacity // 2:          # not worth holding on to so much spare room
+        fitted = <uint8_t*>realloc(array.data, <size_t>max(size, 1))
+        if fitted != NULL:
+            array.data = fitted
+            array.capacity = <size_t>max(size, 1)
+    memory.data = array.data
+    memory.capacity = array.capacity
     memory.size = size
-    data[0] = NULL
+    array.data = NULL
+    array.size = array.capacity = 0
     return memory
 
 
-cdef tuple hand_over_cells(Cells* cells, int64_t rows):
+cdef tuple hand_over_cells(Cells* cells, int64_t rows, MemoryPool pool):
     """(validity or None, count of nulls, slots, copied bytes): what Arrow makes the column of."""
+    cdef ByteBuffer bitmap
     if grow_cells(cells, 1) < 0:            # a column without rows still has its leading 0
         raise MemoryError()
     nulls = cells.nulls
-    slots = hand_over(&cells.slots, rows * VIEW_SIZE if cells.view else rows * 4 + 4)
-    validity = hand_over(&cells.validity, (rows + 7) // 8) if nulls else None
+    slots = hand_over(&cells.slots, slots_size(cells, rows), pool)
+    bitmap = ByteBuffer(cells.validity, 0, <size_t>((cells.capacity + 7) // 8))
+    cells.validity = NULL
+    validity = hand_over(&bitmap, (rows + 7) // 8, pool)
     copied = None
     if not cells.view:
-        copied = hand_over(&cells.copied.data, <int64_t>cells.copied.size) or b""
+        cells.expected = cells.copied.size + cells.copied.size // 8
+        copied = hand_over(&cells.copied, <int64_t>cells.copied.size, pool) or b""
     clear_cells(cells)
-    return validity, nulls, slots, copied
-
-
-cdef inline int grow_array(uint8_t** data, int64_t size) noexcept nogil:
-    cdef uint8_t* grown = <uint8_t*>realloc(data[0], <size_t>size)
-    if grown == NULL:
-        return -1
-    data[0] = grown
-    return 0
+    return validity if nulls else None, nulls, slots, copied
 
 
 cdef bint is_utf8(const uint8_t* p, int32_t size) noexcept nogil:

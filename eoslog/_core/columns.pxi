@@ -52,12 +52,14 @@ cdef class ColumnDecoder:
     cdef bint _check
     cdef int64_t _capacity              # rows
     cdef int64_t _bytes
-    cdef uint8_t* _offsets              # int64 each
-    cdef uint8_t* _timestamps           # int64 each
-    cdef uint8_t* _types                # int8 each
+    cdef int64_t _expected              # rows that the last columns had room for
+    cdef MemoryPool _pool
+    cdef ByteBuffer _offsets            # int64 each
+    cdef ByteBuffer _timestamps         # int64 each
+    cdef ByteBuffer _types              # int8 each
     cdef Cells _keys
     cdef Cells _values
-    cdef uint8_t* _header_ends          # int32 each, behind a leading 0
+    cdef ByteBuffer _header_ends        # int32 each, behind a leading 0
     cdef int64_t _header_count
     cdef Cells _header_keys
     cdef Cells _header_values
@@ -78,16 +80,17 @@ cdef class ColumnDecoder:
         self._keys.view = self._values.view = self._header_values.view = bool(view)
         self._header_keys.view = False      # a column of strings is always a copy: checked to be UTF-8
         self._buffers = []
+        self._pool = MemoryPool()
+        self._expected = 1024
 
     def __dealloc__(self):
         self._clear()
 
     cdef void _clear(self) noexcept nogil:
-        free(self._offsets)
-        free(self._timestamps)
-        free(self._types)
-        free(self._header_ends)
-        self._offsets = self._timestamps = self._types = self._header_ends = NULL
+        clear_buffer(&self._offsets)
+        clear_buffer(&self._timestamps)
+        clear_buffer(&self._types)
+        clear_buffer(&self._header_ends)
         clear_cells(&self._keys)
         clear_cells(&self._values)
         clear_cells(&self._header_keys)
@@ -128,6 +131,8 @@ cdef class ColumnDecoder:
         if <Py_ssize_t>position < 0 or <Py_ssize_t>position > pin.size:
             raise errors.CorruptRecord(f"position {position} is outside the {pin.size} bytes given")
         self.full = False
+        if self._capacity == 0:
+            self._prepare()
         while True:
             self._aim(number, pin.data)
             self._busy = True
@@ -267,13 +272,13 @@ cdef class ColumnDecoder:
             if offset < start or offset >= end:
                 continue
             if wanted & COLUMN_OFFSET:
-                memcpy(self._offsets + row * 8, &offset, 8)
+                memcpy(self._offsets.data + row * 8, &offset, 8)
             if wanted & COLUMN_TIMESTAMP:
                 timestamp = append_time if log_append else add_timestamp(
                     base_timestamp, record.timestamp_delta)
-                memcpy(self._timestamps + row * 8, &timestamp, 8)
+                memcpy(self._timestamps.data + row * 8, &timestamp, 8)
             if wanted & COLUMN_TIMESTAMP_TYPE:
-                self._types[row] = <uint8_t>log_append
+                self._types.data[row] = <uint8_t>log_append
             if wanted & COLUMN_KEY and put_cell(&self._keys, row, record.key, record.key_size) < 0:
                 status = FILL_NO_MEMORY
                 break
@@ -308,11 +313,34 @@ cdef class ColumnDecoder:
                 or <int64_t>self._header_keys.copied.size > room
                 or <int64_t>self._header_values.copied.size > room)
 
+    cdef int _prepare(self) except -1:
+        """Takes memory of earlier columns, as much as they needed."""
+        cdef int64_t rows = self._expected
+        if self._wanted & COLUMN_OFFSET:
+            self._pool.lend(&self._offsets, <size_t>rows * 8)
+        if self._wanted & COLUMN_TIMESTAMP:
+            self._pool.lend(&self._timestamps, <size_t>rows * 8)
+        if self._wanted & COLUMN_TIMESTAMP_TYPE:
+            self._pool.lend(&self._types, <size_t>rows)
+        if self._wanted & COLUMN_KEY:
+            self._prepare_cells(&self._keys, rows)
+        if self._wanted & COLUMN_VALUE:
+            self._prepare_cells(&self._values, rows)
+        return 0
+
+    cdef int _prepare_cells(self, Cells* cells, int64_t rows) except -1:
+        self._pool.lend(&cells.slots, <size_t>slots_size(cells, rows))
+        if cells.expected:
+            self._pool.lend(&cells.copied, cells.expected)
+            if cells.copied.data == NULL and reserve(&cells.copied, cells.expected) < 0:
+                raise MemoryError()
+        return 0
+
     cdef int _make_room(self, int64_t rows) noexcept nogil:
         cdef int64_t capacity
         if rows <= self._capacity:
             return 0
-        capacity = max(rows, min(self._capacity * 4, self.max_rows), 1024)
+        capacity = max(rows, min(self._capacity * 4, self.max_rows), self._expected)
         if self._wanted & COLUMN_OFFSET and grow_array(&self._offsets, capacity * 8) < 0:
             return -1
         if self._wanted & COLUMN_TIMESTAMP and grow_array(&self._timestamps, capacity * 8) < 0:
@@ -352,7 +380,7 @@ cdef class ColumnDecoder:
                 return -1
             self._header_count = at + 1
         end = <int32_t>self._header_count
-        memcpy(self._header_ends + (row + 1) * 4, &end, 4)
+        memcpy(self._header_ends.data + (row + 1) * 4, &end, 4)
         return 0
 
     def take(self):
@@ -372,22 +400,23 @@ cdef class ColumnDecoder:
         if self._make_room(max(rows, 1)) < 0:
             raise MemoryError()
         if wanted & COLUMN_OFFSET:
-            taken["offset"] = hand_over(&self._offsets, rows * 8)
+            taken["offset"] = hand_over(&self._offsets, rows * 8, self._pool)
         if wanted & COLUMN_TIMESTAMP:
-            taken["timestamp"] = hand_over(&self._timestamps, rows * 8)
+            taken["timestamp"] = hand_over(&self._timestamps, rows * 8, self._pool)
         if wanted & COLUMN_TIMESTAMP_TYPE:
-            taken["timestamp_type"] = hand_over(&self._types, rows)
+            taken["timestamp_type"] = hand_over(&self._types, rows, self._pool)
         if wanted & COLUMN_KEY:
-            taken["key"] = hand_over_cells(&self._keys, rows)
+            taken["key"] = hand_over_cells(&self._keys, rows, self._pool)
         if wanted & COLUMN_VALUE:
-            taken["value"] = hand_over_cells(&self._values, rows)
+            taken["value"] = hand_over_cells(&self._values, rows, self._pool)
         if wanted & COLUMN_HEADERS:
-            memset(self._header_ends, 0, 4)
+            memset(self._header_ends.data, 0, 4)
             taken["headers"] = (
-                hand_over(&self._header_ends, rows * 4 + 4), self._header_count,
-                hand_over_cells(&self._header_keys, self._header_count),
-                hand_over_cells(&self._header_values, self._header_count),
+                hand_over(&self._header_ends, rows * 4 + 4, self._pool), self._header_count,
+                hand_over_cells(&self._header_keys, self._header_count, self._pool),
+                hand_over_cells(&self._header_values, self._header_count, self._pool),
             )
         self._buffers = []
+        self._expected = min(max(self._capacity, 1024), 1 << 20)
         self._clear()
         return taken

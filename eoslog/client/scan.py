@@ -108,19 +108,23 @@ class Scan:
             OffsetOutOfRange: retention deleted what was still to come.
         """
         topics = sorted({source.topic for source in self._sources})
+        decoder = _core.ColumnDecoder(
+            arrow.decoded_columns(self._columns),
+            view=self._view,
+            max_rows=self._batch_rows,
+            max_bytes=BATCH_BYTES,
+        )
         for source in self._sources:
-            yield from self._read(source, topics)
+            yield from self._read(source, topics, decoder)
 
-    def _read(self, source: Source, topics: list[str]) -> Iterator[pa.RecordBatch]:
+    def _read(
+        self, source: Source, topics: list[str], decoder: _core.ColumnDecoder
+    ) -> Iterator[pa.RecordBatch]:
         offset, end = source.start, source.end
         if offset < end:
             aborted = None
             if source.aborted is not None:
                 aborted = _core.AbortedTransactions(source.aborted(offset, end))
-            decoder = _core.ColumnDecoder(
-                arrow.decoded_columns(self._columns), view=self._view,
-                max_rows=self._batch_rows, max_bytes=BATCH_BYTES,
-            )  # fmt: skip
             try:
                 for piece in source.pieces(offset, end):
                     position = 0
