@@ -1,13 +1,13 @@
 """What the compiled core offers to the floors above it. One section for each chapter."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias, final
+from typing import Any, Self, TypeAlias, final
 
 import numpy as np
 from typing_extensions import Buffer as _Exporter
 
 # numpy's stubs say `__buffer__` for Python 3.12 and newer only.
-Buffer: TypeAlias = _Exporter | np.ndarray[Any, Any]
+_Readable: TypeAlias = _Exporter | np.ndarray[Any, Any]
 
 # -- record batches and records (record_batch.pxi, aborted.pxi, records.pxi) --
 
@@ -61,7 +61,7 @@ class Batch:
     def tobytes(self) -> bytes: ...
 
 def iter_batches(
-    data: Buffer,
+    data: _Readable,
     position: int = 0,
     end: int | None = None,
     *,
@@ -71,7 +71,7 @@ def iter_batches(
 ) -> list[Batch]: ...
 @final
 class AbortedTransactions:
-    def __init__(self, transactions: Iterable[tuple[int, int, int]] = ()) -> None: ...
+    def __new__(cls, transactions: Iterable[tuple[int, int, int]] = ()) -> Self: ...
     def __len__(self) -> int: ...
     def __contains__(self, item: tuple[int, int]) -> bool: ...
 
@@ -83,7 +83,7 @@ class TransactionFold:
     def __init__(self, open: Mapping[int, int] | None = None) -> None: ...
     @property
     def last_stable_offset(self) -> int: ...
-    def feed(self, data: Buffer, *, base_position: int = 0) -> int: ...
+    def feed(self, data: _Readable, *, base_position: int = 0) -> int: ...
 
 @final
 class Record:
@@ -109,13 +109,13 @@ class Record:
     ) -> None: ...
     @property
     def headers(self) -> list[tuple[str, bytes | None]]: ...
-    def __eq__(self, other: object) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 def decode_records(
     topic: str,
     partition: int,
-    data: Buffer,
+    data: _Readable,
     start: int,
     end: int,
     aborted: AbortedTransactions | None = None,
@@ -221,11 +221,11 @@ def produce_columns(
 
 crc32c_backend: str
 
-def crc32c(data: Buffer, value: int = 0) -> int: ...
-def crc32c_software(data: Buffer, value: int = 0) -> int: ...
-def murmur2(data: Buffer) -> int: ...
+def crc32c(data: _Readable, value: int = 0) -> int: ...
+def crc32c_software(data: _Readable, value: int = 0) -> int: ...
+def murmur2(data: _Readable) -> int: ...
 def java_hash(text: str) -> int: ...
-def partition_for_key(key: Buffer, n: int) -> int: ...
+def partition_for_key(key: _Readable, n: int) -> int: ...
 def set_codecs(
     compress: Callable[[str, bytes, int | None], bytes], decompress: Callable[[str, Any], bytes]
 ) -> None: ...
@@ -260,7 +260,7 @@ def build_marker(
     leader_epoch: int = 0,
 ) -> bytes: ...
 def stamp_batch(
-    batch: Buffer,
+    batch: _Readable,
     *,
     producer_id: int,
     producer_epoch: int,
@@ -268,7 +268,7 @@ def stamp_batch(
     transactional: bool,
 ) -> bytearray: ...
 
-def batches_end(data: Buffer, position: int = 0, end: int | None = None) -> int: ...
+def batches_end(data: _Readable, position: int = 0, end: int | None = None) -> int: ...
 
 # -- columns (columns.pxi) --
 
@@ -278,18 +278,18 @@ class ColumnDecoder:
     full: bool
     max_rows: int
     max_bytes: int
-    def __init__(
-        self,
+    def __new__(
+        cls,
         columns: Iterable[str] = ("offset", "value"),
         *,
         view: bool = True,
         check_crc: bool = True,
         max_rows: int = 65536,
         max_bytes: int = 1 << 26,
-    ) -> None: ...
+    ) -> Self: ...
     def feed(
         self,
-        data: Buffer,
+        data: _Readable,
         position: int,
         start: int,
         end: int,
@@ -306,7 +306,7 @@ FAULT_CALLS: dict[str, int]
 class ControlFile:
     session: int
     clean: bool
-    def __init__(self, fd: int, *, writable: bool = True) -> None: ...
+    def __new__(cls, fd: int, *, writable: bool = True) -> Self: ...
     def map_chunks(self, count: int) -> None: ...
     @staticmethod
     def chunks_for(slot: int) -> int: ...
@@ -324,9 +324,9 @@ class ControlFile:
 class Partition:
     slot_number: int
     next_offset: int
-    def __init__(
-        self, control: ControlFile, slot: int, lock_fd: int, lock_at: int, directory: str
-    ) -> None: ...
+    def __new__(
+        cls, control: ControlFile, slot: int, lock_fd: int, lock_at: int, directory: str
+    ) -> Self: ...
     @property
     def session(self) -> int: ...
     @property
