@@ -148,6 +148,7 @@ class TransactionManager:
         """InitProducerId: fence the previous instance, settle what it left, get id and epoch."""
         self.transition(ClientState.INITIALIZING, "init_transactions")
         try:
+            self._engine.transactions.find_coordinator(self.transactional_id)
             result = self._coordinate(
                 lambda: self._engine.transactions.init_producer_id(
                     self.transactional_id, self.timeout_ms

@@ -149,6 +149,7 @@ class GroupOffsets:
         if too_large:
             raise too_large_error(too_large)
         shard = self._shard(group_id)
+        events = self._host.transactions.events
 
         def conditions() -> list[tuple[Any, int]]:
             # Ongoing, with this partition listed, must be what the coordinator's log still says
@@ -165,13 +166,16 @@ class GroupOffsets:
             self._check_owner(group, member_id, offsets, IllegalGeneration)
             return self._commit_records(group_id, offsets)
 
-        result = shard.change(
-            decide,
-            conditions=conditions,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            transactional=True,
-        )
+        with events.request(
+            "TxnOffsetCommit", transactional_id, producer_id, producer_epoch, group_id=group_id
+        ):
+            result = shard.change(
+                decide,
+                conditions=conditions,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                transactional=True,
+            )
         log = shard.log
         base = None if result is None else result.base_offset
         return TopicPartition(log.topic, log.partition, base)

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from eoslog._core import build_marker
 from eoslog.coordinator.attempts import Attempts
 from eoslog.coordinator.host import Host, HostLog
+from eoslog.coordinator.trace import Trace
 from eoslog.coordinator.transaction_log import Decision, Key, TransactionLog
 from eoslog.coordinator.transaction_state import TRANSACTION_VERSION, Span
 from eoslog.errors import (
@@ -54,9 +55,10 @@ def open_span(log: HostLog, producer_id: int) -> tuple[int, Span] | None:
 class MarkerDriver:
     """Writes markers and COMPLETE records. Thread-safe; many processes may drive at once."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, events: Trace) -> None:
         """Nothing to drive yet."""
         self._host = host
+        self._events = events
         self._lock = threading.Lock()
         self._turns: dict[Key, _Turn] = {}
         self._failures: dict[Key, dict[TopicPartition | None, EoslogError]] = {}
@@ -178,6 +180,16 @@ class MarkerDriver:
                     return int(log.log_end) - 1  # another driver was faster
                 raise
             if result is not None:
+                self._events.emit(
+                    "WriteTxnMarkers",
+                    decision.prepared.transactional_id,
+                    producer_id=key[0],
+                    producer_epoch=epoch,
+                    commit=commit,
+                    partition=tp,
+                    offset=result.base_offset,
+                    error=None,
+                )
                 return int(result.base_offset)
             attempts.again()
 

@@ -79,11 +79,11 @@ class TransactionCoordinator:
         self._new_id = next_producer_id or host.producer_ids.next_producer_id
         self._max_timeout_ms = max_timeout_ms
         self.logs = TransactionLogs(host)
-        self._driver = MarkerDriver(host)
+        self.events = Trace()
+        self._driver = MarkerDriver(host, self.events)
         self._endings = Endings(host, self._driver, self._new_id)
         self.resolver = Resolver(host, self.logs, self._driver, self._endings)
         self._admin = TransactionAdmin(host, self.logs, id_expiration_ms)
-        self._trace = Trace()
 
     @property
     def _owner(self) -> tuple[int, int]:
@@ -97,7 +97,7 @@ class TransactionCoordinator:
         Raises:
             KafkaError: INVALID_REQUEST for another kind or an empty id.
         """
-        with self._trace.request("FindCoordinator", key, kind=kind):
+        with self.events.request("FindCoordinator", key, kind=kind):
             if kind == "transaction":
                 check_id(key)
                 log = self._host.transaction_partition(key)
@@ -129,7 +129,7 @@ class TransactionCoordinator:
 
         **Durability**: the identity is durable on return.
         """
-        with self._trace.request(
+        with self.events.request(
             "InitProducerId", transactional_id, producer_id, producer_epoch
         ) as event:
             if transactional_id is None:
@@ -217,7 +217,7 @@ class TransactionCoordinator:
         **Durability**: published only; recovery aborts what was lost with it.
         """
         wanted = frozenset(partitions)
-        with self._trace.request(
+        with self.events.request(
             "AddPartitionsToTxn", transactional_id, producer_id, producer_epoch, partitions=wanted
         ):
             return self._add(transactional_id, producer_id, producer_epoch, wanted)
@@ -226,7 +226,7 @@ class TransactionCoordinator:
         self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str
     ) -> tuple[Any, int]:
         """AddOffsetsToTxn (25): the same for the `__consumer_offsets` partition of a group."""
-        with self._trace.request(
+        with self.events.request(
             "AddOffsetsToTxn", transactional_id, producer_id, producer_epoch, group_id=group_id
         ):
             if not group_id:
@@ -306,7 +306,7 @@ class TransactionCoordinator:
 
         **Durability**: data, then decision, are durable on return; markers are published.
         """
-        with self._trace.request(
+        with self.events.request(
             "EndTxn", transactional_id, producer_id, producer_epoch, commit=commit
         ):
             check_id(transactional_id)
@@ -390,7 +390,7 @@ class TransactionCoordinator:
         answers = []
         for marker in markers:
             name = f"{marker.producer_id}:{marker.producer_epoch}"
-            with self._trace.request("WriteTxnMarkers", name, commit=marker.commit):
+            with self.events.request("WriteTxnMarkers", name, commit=marker.commit):
                 answers.append(
                     {tp: self.resolver.end_by_hand(*marker[:3], tp) for tp in marker.partitions}
                 )
@@ -405,7 +405,7 @@ class TransactionCoordinator:
             KafkaError: INVALID_REQUEST for an empty id.
             TransactionalIdNotFound: an id is unknown.
         """
-        with self._trace.request("DescribeTransactions", None):
+        with self.events.request("DescribeTransactions", None):
             return self._admin.describe(ids)
 
     def list_transactions(
@@ -413,7 +413,7 @@ class TransactionCoordinator:
         duration_ms: int = -1, id_pattern: str | None = None,
     ) -> list[TransactionDescription]:  # fmt: skip
         """ListTransactions (66): ids by Kafka's state names, producer ids, time open, regex."""
-        with self._trace.request("ListTransactions", None):
+        with self.events.request("ListTransactions", None):
             return self._admin.list(states, producer_ids, duration_ms, id_pattern)
 
     def abort_transaction(self, transactional_id: str) -> bool:
@@ -425,7 +425,7 @@ class TransactionCoordinator:
         Raises:
             TransactionalIdNotFound: no such id.
         """
-        with self._trace.request("AbortTransaction", transactional_id):
+        with self.events.request("AbortTransaction", transactional_id):
             check_id(transactional_id)
             clog = self.logs.of(transactional_id)
             while True:
@@ -451,7 +451,7 @@ class TransactionCoordinator:
         Errors of single transactions are traced, and met again the next time.
         """
         aborted = self.resolver.sweep(
-            lambda metadata, error: self._trace.emit(
+            lambda metadata, error: self.events.emit(
                 "Sweep", metadata.transactional_id, error=error
             )
         )
@@ -497,4 +497,4 @@ class TransactionCoordinator:
         Returns:
             A function that ends it.
         """
-        return self._trace.add(callback)
+        return self.events.add(callback)

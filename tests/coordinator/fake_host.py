@@ -11,6 +11,7 @@ from typing import Any
 
 from eoslog import _core
 from eoslog.coordinator.group_coordinator import GroupCoordinator
+from eoslog.coordinator.trace import Trace
 from eoslog.errors import InvalidProducerEpoch, OffsetOutOfRange, UnknownTopicOrPartition
 from eoslog.model import AppendOrigin, AppendResult
 
@@ -155,6 +156,7 @@ class FakeTransactions:
 
     def __init__(self) -> None:
         self.log = FakeLog("__transaction_state", 0)
+        self.events = Trace()
         self.added: list[tuple[str, int, int, str]] = []
         self.resolve: Callable[[FakeLog], None] = lambda log: None
 

@@ -425,13 +425,15 @@ def test_the_trace_names_every_request(world: World) -> None:
         "InitProducerId",
         "AddPartitionsToTxn",
         "AddOffsetsToTxn",
+        "WriteTxnMarkers",
+        "WriteTxnMarkers",
         "EndTxn",
         "EndTxn",
     ]
     assert [e["request"] for e in events] == names
     assert events[1]["producer_epoch"] == 0
-    assert events[4]["error"] is None
-    assert isinstance(events[5]["error"], errors.InvalidTxnState)
+    assert events[6]["error"] is None
+    assert isinstance(events[7]["error"], errors.InvalidTxnState)
     stop()
     world.coordinator.find_coordinator("t")
     assert len(events) == len(names)
