@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from eoslog.demo import flights
+from eoslog.errors import ConfigError, EoslogError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,6 +18,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=None, help="only the first LIMIT flights")
     parser.add_argument("--no-spark", action="store_true", help="aggregate with Arrow instead")
     options = parser.parse_args(argv)
+    try:
+        return _run(options)
+    except EoslogError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _run(options: argparse.Namespace) -> int:
     return flights.run(
         directory=options.dir,
         keep=options.keep,

@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from eoslog import _core
+from eoslog.coordinator.transaction_records import decode_key, decode_value
+from eoslog.coordinator.transaction_state import Decided
 from eoslog.demo import plan
 from eoslog.storage import codecs as _codecs  # noqa: F401  (binds them to the core)
+
+OFFSETS = "__consumer_offsets"
+DECISIONS = "__transaction_state"
 
 Identity = tuple[int, int]
 """(producer id, producer epoch) of data batches."""
@@ -81,16 +86,17 @@ class Transaction:
 
     @property
     def records(self) -> int:
-        """Return how many records it wrote, visible or not."""
-        return sum(batch.count for batch in self.batches if batch.writer)
+        """Return how many records it wrote, visible or not; committed offsets are none."""
+        return sum(batch.count for batch in self.batches if batch.topic != OFFSETS)
 
 
 @dataclass
 class Evidence:
-    """The folded log: batches by place, transactions by identity, the notes on faults."""
+    """The folded log: batches by place, transactions and decisions by identity, the notes."""
 
     batches: list[DataBatch] = field(default_factory=list)
     transactions: dict[Identity, Transaction] = field(default_factory=dict)
+    decisions: dict[Identity, Decided] = field(default_factory=dict)
     notes: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, role: str) -> list[Transaction]:
@@ -113,6 +119,20 @@ class Evidence:
             identity
             for identity, transaction in self.transactions.items()
             if not transaction.committed and not transaction.aborted
+        ]
+
+    def cause(self, transaction: Transaction) -> str:
+        """Return why a transaction ended as it did, as its decision has it; empty without one."""
+        decided = self.decisions.get(transaction.identity)
+        return decided.cause.name if decided else ""
+
+    def undecided(self) -> list[Identity]:
+        """Return the transactions without a decision, or with markers that contradict it."""
+        return [
+            identity
+            for identity, transaction in self.transactions.items()
+            if (decided := self.decisions.get(identity)) is None
+            or decided.commit != transaction.committed
         ]
 
     def repeated_sequences(self) -> int:
@@ -152,14 +172,26 @@ def gather(directory: str | Path, topics: Iterable[str]) -> Evidence:
         topics: The topics whose transactions matter.
     """
     evidence = Evidence()
-    for topic in [*topics, "__consumer_offsets"]:
+    for topic in [*topics, OFFSETS]:
         for partition, path in partitions(directory, topic):
             _fold(evidence, topic, partition, path)
-    for _, path in partitions(directory, plan.FAULTS):
+    for _, _, value in _records(directory, plan.FAULTS):
+        evidence.notes.append(json.loads(value))
+    for _, key, value in _records(directory, DECISIONS):
+        name = decode_key(key)
+        decided = decode_value(name, value).decided if name and value is not None else None
+        if decided is not None:
+            evidence.decisions[decided.key] = decided
+    return evidence
+
+
+def _records(directory: str | Path, topic: str) -> Iterator[tuple[int, Any, Any]]:
+    """Yield (offset, key, value) of every record that is no control record."""
+    for _, path in partitions(directory, topic):
         for batch in batches(path):
             if not batch.control:
-                evidence.notes += [json.loads(record[3]) for record in batch.records()]
-    return evidence
+                for offset, _, key, value, _ in batch.records():
+                    yield offset, key, value
 
 
 def partitions(directory: str | Path, topic: str) -> Iterator[tuple[int, Path]]:
@@ -205,7 +237,7 @@ def _fold(evidence: Evidence, topic: str, partition: int, path: Path) -> None:
             batch.base_sequence,
             batch.count,
             batch.transactional,
-            _writer(batch) if topic != "__consumer_offsets" else "",
+            _writer(batch) if topic != OFFSETS else "",
         )
         evidence.batches.append(data)
         if data.transactional:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from eoslog.coordinator.transaction_state import Cause
 from eoslog.demo import faults, plan
 
 if TYPE_CHECKING:
@@ -34,7 +35,13 @@ def rows(evidence: Evidence) -> list[Row]:
     ingest, workers = evidence.of("ingest"), evidence.of("worker")
     killed = {note["writer"] for note in evidence.noted(faults.KILLED)}
     fenced = {note["writer"] for note in fenced_zombies(evidence)}
-    redone = [t for t in ingest if t.aborted and evidence.last_of(t.writer) is not t]
+    redone = [
+        t
+        for t in ingest
+        if t.aborted
+        and evidence.cause(t) == Cause.REQUEST.name
+        and evidence.last_of(t.writer) is not t
+    ]
     cut = [t for t in [*ingest, *workers] if is_cut_off(evidence, t)]
     resent = resent_batches(evidence)
     return [
@@ -51,28 +58,28 @@ def rows(evidence: Evidence) -> list[Row]:
         _row(
             "aborted on purpose and redone",
             redone,
-            "abort markers, then the writer goes on",
+            "abort markers, requested; the writer goes on",
         ),
         _row(
             "producer killed with SIGKILL",
             [t for t in cut if t.writer in killed and t.writer.startswith("ingest")],
-            "its last transaction, aborted by its successor",
+            "its last transaction, aborted by another process",
         ),
         _row(
             "worker killed with SIGKILL",
             [t for t in cut if t.writer in killed and t.writer.startswith("worker")],
-            "its last transaction, aborted by its successor",
+            "its last transaction, aborted by another process",
         ),
         _row(
             "zombie fenced",
             [t for t in cut if t.writer in fenced],
-            "aborted at a higher epoch, nothing of the writer behind it",
+            "aborted at a higher epoch, nothing of it behind",
         ),
         Row(
             "batches resent, stored once",
             len(resent),
             sum(resent.values()),
-            "each place noted holds one batch of its sequence",
+            "each place noted holds one batch of a sequence",
         ),
         _row(
             "aggregate written",
@@ -83,9 +90,10 @@ def rows(evidence: Evidence) -> list[Row]:
 
 
 def is_cut_off(evidence: Evidence, transaction: Transaction) -> bool:
-    """Say whether somebody else ended a transaction: aborted, and its writer wrote no more."""
+    """Say whether another process ended a transaction, and its writer wrote no more."""
     return (
         transaction.aborted
+        and evidence.cause(transaction) in (Cause.FENCED.name, Cause.OWNER_DEAD.name)
         and evidence.last_of(transaction.writer) is transaction
         and all(end.epoch > transaction.identity[1] for end in transaction.ends)
     )
@@ -97,6 +105,8 @@ def fenced_zombies(evidence: Evidence) -> list[dict[str, str]]:
     for note in evidence.noted(faults.FENCED):
         last = evidence.last_of(note["writer"])
         if note["error"] != "ProducerFenced" or last is None or not is_cut_off(evidence, last):
+            continue
+        if evidence.cause(last) != Cause.FENCED.name:
             continue
         fence = {(end.topic, end.partition): end.offset for end in last.ends}
         behind = [

@@ -32,7 +32,7 @@ from eoslog.demo import (
 from eoslog.demo.child import Child, ChildFailed
 from eoslog.model import TopicPartition
 
-PATIENCE = 240.0
+PATIENCE = 420.0
 """Seconds that any one step may take; all together must stay below ten minutes."""
 
 TOPICS = {
@@ -60,6 +60,14 @@ class Stage:
         self._out = Console(width=None if Console().is_terminal else 110)
 
     def __enter__(self) -> Self:
+        try:
+            self._set_up()
+        except BaseException:
+            self._cleanup.close()
+            raise
+        return self
+
+    def _set_up(self) -> None:
         self._progress = self._cleanup.enter_context(
             Progress(
                 TextColumn("{task.description:<28}"),
@@ -79,7 +87,6 @@ class Stage:
         self.notes = faults.Notes(self.log)
         self._cleanup.callback(self.notes.close)
         self._cleanup.callback(self._end_children)
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self._cleanup.close()

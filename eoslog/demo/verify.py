@@ -106,6 +106,7 @@ def check_log(evidence: Evidence) -> list[Check]:
     """Check what must hold of the bytes whatever the records mean."""
     return [
         Check("log: transactions neither whole nor nothing", 0, len(evidence.torn())),
+        Check("log: transactions marked unlike their decision", 0, len(evidence.undecided())),
         Check("log: batches stored twice", 0, evidence.repeated_sequences()),
     ]
 

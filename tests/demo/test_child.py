@@ -9,6 +9,8 @@ import pytest
 
 from eoslog.demo.child import Child, ChildFailed
 
+pytestmark = pytest.mark.process
+
 SPEAKER = """
 import sys
 from eoslog.demo.child import listen, say

