@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from eoslog.client.consumer_arrow import batch_of_records
+from eoslog.client.consumer_arrow import empty_batch, next_batch
 from eoslog.client.consumer_offsets import ConsumerOffsets
 from eoslog.client.offsets import as_list
 from eoslog.client.subscription import Listener, Topics, normalise_topics
@@ -224,13 +224,23 @@ class Consumer(ConsumerOffsets):
     def consume_arrow(self, num_messages: int = 65_536, timeout: float | None = None) -> Any:
         """As `consume`, as a pyarrow.RecordBatch of the columns of `Log.scan`.
 
+        A batch holds records of one partition; it is empty after `timeout` or a wakeup.
+
         Raises:
             ConfigError: deserializers are set, whose results have no Arrow type.
         """
         config = self._config
         if config.key_deserializer is not None or config.value_deserializer is not None:
             raise ConfigError("consume_arrow hands out bytes: set no deserializer")
-        return batch_of_records(self.consume(num_messages, timeout))
+        if num_messages < 1:
+            raise ConfigError(f"num_messages: expected 1 or more, got {num_messages}")
+
+        def collect() -> Any:
+            return next_batch(self._fetcher, num_messages, check_crc=config.check_crcs)
+
+        with self._use:
+            found = self._wait_for(collect, timeout)
+            return empty_batch() if found is None else found
 
     def __iter__(self) -> Iterator[Any]:
         """Every record as it comes, until `close` or `wakeup`."""
@@ -245,6 +255,10 @@ class Consumer(ConsumerOffsets):
         self._woken = True
 
     def _poll(self, limit: int, timeout: float | None) -> list[Any]:
+        return self._wait_for(lambda: self._fetcher.collect(limit), timeout) or []
+
+    def _wait_for(self, collect: Callable[[], Any], timeout: float | None) -> Any:
+        """What `collect` finds as soon as it finds something, else None."""
         if not self._subscription.subscribed and not self._subscription.states:
             raise IllegalState("nothing to read: call subscribe() or assign() first")
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -253,15 +267,15 @@ class Consumer(ConsumerOffsets):
             self._keep_up(now)
             if self._woken:
                 self._woken = False
-                return []
-            records = self._fetcher.collect(limit)
-            if records:
+                return None
+            found = collect()
+            if found:
                 if self._commit_first:
                     self._commit_positions(self._subscription.states)
-                return records
+                return found
             left = _WAIT_SLICE_S if deadline is None else deadline - now
             if left <= 0:
-                return []
+                return None
             self._fetcher.wait(left)
 
     def _keep_up(self, now: float) -> None:

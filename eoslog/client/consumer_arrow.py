@@ -1,42 +1,80 @@
-"""Records as an Arrow batch, in the columns of `Log.scan`."""
+"""What a consumer reads, as Arrow batches: keys and values point into the log where they can.
+
+A batch holds records of one partition; the partitions take turns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
+from eoslog import _core
+from eoslog.client import arrow
+from eoslog.client.fetcher import Fetcher
+from eoslog.client.subscription import PartitionState
+from eoslog.errors import CorruptRecord
 
-def batch_of_records(records: Sequence[Any]) -> Any:
-    """A pyarrow.RecordBatch with one row a record.
-
-    Raises:
-        ImportError: pyarrow is missing (the extra `arrow`).
-    """
+if TYPE_CHECKING:
     import pyarrow as pa
 
-    header = pa.struct([("key", pa.utf8()), ("value", pa.binary_view())])
-    topics = pa.array([r.topic for r in records], pa.utf8()).dictionary_encode()
-    return pa.record_batch(
-        [
-            topics,
-            pa.array([r.partition for r in records], pa.int32()),
-            pa.array([r.offset for r in records], pa.int64()),
-            pa.array([r.timestamp for r in records], pa.int64()).cast(pa.timestamp("ms", "UTC")),
-            pa.array([r.timestamp_type for r in records], pa.int8()),
-            pa.array([r.key for r in records], pa.binary_view()),
-            pa.array([r.value for r in records], pa.binary_view()),
-            pa.array(
-                [[{"key": k, "value": v} for k, v in r.headers] for r in records], pa.list_(header)
-            ),
-        ],
-        names=[
-            "topic",
-            "partition",
-            "offset",
-            "timestamp",
-            "timestamp_type",
-            "key",
-            "value",
-            "headers",
-        ],
-    )
+
+def empty_batch() -> pa.RecordBatch:
+    """No records, in the columns of `Log.scan`."""
+    pa = arrow.require_pyarrow()
+    return pa.RecordBatch.from_pylist([], schema=arrow.schema_of(arrow.COLUMNS, view=True))
+
+
+def next_batch(fetcher: Fetcher, limit: int, *, check_crc: bool) -> pa.RecordBatch | None:
+    """The next batch of at most `limit` records that are there now, and the position behind it.
+
+    Raises:
+        CorruptRecord: at this position; records before it were handed out first.
+    """
+    for turn, state in fetcher.in_turn():
+        batch = _batch_of(fetcher, state, limit, check_crc)
+        if batch is not None:
+            fetcher.pass_turn(turn)
+            return batch
+    return None
+
+
+def _batch_of(
+    fetcher: Fetcher, state: PartitionState, limit: int, check_crc: bool
+) -> pa.RecordBatch | None:
+    # What was fetched as records and not handed out is read again as columns.
+    state.drop_fetched()
+    while (found := fetcher.readable(state)) is not None:
+        slices, aborted, bound = found
+        offset = state.position
+        assert offset is not None
+        decoder = _core.ColumnDecoder(
+            arrow.decoded_columns(arrow.COLUMNS), view=True, check_crc=check_crc, max_rows=limit
+        )
+        for part in slices:
+            try:
+                offset, _ = decoder.feed(part.data, 0, offset, bound, aborted)
+            except CorruptRecord:
+                if not decoder.rows:
+                    state.position = offset
+                    raise
+                break
+            if decoder.full:
+                break
+        if decoder.rows:
+            return _taken(state, decoder, offset, limit)
+        state.position = offset
+    return None
+
+
+def _taken(
+    state: PartitionState, decoder: _core.ColumnDecoder, offset: int, limit: int
+) -> pa.RecordBatch:
+    partition = state.partition
+    schema = arrow.schema_of(arrow.COLUMNS, view=True)
+    batch = arrow.record_batch(decoder.take(), schema, [partition.topic], 0, partition.partition)
+    # Whole record batches are decoded: the last one may hold more than was asked for.
+    cut = batch.num_rows > limit
+    batch = batch.slice(0, limit) if cut else batch
+    last: int = batch.column("offset")[-1].as_py()
+    state.last_returned = last
+    state.position = last + 1 if cut else max(offset, last + 1)
+    return batch

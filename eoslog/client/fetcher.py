@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from eoslog import _core
@@ -24,6 +24,7 @@ from eoslog.errors import (
     NoOffset,
     OffsetOutOfRange,
     SerializationError,
+    UnknownTopicOrPartition,
 )
 from eoslog.model import OffsetAndMetadata, TopicPartition
 
@@ -52,14 +53,14 @@ class Fetcher:
     # Positions.
 
     def log(self, state: PartitionState) -> Any:
-        """The partition's log, opened at first use.
+        """The partition's log.
 
         Raises:
             UnknownTopicOrPartition: there is none.
         """
-        if state.log is None:
-            partition = state.partition
-            state.log = self._engine.partition(partition.topic, partition.partition)
+        # Asked for anew each time: a topic may be deleted, and made again under its name.
+        partition = state.partition
+        state.log = self._engine.partition(partition.topic, partition.partition)
         return state.log
 
     def bound(self, state: PartitionState) -> int:
@@ -132,6 +133,16 @@ class Fetcher:
 
     # Records.
 
+    def in_turn(self) -> Iterator[tuple[int, PartitionState]]:
+        """The partitions that are not paused, beginning with the one whose turn it is."""
+        states = [s for s in self._subscription.states.values() if not s.paused]
+        for turn in range(self._turn, self._turn + len(states)):
+            yield turn, states[turn % len(states)]
+
+    def pass_turn(self, turn: int) -> None:
+        """The partition at `turn` has been served: the next one comes first."""
+        self._turn = turn + 1
+
     def next_fetched(self) -> Any:
         """The next record of the partition whose turn it is, if it is fetched already."""
         state = self._current
@@ -146,24 +157,20 @@ class Fetcher:
             CorruptRecord, SerializationError, OffsetOutOfRange, NoOffset: the next record of a
                 partition cannot be had; its position stays, so the error comes again.
         """
-        states = [s for s in self._subscription.states.values() if not s.paused]
         out: list[Any] = []
-        count = len(states)
-        start = self._turn % count if count else 0
-        for place in range(count):
-            state = states[(start + place) % count]
+        for turn, state in self.in_turn():
             try:
                 out += self._collect_from(state, limit - len(out))
             except EoslogError:
                 # What was taken from other partitions has moved their positions: it goes first.
                 if out:
                     break
-                self._turn = start + place + 1
+                self._turn = turn + 1
                 raise
             if len(out) >= limit:
                 self._current = state
                 # The same partition goes on until its fetch is used up, then it is the next's turn.
-                self._turn = start + place + (0 if state.records else 1)
+                self._turn = turn + (0 if state.records else 1)
                 break
         return out
 
@@ -183,35 +190,59 @@ class Fetcher:
         return out
 
     def _fetch(self, state: PartitionState) -> bool:
-        """Fetch once or more until there is a record or the bound is reached."""
-        if state.position is None:
-            self.locate([state])
-        while (position := state.position) is not None:
-            log = self.log(state)
-            bound = getattr(log, self._bound_name)
-            if position >= bound and log.log_start <= position <= log.log_end:
-                return False
+        """Fetch until there is a record or the bound is reached."""
+        while (found := self.readable(state)) is not None:
+            self._decode(state, *found)
+            if state.records:
+                return True
+        return False
+
+    def readable(
+        self, state: PartitionState
+    ) -> tuple[list[Any], _core.AbortedTransactions | None, int] | None:
+        """What there is to read at a position: slices, aborted transactions, the bound.
+
+        None where there is nothing: the bound is reached, or the starting point is not known yet.
+        """
+        while True:
+            if state.position is None:
+                self.locate([state])
+            position = state.position
+            if position is None:
+                return None
             try:
-                self._read(state, log, position, bound)
+                log = self.log(state)
+                bound: int = getattr(log, self._bound_name)
+                if position >= bound and log.log_start <= position <= log.log_end:
+                    return None
+                slices = log.read(position, bound, self._config.max_partition_fetch_bytes)
             except OffsetOutOfRange as error:
                 self._out_of_range(state, error)
                 continue
-            if state.records:
-                return True
-            if state.position == position:
-                return False
-        return False
+            except UnknownTopicOrPartition:
+                if self._subscription.subscribed:
+                    # The topic was deleted: the group takes the partition away at the next step.
+                    return None
+                raise
+            if not slices:
+                return None
+            aborted = None
+            if self._committed_only:
+                end = min(bound, slices[-1].next_offset)
+                aborted = _core.AbortedTransactions(log.aborted(position, end))
+            return slices, aborted, bound
 
-    def _read(self, state: PartitionState, log: Any, position: int, bound: int) -> None:
+    def _decode(
+        self,
+        state: PartitionState,
+        slices: list[Any],
+        aborted: _core.AbortedTransactions | None,
+        bound: int,
+    ) -> None:
         config = self._config
         partition = state.partition
-        slices = log.read(position, bound, config.max_partition_fetch_bytes)
-        if not slices:
-            return
-        aborted = None
-        if self._committed_only:
-            end = min(bound, slices[-1].next_offset)
-            aborted = _core.AbortedTransactions(log.aborted(position, end))
+        position = state.position
+        assert position is not None
         records: list[Any] = []
         for part in slices:
             try:
@@ -249,7 +280,9 @@ class Fetcher:
         """Wait until something may have come, at most `timeout` seconds or 50 ms."""
         pause = min(timeout, _WAIT_SLICE_S)
         states = [
-            s for s in self._subscription.states.values() if not s.paused and s.position is not None
+            s
+            for s in self._subscription.states.values()
+            if not s.paused and s.position is not None and s.log is not None
         ]
         if not states:
             time.sleep(pause)
@@ -258,9 +291,7 @@ class Fetcher:
             now = time.monotonic()
             for state in states:
                 self._drive(state, now)
-        self._engine.wait_any(
-            [(self.log(s), s.position) for s in states], pause, of=self._bound_name
-        )
+        self._engine.wait_any([(s.log, s.position) for s in states], pause, of=self._bound_name)
 
     def _drive(self, state: PartitionState, now: float) -> None:
         """Held up by an undecided transaction for a while: have it driven to its end if due."""

@@ -332,8 +332,30 @@ def test_consume_arrow_has_the_columns_of_a_scan(host, log):
     assert batch.column("value").to_pylist() == [b"v", None]
     assert batch.schema.field("timestamp").type == pa.timestamp("ms", "UTC")
     assert batch.column("headers").to_pylist() == [[{"key": "h", "value": None}], []]
+    assert consumer(host, assign=(T1,)).consume_arrow(timeout=0).schema == batch.schema
     with pytest.raises(ConfigError):
         consumer(host, value_deserializer="string").consume_arrow(timeout=0)
+
+
+def test_consume_arrow_moves_the_position_as_consume_does(host, log):
+    pytest.importorskip("pyarrow")
+    log.put(*"abcde")
+    log.put("no", producer_id=2, producer_epoch=0, base_sequence=0, transactional=True)
+    log.mark(2, 0, commit=False)
+    log.put(*"fg")
+    c = consumer(host)
+    assert values([c.poll(0)]) == ["a"]
+    seen = []
+    for expected in (3, 9, 9):
+        seen += c.consume_arrow(2 if expected == 3 else 9, timeout=0).column("value").to_pylist()
+        assert c.position(T0) == expected
+    assert seen == [b"b", b"c", b"d", b"e", b"f", b"g"]
+    log.put("bad")
+    base, data = log.entries[-1]
+    log.entries[-1] = (base, data[:-2] + b"\xff" + data[-1:])
+    for _ in range(2):
+        with pytest.raises(CorruptRecord):
+            c.consume_arrow(timeout=0)
 
 
 # Commits.
