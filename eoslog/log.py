@@ -128,9 +128,14 @@ class Log:
         return self.describe_topic(name)
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic and its data. Raises UnknownTopicOrPartition."""
+        """Delete a topic, its data and what groups committed in it.
+
+        Raises:
+            UnknownTopicOrPartition: there is none.
+        """
         self.engine.check()
         self.engine.delete_topic(name)
+        self.engine.groups.forget_topic(name)
 
     def create_partitions(self, name: str, total: int) -> None:
         """Grow a topic to `total` partitions (keys move: the partition of a key depends on the count)."""

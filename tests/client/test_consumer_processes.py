@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import eoslog
 from eoslog import _core
 from eoslog.client.consumer import Consumer
 from eoslog.engine import Engine
@@ -198,6 +199,20 @@ def test_a_static_name_taken_over_fences_the_old_process(engine, start):
     assert old.commit()["error"] == "FencedInstanceId"
     time.sleep(0.2)
     assert old.consume()["error"] == "FencedInstanceId"
+
+
+def test_a_topic_deleted_and_made_again_is_read_from_its_beginning(directory, engine, local):
+    put(engine, 0, "a", "b")
+    mine = local()
+    assert drain(mine) == [(0, "a"), (0, "b")]
+    mine.commit()
+    with eoslog.open(directory) as log:
+        log.delete_topic("t")
+        until(lambda: mine.consume(9, 0.1) == [] and not mine.assignment())
+        assert log.describe_group("g").offsets == {}
+        log.create_topic("t", 1)
+        put(engine, 0, "new")
+        until(lambda: [r.value for r in mine.consume(9, 0.1)] == [b"new"])
 
 
 def test_offsets_are_the_same_after_everybody_has_gone(directory, start, engine):
