@@ -27,6 +27,7 @@ include "_core/cells.pxi"
 include "_core/columns.pxi"
 include "_core/walk.pxi"
 include "_core/sealed_batch.pxi"
+include "_core/builders.pxi"
 include "_core/accumulator.pxi"
 include "_core/columns_in.pxi"
 

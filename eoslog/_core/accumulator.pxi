@@ -27,92 +27,6 @@ cdef enum:
 cdef dict PARTITIONERS = {None: BY_KEY, "sticky": STICKY, "round_robin": ROUND_ROBIN, "random": RANDOM}
 
 
-cdef int borrow_other(object data, Span* span, Py_buffer* view, str role) except -1:
-    if isinstance(data, str):
-        try:
-            span.data = <const uint8_t*>PyUnicode_AsUTF8AndSize(data, &span.size)
-        except UnicodeEncodeError as error:
-            raise errors.SerializationError(f"{role} is no UTF-8: {error}") from error
-        return 0
-    try:
-        PyObject_GetBuffer(data, view, PyBUF_SIMPLE)
-    except (TypeError, BufferError):
-        raise errors.SerializationError(
-            f"{role}: expected bytes, str, a contiguous buffer or None, got {type(data).__name__}; "
-            f"or give the producer a {role}.serializer") from None
-    span.data = <const uint8_t*>view.buf
-    if span.data == NULL:               # an empty buffer may have no address; null is another value
-        span.data = <const uint8_t*>&EMPTY_BYTES
-    span.size = view.len
-    return 1
-
-
-cdef uint8_t EMPTY_BYTES = 0
-
-
-cdef inline int borrow(object data, Span* span, Py_buffer* view, str role) except -1:
-    """The bytes of `data`, valid as long as `data`; 1 when `view` must be released."""
-    if PyBytes_CheckExact(data):
-        span.data = <const uint8_t*>PyBytes_AS_STRING(data)
-        span.size = PyBytes_GET_SIZE(data)
-        return 0
-    if data is None:
-        span.data = NULL
-        span.size = 0
-        return 0
-    return borrow_other(data, span, view, role)
-
-
-@cython.final
-cdef class PartitionBuilder:
-    """The open batch of one partition. Empty (count 0) between batches."""
-
-    cdef TopicBuilders topic
-    cdef int32_t partition
-    cdef ByteBuffer buffer
-    cdef int32_t count
-    cdef int32_t outstanding            # sealed batches that are not yet delivered
-    cdef size_t last_size               # of the batch before: what to allocate at once
-    cdef int64_t base_timestamp
-    cdef int64_t max_timestamp
-    cdef int64_t created_ns
-    cdef list callbacks
-
-    def __dealloc__(self):
-        clear_buffer(&self.buffer)
-
-
-@cython.final
-cdef class TopicBuilders:
-    """The open batches of a topic, and where its keyless records go."""
-
-    cdef str name
-    cdef list builders
-    cdef int32_t count
-    cdef int32_t sticky
-    cdef uint32_t turn
-    cdef size_t bulk_limit              # max.message.bytes: what a batch may reach at most
-    cdef double ratio                   # compressed / plain, as learned
-
-    cdef void learn(self, double seen) noexcept:
-        # Slow to believe in better, quick to believe in worse: a batch should not come out too large.
-        if seen > self.ratio:
-            self.ratio = max(self.ratio + 0.05, seen)
-        else:
-            self.ratio = max(self.ratio - 0.005, seen)
-        self.ratio = min(max(self.ratio, 0.05), 1.0)
-
-    cdef int grow(self, int32_t count) except -1:
-        cdef PartitionBuilder builder
-        while self.count < count:
-            builder = PartitionBuilder.__new__(PartitionBuilder)
-            builder.topic = self
-            builder.partition = self.count
-            self.builders.append(builder)
-            self.count += 1
-        return 0
-
-
 cdef class RecordAccumulator:
     """Buffers records into batches; a subclass says what topics exist and sends what is drained.
 
@@ -342,7 +256,7 @@ cdef class RecordAccumulator:
         cdef TopicBuilders entry
         partitions, max_message_bytes = self._describe_topic(topic)
         entry = self.topics.get(topic)
-        if entry is None:
+        if entry is None or partitions < entry.count:   # new, or deleted and made anew
             entry = TopicBuilders.__new__(TopicBuilders)
             entry.name = topic
             entry.builders = []
@@ -492,11 +406,15 @@ cdef class RecordAccumulator:
 
     # Batches out.
 
-    def _drain(self, int64_t now_ns, bint force) -> list:
-        """The full and the due batches (all with `force`), per partition in order."""
+    def _drain(self, int64_t now_ns, bint force, into=None):
+        """The full and the due batches (all with `force`), per partition in order.
+
+        They are appended to `into` where they cannot be lost: an interrupt between two bytecodes
+        of the caller would lose a returned list.
+        """
         cdef PartitionBuilder builder
         cdef SealedBatch batch
-        cdef list drained = []
+        cdef object drained = [] if into is None else into
         for item in list(self.active):
             builder = <PartitionBuilder>item
             if not (force or self.exhausted) and builder.created_ns + self.linger_ns > now_ns:
@@ -520,6 +438,12 @@ cdef class RecordAccumulator:
             return (<PartitionBuilder>item).created_ns + self.linger_ns
         return None
 
+    def _ready_since_ns(self) -> int:
+        """When the first record of the oldest full batch came, on the steady clock; None without."""
+        if not self.ready:
+            return None
+        return (<SealedBatch>self.ready[0]).created_ns
+
     def _release(self, SealedBatch batch) -> None:
         """Give back the memory of a batch whose fate is known; once a batch."""
         self.used -= batch.reserved
@@ -536,18 +460,3 @@ cdef class RecordAccumulator:
 
     def __len__(self):
         return self.buffered
-
-
-cdef object serialized(object serializer, object value, str role):
-    try:
-        return serializer(value)
-    except errors.EoslogError:
-        raise
-    except Exception as error:
-        raise errors.SerializationError(f"{role}.serializer failed: {error!r}") from error
-
-
-cdef int64_t timestamp_of(object timestamp) except -1:
-    if not isinstance(timestamp, int) or timestamp < 0 or timestamp > NEVER:
-        raise errors.SerializationError(f"timestamp: expected ms since 1970, got {timestamp!r}")
-    return timestamp

@@ -1,4 +1,4 @@
-"""What becomes of a record: futures that resolve by themselves, callbacks that wait to be served."""
+"""What becomes of a record: futures that resolve by themselves, callbacks that wait to be run."""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from eoslog._core import RecordAccumulator
 from eoslog.client.delivery import Delivery
+from eoslog.client.encoded_batch import EncodedBatch
 from eoslog.client.identity import Identity
-from eoslog.client.sender import GROUP_BYTES, EncodedBatch, Sender
+from eoslog.client.sender import GROUP_BYTES, Sender
 from eoslog.client.transaction_scope import Transaction, group_metadata_of, offsets_of
 from eoslog.client.transactions import ClientState, TransactionManager
 from eoslog.config import ProducerConfig
@@ -137,9 +138,9 @@ class Producer(RecordAccumulator):
                         f"{self.used} of buffer.memory = {self.config.buffer_memory} bytes stayed "
                         f"taken for max.block.ms = {self.config.max_block_ms}; {size} more wanted"
                     )
-                with self._sender.space:
+                with self._sender.acks.space:
                     if self.used > room:
-                        self._sender.space.wait(min(left, 0.01))
+                        self._sender.acks.space.wait(min(left, 0.01))
         finally:
             self.exhausted = False
 
@@ -212,8 +213,8 @@ class Producer(RecordAccumulator):
             How many records they hold.
 
         Raises:
-            CorruptRecord: not a whole batch, or its CRC is wrong; those before it are appended.
-            EoslogError: why one was refused; those behind it are not appended.
+            CorruptRecord: not a whole batch, or its CRC is wrong; those before it may be appended.
+            EoslogError: why one was refused; others may be appended (a transaction: abort it).
         """
         count = 0
         chunk: list[EncodedBatch] = []
@@ -259,8 +260,8 @@ class Producer(RecordAccumulator):
         done = self._sender.flush(deadline)
         if done and self._transactions is not None and self.config.acks == -1:
             self._flush_transaction()
-        self._sender.callbacks.serve()
-        error, self._sender.untold = self._sender.untold, None
+        self._sender.acks.callbacks.serve()
+        error, self._sender.acks.untold = self._sender.acks.untold, None
         if error is not None:
             raise error
         return int(self.buffered)
@@ -275,10 +276,10 @@ class Producer(RecordAccumulator):
     def poll(self, timeout: float = 0) -> int:
         """Serve callbacks, waiting up to `timeout` seconds for the first; how many were served."""
         self._check_alive()
-        served = self._sender.callbacks.serve()
+        served = self._sender.acks.callbacks.serve()
         if served == 0 and timeout > 0:
-            self._sender.callbacks.wait(timeout)
-            served = self._sender.callbacks.serve()
+            self._sender.acks.callbacks.wait(timeout)
+            served = self._sender.acks.callbacks.serve()
         return served
 
     def partitions_for(self, topic: str) -> list[int]:
@@ -365,7 +366,7 @@ class Producer(RecordAccumulator):
             manager.transition(ClientState.COMMITTING, "commit_transaction")
             self.gate = _NO_TRANSACTION
             self._send_all(deadline, "commit_transaction")
-            self._sender.untold = None
+            self._sender.acks.untold = None
             if manager.error is not None:
                 raise manager.error
             manager.end(True, deadline)
@@ -386,12 +387,12 @@ class Producer(RecordAccumulator):
             manager.transition(ClientState.ABORTING, "abort_transaction")
             self.gate = _NO_TRANSACTION
             dropped = TransactionAborted(
-                f"transaction of {manager.transactional_id!r} was aborted before the record was sent"
+                f"{manager.transactional_id!r}: aborted before the record was sent"
             )
             self._sender.discard(dropped)
-            self._sender.untold = None
+            self._sender.acks.untold = None
             manager.end(False, deadline)
-            self._sender.callbacks.serve()
+            self._sender.acks.callbacks.serve()
 
     def send_offsets_to_transaction(
         self, offsets: Any, group_metadata: Any, timeout: float | None = None
@@ -439,7 +440,7 @@ class Producer(RecordAccumulator):
 
     def _send_all(self, deadline: float, what: str) -> None:
         done = self._sender.flush(deadline)
-        self._sender.callbacks.serve()
+        self._sender.acks.callbacks.serve()
         if not done:
             raise RequestTimedOut(
                 f"{what}: {self.buffered} records are not sent yet; call it again"
@@ -480,12 +481,12 @@ class Producer(RecordAccumulator):
             try:
                 self._sender.flush(None if timeout is None else time.monotonic() + timeout)
                 self._sender.discard(IllegalState("the producer was closed before this was sent"))
-                error, self._sender.untold = self._sender.untold, None
+                error, self._sender.acks.untold = self._sender.acks.untold, None
             finally:
                 self._sender.stop()
                 _alive.discard(self)
                 self._engine.close()
-        self._sender.callbacks.serve()
+        self._sender.acks.callbacks.serve()
         if error is not None:
             raise error
 

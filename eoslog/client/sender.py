@@ -21,107 +21,36 @@ Source: KIP-98, KIP-91 (delivery timeout), KIP-360 (epoch bump); Kafka Sender, T
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
-from eoslog import _core
-from eoslog.client.delivery import Callbacks
+from eoslog.client.acknowledger import Acknowledger
+from eoslog.client.encoded_batch import EncodedBatch
 from eoslog.client.identity import Identity, Place, next_sequence
 from eoslog.config import ProducerConfig
 from eoslog.errors import (
-    CorruptRecord,
     DeliveryTimeout,
-    DuplicateSequence,
     EoslogError,
     InvalidProducerEpoch,
+    KafkaError,
     OutOfOrderSequence,
 )
-from eoslog.model import AppendResult, RecordMetadata, TopicPartition
+from eoslog.model import AppendResult, TopicPartition
 from eoslog.storage import files
 
-__all__ = ["EncodedBatch", "Sender", "SenderStats"]
+__all__ = ["GROUP_BYTES", "Sender"]
+
+logger = logging.getLogger("eoslog.client.sender")
 
 GROUP_BYTES = 1 << 20  # appended under one lock: held for no longer than about a millisecond
 _NEVER_NS = (1 << 63) - 1
 _IDLE_S = 1.0
 _REFRESH_NS = 5_000_000_000
 _MAX_BUMPS = 5  # of one batch: a log that refuses every epoch is not helped by another
-
-
-@dataclass
-class SenderStats:
-    """Counts since the producer was made."""
-
-    batches: int = 0
-    records: int = 0
-    bytes: int = 0
-    retries: int = 0
-    duplicates: int = 0
-    errors: int = 0
-    epoch_bumps: int = 0
-    acks_lost: int = 0
-
-
-class EncodedBatch:
-    """A batch that somebody else encoded; the sender stamps a copy of it.
-
-    Args:
-        topic, partition: where it goes.
-        data: exactly one v2 batch.
-        on_delivery: told once, of the batch's first record.
-
-    Raises:
-        CorruptRecord: `data` is not one whole, valid batch of data.
-    """
-
-    __slots__ = (
-        "attempts", "base_sequence", "callbacks", "count", "created_ns", "data", "doubtful",
-        "partition", "producer_epoch", "producer_id", "retry_at_ns", "topic",
-    )  # fmt: skip
-
-    def __init__(self, topic: str, partition: int, data: Any, on_delivery: Any) -> None:
-        """Look at the header."""
-        found = _core.iter_batches(data)
-        if len(found) != 1 or found[0].size != len(data) or found[0].control:
-            raise CorruptRecord(
-                f"{topic}-{partition}: {len(data)} bytes hold {len(found)} whole batches"
-            )
-        self.topic = topic
-        self.partition = partition
-        self.count = found[0].count
-        self.data = data
-        self.callbacks = [(0, found[0].max_timestamp, on_delivery)]
-        self.created_ns = time.monotonic_ns()
-        self.attempts = self.retry_at_ns = 0
-        self.doubtful = False
-        self.producer_id = self.producer_epoch = self.base_sequence = -1
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def stamp(self, producer_id: int, epoch: int, sequence: int, transactional: bool) -> None:
-        """As `SealedBatch.stamp`."""
-        self.data = _core.stamp_batch(
-            self.data,
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            base_sequence=sequence,
-            transactional=transactional,
-        )
-        self.producer_id, self.producer_epoch, self.base_sequence = producer_id, epoch, sequence
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A batch that is in the log and not yet durable."""
-
-    log: Any
-    batch: Any
-    result: AppendResult
 
 
 class Sender:
@@ -153,17 +82,17 @@ class Sender:
         self._waits_for_flush = config.acks == -1 and transactions is None
         self._delivery_ns = config.delivery_timeout_ms * 1_000_000
         self._lose_acks = config.eoslog_test_lose_acks
+        # A batch is in one of these until its fate is known, whatever interrupts a cycle: each step
+        # puts it into the next place before it takes it out of the last.
+        self._drained: deque[Any] = deque()
         self._pending: dict[Place, deque[Any]] = {}
-        self._waiting: list[_Waiting] = []
         self._lock = threading.RLock()
         self._event = threading.Event()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._refreshed_ns = time.monotonic_ns()
-        self.space = threading.Condition(threading.Lock())
-        self.callbacks = Callbacks()
-        self.untold: EoslogError | None = None  # first failure that no callback heard of
-        self.stats = SenderStats()
+        self.acks = Acknowledger(accumulator, engine, config)
+        self.stats = self.acks.stats
         accumulator.sleeping_until = _NEVER_NS
 
     # -- the background thread --
@@ -181,7 +110,11 @@ class Sender:
 
     def _run(self) -> None:
         while not self._closing:
-            self.run_once()
+            try:
+                self.run_once()
+            except Exception:
+                logger.exception("the sender goes on after an error")
+                time.sleep(0.1)
             self._event.clear()
             self._accumulator.sleeping_until = _NEVER_NS  # from here on every new deadline wakes us
             now = time.monotonic_ns()
@@ -194,7 +127,7 @@ class Sender:
     def _next_ns(self, now: int) -> int:
         with self._lock:
             times = [queue[0].retry_at_ns for queue in self._pending.values() if queue]
-            if self._waiting:
+            if self.acks.waiting:
                 times.append(now + self._config.retry_backoff_ms * 1_000_000)
         due = self._accumulator._next_due_ns()
         if due is not None:
@@ -231,16 +164,24 @@ class Sender:
         if now - self._refreshed_ns > _REFRESH_NS:
             self._refreshed_ns = now
             self._accumulator._refresh_topics()
-        for batch in self._accumulator._drain(now, force):
-            self._pending.setdefault((batch.topic, batch.partition), deque()).append(batch)
+        self._collect(now, force)
         if self._transactions is not None:
             self._transactions.coming = {TopicPartition(*place) for place in self._pending}
         for place in list(self._pending):
             self._send(place, self._pending[place])
             if not self._pending[place]:
                 del self._pending[place]
-        if self._waiting:
-            self._acknowledge()
+        if self.acks.waiting:
+            self.acks.flush()
+
+    def _collect(self, now: int, force: bool) -> None:
+        self._accumulator._drain(now, force, self._drained)
+        while self._drained:
+            batch = self._drained[0]
+            queue = self._pending.setdefault((batch.topic, batch.partition), deque())
+            if not queue or queue[-1] is not batch:
+                queue.append(batch)
+            self._drained.popleft()
 
     def flush(self, deadline: float | None) -> bool:
         """Run cycles until all that was buffered at the call has met its fate.
@@ -251,11 +192,13 @@ class Sender:
         Returns:
             False when the deadline passed first.
         """
+        start = time.monotonic_ns()
         while True:
             self.run_once(force=True)
             with self._lock:
-                settled = not self._pending and not self._waiting
-            if settled and self._accumulator._next_due_ns() != 0:
+                settled = not self._pending and not self.acks.waiting
+            since = self._accumulator._ready_since_ns()  # another thread is compressing it
+            if settled and (since is None or since > start):
                 return True
             now = time.monotonic_ns()
             if deadline is not None and now >= deadline * 1e9:
@@ -276,12 +219,11 @@ class Sender:
         """Drop all that is not in the log yet; the number of records dropped."""
         with self._lock:
             dropped = 0
-            for batch in self._accumulator._drain(time.monotonic_ns(), True):
-                self._pending.setdefault((batch.topic, batch.partition), deque()).append(batch)
+            self._collect(time.monotonic_ns(), True)
             for queue in self._pending.values():
                 for batch in queue:
                     dropped += batch.count
-                    self._settle(batch, error, None, quiet=True)
+                    self.acks.settle(batch, error, None, quiet=True)
             self._pending.clear()
             return dropped
 
@@ -292,7 +234,7 @@ class Sender:
             now = time.monotonic_ns()
             head = queue[0]
             if self._transactions is not None and self._transactions.error is not None:
-                self._settle(queue.popleft(), self._transactions.error, None, quiet=True)
+                self.acks.settle(queue.popleft(), self._transactions.error, None, quiet=True)
                 continue
             if now - head.created_ns >= self._delivery_ns:
                 self._expire(queue.popleft())
@@ -320,13 +262,18 @@ class Sender:
             for batch in group:
                 batch.doubtful = doubtful
             return self._refused(queue, group, error)
+        except Exception as bug:  # what it left behind is unknown; the others must not wait for it
+            logger.exception("%s-%d: append failed", *place)
+            for batch in group:
+                batch.doubtful = True
+            return self._refused(queue, group, KafkaError(message=f"append failed: {bug!r}"))
         if self._ack_is_lost():
             self.stats.acks_lost += 1
             return True
         for batch in group:
-            queue.popleft()
             self._take(place, batch)
             self._appended(log, place, batch, result)
+            queue.popleft()
             if result.base_offset >= 0:
                 result = result._replace(base_offset=result.base_offset + batch.count)
         return True
@@ -386,9 +333,9 @@ class Sender:
         if self._transactions is not None:
             self._transactions.note_span(log, place, batch.count, result)
         if self._waits_for_flush and log.strict:
-            self._waiting.append(_Waiting(log, batch, result))
+            self.acks.wait_for_flush(log, batch, result)
         else:
-            self._settle(batch, None, result)
+            self.acks.settle(batch, None, result)
 
     # -- failures --
 
@@ -416,7 +363,7 @@ class Sender:
         elif head.doubtful and self._idempotent:
             self._identity.bump()
             self.stats.epoch_bumps += 1
-        self._settle(head, error, None)
+        self.acks.settle(head, error, None)
         return True
 
     def _start_over(self, head: Any, change: Any) -> bool:
@@ -437,90 +384,4 @@ class Sender:
         elif batch.doubtful and self._idempotent:
             self._identity.bump()
             self.stats.epoch_bumps += 1
-        self._settle(batch, error, None)
-
-    # -- acknowledgements --
-
-    def _acknowledge(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        targets: dict[Any, int] = {}
-        for item in waiting:
-            end = item.result.base_offset + item.batch.count
-            if item.result.base_offset < 0:
-                end = item.log.log_end  # a duplicate that is too old to place
-            targets[item.log] = max(targets.get(item.log, 0), end)
-        failed: dict[Any, EoslogError] = {}
-        try:
-            self._engine.flush_many(list(targets.items()))
-        except EoslogError:
-            for log, end in targets.items():  # who is at fault?
-                try:
-                    log.flush(end)
-                except EoslogError as error:
-                    failed[log] = error
-        now = time.monotonic_ns()
-        for item in waiting:
-            failure = failed.get(item.log)
-            if failure is None:
-                self._settle(item.batch, None, item.result)
-            elif getattr(failure, "retriable", False) and (
-                now - item.batch.created_ns < self._delivery_ns
-            ):
-                self._waiting.append(item)
-            else:
-                self._settle(item.batch, failure, None)
-
-    def _settle(
-        self,
-        batch: Any,
-        error: EoslogError | None,
-        result: AppendResult | None,
-        *,
-        quiet: bool = False,
-    ) -> None:
-        """Tell the callbacks and give the memory back.
-
-        Args:
-            batch: its fate is known now.
-            error: why it was not delivered.
-            result: where it is.
-            quiet: a transaction tells the error itself; `flush` need not raise it.
-        """
-        if error is None and result is not None and result.duplicate:
-            error = self._refuse_duplicate(batch)
-        told = batch.callbacks or ()
-        if error is not None:
-            self.stats.errors += 1
-            result = None
-            if self._config.acks == 0:
-                error = None  # at most once: nobody asked
-            elif not quiet and len(told) < batch.count and self.untold is None:
-                self.untold = error
-        base = -1 if result is None or self._config.acks == 0 else result.base_offset
-        for delta, timestamp, target in told:
-            offset = base + delta if base >= 0 else -1
-            if result is not None and result.timestamp >= 0:
-                timestamp = result.timestamp
-            self.callbacks.put(
-                target,
-                error,
-                RecordMetadata(
-                    batch.topic,
-                    batch.partition,
-                    offset,
-                    timestamp,
-                    result is not None and result.duplicate,
-                ),
-            )
-        if not isinstance(batch, EncodedBatch):
-            self._accumulator._release(batch)
-        with self.space:
-            self.space.notify_all()
-
-    def _refuse_duplicate(self, batch: Any) -> EoslogError | None:
-        if not self._config.strict_duplicates:
-            return None
-        return DuplicateSequence(
-            f"{batch.topic}-{batch.partition}: sequence {batch.base_sequence} of producer "
-            f"{batch.producer_id}, epoch {batch.producer_epoch}, is stored already"
-        )
+        self.acks.settle(batch, error, None)

@@ -19,8 +19,8 @@ class Transaction:
     """One transaction of a producer, as a context manager.
 
     Leaving it commits. An exception aborts, rewinds the consumers that take part (the bound ones,
-    and those given to `commit_offsets`) to their committed offsets, and goes on. A commit whose outcome is unknown does neither: what was read
-    may have been committed.
+    and those given to `commit_offsets`) to their committed offsets, and goes on. A commit whose
+    outcome is unknown does neither: what was read may have been committed.
     """
 
     def __init__(self, producer: Producer) -> None:

@@ -20,6 +20,7 @@ from eoslog.errors import (
     DuplicateSequence,
     IllegalState,
     InvalidTopic,
+    KafkaError,
     LockTimeout,
     OutOfOrderSequence,
     QueueFull,
@@ -282,12 +283,13 @@ def test_acks_0_resolves_at_once_and_swallows_errors(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing = Refusing(log, monkeypatch)
-    refusing.errors = [StorageError("broken")] * 2  # of both, then of the first alone
+    refusing.errors = [StorageError("broken")]
     told: list[Any] = []
     with log.producer(acks=0, batch_size=0) as producer:
         assert not producer.config.enable_idempotence
         delivery = producer.send("one", b"a")
         assert delivery.result(0).offset == -1
+        producer.flush()
         producer.produce("one", b"b", on_delivery=lambda e, m: told.append((e, m.offset)))
         producer.flush()
         assert told == [(None, -1)]
@@ -349,7 +351,8 @@ def test_many_lost_acknowledgements_store_each_record_once_in_order(log: Log) ->
     with log.producer(eoslog_test_lose_acks=0.5, batch_size=500, linger_ms=0) as producer:
         for i in range(3000):
             producer.produce("t", b"%d" % i, partition=i % 3)
-        producer.flush()
+            if i % 100 == 99:
+                producer.flush()
         assert producer.stats()["acks_lost"] > 5
     for partition in range(3):
         values = [int(value) for _, _, value in stored(log, "t", partition)]
@@ -600,3 +603,63 @@ def test_no_thread_is_left_behind(log: Log) -> None:
     with log.producer(linger_ms=0) as producer:
         producer.send("one", b"v").result(10)
     assert threading.active_count() <= before + 1  # the engine's flusher pool
+
+
+def test_an_interrupt_at_any_step_loses_and_doubles_nothing(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = log.engine.partition("one", 0)
+    real_append, real_flush = part.append, log.engine.flush_many
+    armed = [""]
+
+    def append(data: Any, **keywords: Any) -> Any:
+        result = real_append(data, **keywords)
+        if armed[0] == "append":
+            armed[0] = ""
+            raise KeyboardInterrupt  # after the log has it
+        return result
+
+    def flush(targets: Any) -> None:
+        if armed[0] == "flush":
+            armed[0] = ""
+            raise KeyboardInterrupt
+        real_flush(targets)
+
+    monkeypatch.setattr(part, "append", append)
+    monkeypatch.setattr(log.engine, "flush_many", flush)
+    monkeypatch.setattr(Sender, "wake", lambda self: None)  # signals reach the main thread only
+    told: list[int] = []
+    with log.producer(linger_ms=60_000, delivery_timeout_ms=120_000) as producer:
+        for i in range(6):
+            producer.produce("one", b"%d" % i, on_delivery=lambda e, m: told.append(m.offset))
+            armed[0] = ("append", "flush")[i % 2]
+            with pytest.raises(KeyboardInterrupt):
+                producer.flush()
+        producer.flush()
+        assert (producer.used, producer.buffered) == (0, 0)
+    assert [value for _, _, value in stored(log)] == [b"%d" % i for i in range(6)]
+    assert sorted(told) == list(range(6))
+
+
+def test_an_unexpected_error_fails_its_batch_and_not_the_sender(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing(log, monkeypatch)
+    refusing.errors = [ZeroDivisionError()]
+    with log.producer(linger_ms=0) as producer:
+        with pytest.raises(KafkaError, match="ZeroDivisionError"):
+            producer.send("one", b"a").result(10)
+        assert producer.send("one", b"b").result(10).offset == 0
+        assert producer.producer_epoch == 1  # the first one's outcome is unknown
+
+
+def test_a_topic_made_anew_with_fewer_partitions(log: Log) -> None:
+    with log.producer(linger_ms=0) as producer:
+        producer.send("t", b"v", b"k", partition=2).result(10)
+        log.delete_topic("t")
+        log.create_topic("t", 1)
+        producer._refresh_topics()
+        for i in range(20):
+            producer.produce("t", b"v", b"%d" % i)
+        producer.flush()
+    assert len(stored(log, "t", 0)) == 20
