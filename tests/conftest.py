@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 
 import pytest
+from hypothesis import settings
+
+# No test asserts a time, so no example has a deadline. CI takes the same examples at every run;
+# elsewhere each run looks at new ones.
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "search")
 
 _seconds: dict[str, float] = defaultdict(float)
 _counts: dict[str, int] = defaultdict(int)

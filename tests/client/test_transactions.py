@@ -48,9 +48,10 @@ def producer(log: Log) -> Iterator[Producer]:
 def visible(log: Log, topic: str = "b", partition: int = 0) -> list[bytes]:
     """Values that read_committed shows."""
     part = log.engine.partition(topic, partition)
-    aborted = [(p, first, last) for p, first, last in part.aborted(0, part.last_stable_offset)]
+    end = part.last_stable_offset  # once: what the bound covers, the abort index covers
+    aborted = part.aborted(0, end)
     values = []
-    for batch in part.batches(0, part.last_stable_offset):
+    for batch in part.batches(0, end):
         if batch.control or any(
             batch.producer_id == p and first <= batch.base_offset <= last
             for p, first, last in aborted

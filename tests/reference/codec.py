@@ -268,8 +268,8 @@ def decompress(codec: str, payload: bytes) -> bytes:
 def decode_records(batch: RefBatch, payload: bytes) -> list[RefRecord]:
     """The records of one batch, with every check that the format asks of a reader."""
     cursor = Cursor(decompress(batch.compression, payload))
-    if batch.count < 0:
-        raise Malformed(f"{batch.count} records")
+    if batch.count < 0 or batch.last_offset_delta < 0:
+        raise Malformed(f"{batch.count} records, last offset delta {batch.last_offset_delta}")
     records = []
     for _ in range(batch.count):
         body = Cursor(cursor.take(cursor.varint()))
