@@ -268,15 +268,28 @@ class Consumer(ConsumerOffsets):
             if self._woken:
                 self._woken = False
                 return None
-            found = collect()
+            found = self._commit_then(collect) if self._commit_first else collect()
             if found:
-                if self._commit_first:
-                    self._commit_positions(self._subscription.states)
                 return found
             left = _WAIT_SLICE_S if deadline is None else deadline - now
             if left <= 0:
                 return None
             self._fetcher.wait(left)
+
+    def _commit_then(self, collect: Callable[[], Any]) -> Any:
+        """At most once: what is found is committed before anybody sees it."""
+        before = [(state, state.position) for state in self._subscription.states.values()]
+        found = collect()
+        if found:
+            try:
+                self._commit_positions(self._subscription.states)
+            except BaseException:
+                # Nobody has seen it: where nothing was committed it may be handed out later.
+                for state, position in before:
+                    if position is not None:
+                        state.move_to(position)
+                raise
+        return found
 
     def _keep_up(self, now: float) -> None:
         subscribed = self._subscription.subscribed

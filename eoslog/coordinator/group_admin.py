@@ -5,29 +5,20 @@ Source: Kafka ListGroups (16), DescribeGroups (15), ConsumerGroupDescribe (69), 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
-
 from eoslog.coordinator import group_rebalance as rebalance
-from eoslog.coordinator.group_offsets import GroupOffsets, OffsetMap
-from eoslog.coordinator.group_rebalance import Catalogue, Change
-from eoslog.coordinator.group_records import OwnedPartition, TopicMetadata
+from eoslog.coordinator.group_offsets import OffsetMap
+from eoslog.coordinator.group_rebalance import Change
 from eoslog.coordinator.group_state import Group, GroupTable
-from eoslog.errors import GroupNotFound, NonEmptyGroup
-from eoslog.model import GroupDescription, MemberDescription, TopicPartition
+from eoslog.coordinator.group_watch import GroupWatch
+from eoslog.errors import GroupNotFound, NonEmptyGroup, StorageError
+from eoslog.model import GroupDescription, MemberDescription
 
 
-class GroupAdmin(GroupOffsets):
+class GroupAdmin(GroupWatch):
     """What looks at whole groups.
 
     Thread-safety: any thread.
     """
-
-    def __init__(self, host: Any) -> None:
-        """Serve the groups of a directory open in this process."""
-        super().__init__(host)
-        # Names of topic ids, kept after a deletion so that members can be told to let go.
-        self._topic_names: dict[bytes, str] = {}
 
     def list_groups(self) -> list[str]:
         """The ids of all groups, also of those that only have offsets (ListGroups)."""
@@ -44,8 +35,15 @@ class GroupAdmin(GroupOffsets):
         Raises:
             GroupNotFound: no such group.
         """
-        self._catalogue()
-        with self._shard(group_id).folded() as (table, _):
+        self._clear_out(group_id)
+        try:
+            shard = self._shard(group_id)
+        except StorageError:
+            if not getattr(self._host, "read_only", False):
+                raise
+            # A reader makes no partitions: without one there is no group.
+            raise GroupNotFound(f"no group {group_id!r}") from None
+        with shard.folded() as (table, _):
             group = self._known(table, group_id)
             members = [
                 MemberDescription(
@@ -75,6 +73,7 @@ class GroupAdmin(GroupOffsets):
         Raises:
             NonEmptyGroup: it has members, which would not notice.
         """
+        self._clear_out(group_id)
         with self._shard(group_id).folded() as (table, _):
             group = table.groups.get(group_id)
             if group is not None and group.members:
@@ -91,6 +90,7 @@ class GroupAdmin(GroupOffsets):
 
         Durability: durable on return.
         """
+        self._clear_out(group_id)
         shard = self._shard(group_id)
 
         def decide(table: GroupTable) -> Change:
@@ -126,28 +126,15 @@ class GroupAdmin(GroupOffsets):
 
     # Shared with membership.
 
+    def _clear_out(self, group_id: str) -> None:
+        """Members whose process has gone are no members, though nobody has said so yet."""
+        if getattr(self._host, "read_only", False):
+            self._catalogue()
+        else:
+            self._look_after_group(group_id)
+
     def _known(self, table: GroupTable, group_id: str) -> Group:
         group = table.groups.get(group_id)
         if group is None:
             raise GroupNotFound(f"no group {group_id!r}")
         return group
-
-    def _names(self, group: Group) -> dict[bytes, str]:
-        names = dict(self._topic_names)
-        names.update((topic.topic_id, topic.name) for topic in group.topics.values())
-        return names
-
-    def _named(self, group: Group, owned: Collection[OwnedPartition]) -> frozenset[TopicPartition]:
-        names = self._names(group)
-        return frozenset(TopicPartition(names[t], p) for t, p in owned if t in names)
-
-    def _catalogue(self) -> Catalogue:
-        metadata = self._host.metadata
-        metadata.refresh()
-        catalogue = {
-            name: TopicMetadata(info.topic_id, name, len(info.partitions))
-            for name, info in metadata.topics.items()
-            if not info.deleted
-        }
-        self._topic_names.update((topic.topic_id, name) for name, topic in catalogue.items())
-        return catalogue

@@ -36,7 +36,7 @@ from eoslog.coordinator import group_rebalance as rebalance
 from eoslog.coordinator.assignors import ASSIGNORS, DEFAULT_ASSIGNOR
 from eoslog.coordinator.group_admin import GroupAdmin
 from eoslog.coordinator.group_offsets import check_member
-from eoslog.coordinator.group_rebalance import Catalogue, Change
+from eoslog.coordinator.group_rebalance import Change
 from eoslog.coordinator.group_records import (
     STATIC_LEAVE_EPOCH,
     MemberMetadata,
@@ -89,8 +89,6 @@ class GroupCoordinator(GroupAdmin):
         """Serve the groups of a directory open in this process."""
         super().__init__(host)
         self._local: dict[tuple[str, str], _LocalMember] = {}
-        # When this process first saw a static member without a living process.
-        self._absent_since: dict[tuple[str, str], float] = {}
         self._next_watch: dict[str, float] = {}
         self._ticking = False
         self._mutex = threading.Lock()
@@ -290,43 +288,6 @@ class GroupCoordinator(GroupAdmin):
             if topic_id in names and TopicPartition(names[topic_id], partition) in owned
         )
 
-    def _look_after(self, group: Group, member_id: str | None, catalogue: Catalogue) -> Change:
-        """Take out who is gone, and follow topics that were made, deleted or extended."""
-        gone = self._gone(group) - {member_id}
-        if gone:
-            return rebalance.remove(group, {m for m in gone if m is not None}, catalogue)
-        members = {m: member.metadata for m, member in group.members.items()}
-        if rebalance.subscribed_topics(list(members.values()), catalogue) != group.topics:
-            return rebalance.new_generation(group, members, catalogue)
-        return []
-
-    def _gone(self, group: Group) -> set[str | None]:
-        gone: set[str | None] = set()
-        now = time.monotonic()
-        for member_id, member in group.members.items():
-            key = (group.group_id, member_id)
-            metadata = member.metadata
-            session = metadata.session_timeout_ms / 1000
-            if member.current.epoch != STATIC_LEAVE_EPOCH and self._beats(metadata, session):
-                self._absent_since.pop(key, None)
-                continue
-            # A static name, or a member from elsewhere that no process here answers for.
-            patient = metadata.instance_id is not None or metadata.process_number < 0
-            if patient and now - self._absent_since.setdefault(key, now) < session:
-                continue
-            self._absent_since.pop(key, None)
-            gone.add(member_id)
-        return gone
-
-    def _beats(self, metadata: MemberMetadata, session: float) -> bool:
-        number, nonce = metadata.process_number, metadata.process_nonce
-        host = self._host
-        if (number, nonce) == (host.process_number, host.process_nonce & 0xFFFFFFFFFFFFFFFF):
-            return True
-        if number < 0 or not host.process_alive(number, nonce):
-            return False
-        return bool(host.process_heartbeat_age(number) <= session)
-
     def _watch_due(self, group_id: str) -> bool:
         now = time.monotonic()
         if now < self._next_watch.get(group_id, 0.0):
@@ -375,17 +336,6 @@ class GroupCoordinator(GroupAdmin):
             call(*arguments)
         except EoslogError:
             pass
-
-    def _look_after_group(self, group_id: str) -> None:
-        catalogue = self._catalogue()
-
-        def decide(table: GroupTable) -> Change:
-            group = table.groups.get(group_id)
-            if group is None or not group.members:
-                return []
-            return self._look_after(group, None, catalogue)
-
-        self._shard(group_id).change(decide)
 
 
 def _split_subscription(

@@ -410,6 +410,16 @@ def test_A08_committing_first_skips_what_was_not_processed(host, log):
     assert len(done) == 5
 
 
+def test_A01_what_could_not_be_committed_is_not_handed_out(host, log, monkeypatch):
+    log.put(*"ab")
+    c = consumer(host, group_id="g", processing_guarantee="at_most_once")
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeLog, "flush", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            c.poll(0)
+    assert values([c.poll(0)]) == ["a"]
+
+
 def test_A09_committing_last_repeats_what_was_processed(host, log):
     log.put(*"0123456")
     c = consumer(host, group_id="g", enable_auto_commit=False)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eoslog.coordinator import group_coordinator
+from eoslog.coordinator import group_coordinator, group_watch
 from eoslog.coordinator.group_coordinator import GroupCoordinator, Heartbeat
 from eoslog.coordinator.group_state import GroupTable
 from eoslog.errors import (
@@ -179,8 +179,8 @@ def test_a_static_member_that_left_keeps_its_place_until_its_session_ends(disk, 
         a.poll(), b.poll()
     b.groups.leave("g", b.id)
     assert len(a.poll()) == 2
-    now = group_coordinator.time.monotonic()
-    monkeypatch.setattr(group_coordinator.time, "monotonic", lambda: now + 11)
+    now = group_watch.time.monotonic()
+    monkeypatch.setattr(group_watch.time, "monotonic", lambda: now + 11)
     assert len(a.poll()) == 4
 
 
@@ -309,3 +309,14 @@ def test_no_partition_has_two_owners_whatever_happens_and_all_are_owned_in_the_e
         assert description.state == "Stable"
         with clients[0].groups._shard("g").folded() as (table, _):
             assert table == replayed(clients[0].host)
+
+
+def test_a_group_whose_members_all_died_can_be_reset_and_deleted(disk):
+    a = Client(FakeHost(disk, 0))
+    a.poll()
+    a.host.die()
+    admin = GroupCoordinator(FakeHost(disk, 1))
+    assert admin.describe_group("g").members == []
+    admin.reset_offsets("g", {TopicPartition("t", 0): OffsetAndMetadata(3)})
+    admin.delete_group("g")
+    assert admin.list_groups() == []
