@@ -48,7 +48,7 @@ lint: setup  ## Check style, by ruff
 	$(BIN)/ruff check .
 
 format: setup  ## Format the code, by ruff
-	$(BIN)/ruff format eoslog spark tests bench examples
+	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 imports: setup  ## Check that imports only go down the floors, by import-linter

@@ -69,6 +69,7 @@ def iter_batches(
     strict: bool = True,
     limit: int | None = None,
 ) -> list[Batch]: ...
+
 @final
 class AbortedTransactions:
     def __new__(cls, transactions: Iterable[tuple[int, int, int]] = ()) -> Self: ...
@@ -231,9 +232,7 @@ def set_codecs(
     compress: Callable[[str, bytes, int | None], bytes], decompress: Callable[[str, Any], bytes]
 ) -> None: ...
 def build_batch(
-    records: Iterable[
-        tuple[int, bytes | None, bytes | None, Iterable[tuple[str, bytes | None]]]
-    ],
+    records: Iterable[tuple[int, bytes | None, bytes | None, Iterable[tuple[str, bytes | None]]]],
     *,
     base_offset: int = 0,
     compression: str = "none",
@@ -268,7 +267,6 @@ def stamp_batch(
     base_sequence: int,
     transactional: bool,
 ) -> bytearray: ...
-
 def batches_end(data: _Readable, position: int = 0, end: int | None = None) -> int: ...
 
 # -- columns (columns.pxi) --

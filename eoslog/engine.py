@@ -108,7 +108,7 @@ class Engine:
             self._release()
             raise
 
-    # --- opening ------------------------------------------------------------------------------------
+    # --- opening --------------------------------------------------------------------------------
 
     @classmethod
     def open(
@@ -122,7 +122,8 @@ class Engine:
         """Open a directory, or share the engine that this process has.
 
         Args:
-            path: the directory; made with mode 0700 when missing and `create`.
+            path: the directory.
+            create: make it, with mode 0700, when it is missing.
             read_only: take no lock that writers notice; an unclean directory that nobody writes is
                 scanned privately and not changed.
             durability: "strict" or "os"; None takes what is stored, "strict" for a new directory.
@@ -139,7 +140,8 @@ class Engine:
         )
         if durability is not None and properties.durability != durability:
             raise ConfigError(
-                f"{where}: durability {durability!r} asked for, the directory is {properties.durability!r}"
+                f"{where}: durability {durability!r} asked for, "
+                f"the directory is {properties.durability!r}"
             )
         if not read_only:
             refuse_remote(where)
@@ -157,7 +159,7 @@ class Engine:
     _key: tuple[int, int, bool]
 
     def close(self) -> None:
-        """Give the reference back; the last one flushes, checkpoints and lets go of the directory."""
+        """Give the reference back; the last one flushes, checkpoints and lets go."""
         with _open_mutex:
             if self._closed:
                 return
@@ -209,7 +211,7 @@ class Engine:
                 topic, _, partition = line.rpartition(" ")
                 self._poisoned.add((topic, int(partition)))
 
-    # --- partitions -----------------------------------------------------------------------------------
+    # --- partitions -----------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicInfo:
         """A topic as the metadata says now. Raises UnknownTopicOrPartition."""
@@ -299,7 +301,8 @@ class Engine:
                 return
             if found not in self.metadata.deleted:
                 raise StorageError(
-                    f"topic id {checkpoints.id_text(found or bytes(16))}, the metadata says {checkpoints.id_text(log.topic_id)}",
+                    f"topic id {checkpoints.id_text(found or bytes(16))}, "
+                    f"the metadata says {checkpoints.id_text(log.topic_id)}",
                     path=log.path,
                 )
             files.remove_tree(log.path)
@@ -368,7 +371,7 @@ class Engine:
             for number in info.partitions
         ]
 
-    # --- topics -----------------------------------------------------------------------------------------
+    # --- topics ---------------------------------------------------------------------------------
 
     def alter_topic(self, name: str, config: dict[str, object]) -> None:
         """Change a topic's configuration here and, at their next open, in other processes."""
@@ -406,7 +409,7 @@ class Engine:
             for number in info.partitions:
                 self._remove_partition(info.name, number, info.topic_id)
 
-    # --- processes, time, work ------------------------------------------------------------------------------
+    # --- processes, time, work ------------------------------------------------------------------
 
     @property
     def process_number(self) -> int:
@@ -505,7 +508,7 @@ class Engine:
                     continue
             control.wait(counters, left)
 
-    # --- checkpoints ------------------------------------------------------------------------------------------
+    # --- checkpoints ----------------------------------------------------------------------------
 
     def _log_start_moved(self, log: PartitionLog) -> None:
         path = os.path.join(self.path, checkpoints.LOG_START_CHECKPOINT)
@@ -562,7 +565,8 @@ class Engine:
                 if view["poison"] or view["busy"]:
                     return False
                 # Partitions that only other processes had open; `partition` refuses at this stage.
-                log = self._partitions.get((info.name, partition.partition)) or self._open_partition(
+                known = self._partitions.get((info.name, partition.partition))
+                log = known or self._open_partition(
                     info.name, partition.partition, partition, info.topic_id, info.config
                 )
                 log.sync()

@@ -37,7 +37,7 @@ T = TypeVar("T")
 __all__ = ["Log", "dedupe", "open", "repair"]
 
 
-def open(
+def open(  # noqa: A001
     path: str | os.PathLike[str],
     *,
     create: bool = True,
@@ -76,7 +76,7 @@ def repair(path: str | os.PathLike[str], mode: str = "report") -> RepairReport:
 
 
 class Log:
-    """An open directory: topics, offsets, scans, transactions, groups; makes producers and consumers.
+    """An open directory: topics, offsets, scans, transactions, groups, and the clients' maker.
 
     Thread-safe. A handle inherited through fork raises IllegalState: open the path again there.
     """
@@ -111,7 +111,7 @@ class Log:
             self._closed = True
             self.engine.close()
 
-    # --- topics ----------------------------------------------------------------------------------
+    # --- topics ---------------------------------------------------------------------------------
 
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, Any] | None = None
@@ -138,7 +138,7 @@ class Log:
         self.engine.groups.forget_topic(name)
 
     def create_partitions(self, name: str, total: int) -> None:
-        """Grow a topic to `total` partitions (keys move: the partition of a key depends on the count)."""
+        """Grow a topic to `total` partitions; keys move, their partition depends on the count."""
         self.engine.check()
         self.engine.metadata.create_partitions(name, total)
 
@@ -165,7 +165,7 @@ class Log:
         ]
         return TopicDescription(name, info.topic_id, partitions, dict(info.config))
 
-    # --- offsets -----------------------------------------------------------------------------------
+    # --- offsets --------------------------------------------------------------------------------
 
     def _partition(self, topic: str, partition: int) -> PartitionLog:
         self.engine.check()
@@ -217,6 +217,7 @@ class Log:
         """Columns of a topic as Arrow record batches (extra `[arrow]`).
 
         Args:
+            topic: what to scan.
             partitions: which; None is all, one after the other.
             start: first offset, one for all or by partition; None is each log start.
             end: exclusive; None is each partition's last stable offset (or high watermark with
@@ -235,10 +236,10 @@ class Log:
             columns=columns, batch_rows=batch_rows, binary=binary,
         )  # fmt: skip
 
-    # --- clients ------------------------------------------------------------------------------------
+    # --- clients --------------------------------------------------------------------------------
 
     def producer(self, config: Mapping[str, Any] | None = None, **options: Any) -> Producer:
-        """A producer on this directory; Kafka's configuration, `transactional_id=` for a keyword."""
+        """A producer on this directory; Kafka's keys, `transactional_id=` as a keyword."""
         from eoslog.client.producer import Producer
 
         self.engine.check()
@@ -272,7 +273,7 @@ class Log:
             producer.init_transactions()
             return run_transaction(producer, fn)
 
-    # --- transactions and groups -----------------------------------------------------------------------
+    # --- transactions and groups ----------------------------------------------------------------
 
     def transactions(self, open_only: bool = True) -> list[TransactionDescription]:
         """Transactional ids as their coordinators hold them."""
@@ -319,10 +320,10 @@ class Log:
         self.engine.check()
         self.engine.groups.delete_group(group_id)
 
-    # --- care -------------------------------------------------------------------------------------------
+    # --- care -----------------------------------------------------------------------------------
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Drop all records before the given offsets (-1: the high watermark); the new log starts."""
+        """Drop all records before the offsets (-1: the high watermark); the new log starts."""
         return {
             tp: self._partition(tp.topic, tp.partition).delete_records(before)
             for tp, before in offsets.items()

@@ -11,7 +11,9 @@ from eoslog.errors import ErrorCode, KafkaError, error_for
 CLASSES = [
     cls
     for cls in (getattr(errors, name) for name in errors.__all__)
-    if isinstance(cls, type) and issubclass(cls, errors.EoslogError) and cls is not errors.EoslogError
+    if isinstance(cls, type)
+    and issubclass(cls, errors.EoslogError)
+    and cls is not errors.EoslogError
 ]
 CODED = [cls for cls in CLASSES if issubclass(cls, KafkaError) and cls is not KafkaError]
 

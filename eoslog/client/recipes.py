@@ -41,7 +41,7 @@ def run_transaction(producer: Producer, work: Callable[[Any], T], *, retries: in
     """Run `work(tx)` in a transaction: all of it happens once, or none of it.
 
     An abortable or retriable error aborts and runs the work again, so it must not have effects
-    outside the transaction. Fatal errors, and what the work itself raises, come out after the abort.
+    outside the transaction. Fatal errors, and what the work raises, come out after the abort.
 
     Args:
         producer: transactional and initialised.

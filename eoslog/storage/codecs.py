@@ -3,7 +3,7 @@
 | codec | framing written | read |
 |---|---|---|
 | gzip | one RFC 1952 member | any number of members |
-| snappy | xerial: magic, version 1, then blocks of [i32 size][raw snappy] | the same, and raw snappy |
+| snappy | xerial: magic, version 1, then blocks of [i32 size][raw snappy] | the same, and raw |
 | lz4 | one LZ4 frame, independent blocks of 64 KiB, no checksums, no content size | one frame |
 | zstd | one frame | any number of frames |
 
@@ -62,7 +62,8 @@ def require(name: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise ConfigError(
-            f"compression type {name!r} needs the package {package.split('.')[0]!r}: install eoslog[codecs]"
+            f"compression type {name!r} needs the package {package.split('.')[0]!r}: "
+            "install eoslog[codecs]"
         ) from error
 
 

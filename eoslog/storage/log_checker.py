@@ -50,6 +50,7 @@ def check(path: str, *, full: bool = False, ends: Mapping[str, int] | None = Non
     """Check every partition of a directory.
 
     Args:
+        path: the directory.
         full: decode every record too.
         ends: partition directory name -> offset (exclusive) up to which it is published; others
             are read to their files' ends.

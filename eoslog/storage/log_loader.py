@@ -4,8 +4,8 @@ Runs once a session and partition, under its append lock, before anybody else to
 
 | a crash leaves | repaired here |
 |---|---|
-| `.deleted`, `.cleaned`, `.swap`, `.next` files | finished or undone as Kafka does (kafka.md 2.11) |
-| a torn or short last batch | cut, if no valid batch follows it; else CorruptRecord: there is no replica |
+| `.deleted`, `.cleaned`, `.swap`, `.next` files | finished or undone, as Kafka does |
+| a torn or short last batch | cut, if no valid one follows; else CorruptRecord: no replica |
 | stale or phantom index entries | indexes are rebuilt from the scanned batches |
 | a torn snapshot | found by its CRC, deleted, the next older one taken |
 | unflushed bytes | scanned by CRC, flushed before they are published |
@@ -94,7 +94,7 @@ def start_fold(log: PartitionLog) -> None:
 
 
 def _newest_snapshot(path: str, bases: list[int], *, delete_bad: bool) -> tuple[int, bytes]:
-    """(base, entries) of the newest valid snapshot at a segment's base; the first base without one."""
+    """(base, entries) of the newest valid snapshot at a segment's base; else the first base."""
     for base in reversed(bases):
         name = os.path.join(path, file_name(base, SNAPSHOT))
         try:
@@ -239,11 +239,12 @@ def _judge_tail(
     later: list[int],
     last: LastSession,
 ) -> None:
-    """A bad batch is a torn tail only if nothing valid follows it, at or past the recovery point."""
+    """A bad batch is a torn tail only if nothing valid follows, past the recovery point."""
     where = os.path.join(log.path, file_name(base, LOG))
     if last.clean or end < last.recovery_point:
         raise CorruptRecord(
-            f"{where} at byte {valid}, offset {end}: {reason}; it was durable (recovery point {last.recovery_point}). "
+            f"{where} at byte {valid}, offset {end}: {reason}; "
+            f"it was durable (recovery point {last.recovery_point}). "
             "Nothing was cut: see `eoslog repair`"
         )
     data = files.read_file(where)[valid:size]

@@ -102,7 +102,8 @@ class LogReader:
         """
         if start < self._core.log_start or start > self._core.log_end:
             raise OffsetOutOfRange(
-                f"{self.name}: offset {start}, the log has [{self._core.log_start}, {self._core.log_end})"
+                f"{self.name}: offset {start}, "
+                f"the log has [{self._core.log_start}, {self._core.log_end})"
             )
         end = min(end, self._core.log_end)
         out: list[Slice] = []
@@ -115,7 +116,8 @@ class LogReader:
                 self._segments_version = -1
                 if start < self._core.log_start or attempt == 2:
                     raise OffsetOutOfRange(
-                        f"{self.name}: offset {start} was deleted, the log starts at {self._core.log_start}"
+                        f"{self.name}: offset {start} was deleted, "
+                        f"the log starts at {self._core.log_start}"
                     ) from error
                 out.clear()
         return out
@@ -171,7 +173,7 @@ class LogReader:
                 start = part.next_offset
 
     def aborted(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        """(producer id, first offset, marker offset) of aborted transactions that touch [start, end)."""
+        """(producer id, first, marker offset) of aborted transactions that touch [start, end)."""
         log_end = self._core.log_end
         bases = self.bases(beyond=end if not self._bases or end > self._bases[-1] else -1)
         below = [base for base in bases if base <= start]

@@ -22,7 +22,7 @@ class LogSettings:
 
     @classmethod
     def of(cls, config: Mapping[str, str]) -> LogSettings:
-        """From a topic's configuration under Kafka's names; unknown ones are the topic's business."""
+        """From a topic's configuration under Kafka's names; others are the topic's business."""
         numbers = {
             key.replace(".", "_"): int(value)
             for key, value in config.items()

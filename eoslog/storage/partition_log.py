@@ -109,7 +109,7 @@ class PartitionLog:
     def __repr__(self) -> str:
         return f"PartitionLog({self.name}, slot {self.slot})"
 
-    # --- published ends ----------------------------------------------------------------------------
+    # --- published ends -------------------------------------------------------------------------
 
     @property
     def log_start(self) -> int:
@@ -145,7 +145,7 @@ class PartitionLog:
         """
         return min(self.stable_end, self.high_watermark)
 
-    # --- append --------------------------------------------------------------------------------------
+    # --- append ---------------------------------------------------------------------------------
 
     def append(
         self,
@@ -167,7 +167,8 @@ class PartitionLog:
             Where the records are, or None when an expected end has moved: nothing was appended.
 
         Raises:
-            OutOfOrderSequence, InvalidProducerEpoch, InvalidTxnState, CorruptRecord, RecordTooLarge:
+            OutOfOrderSequence, InvalidProducerEpoch, InvalidTxnState, CorruptRecord,
+            RecordTooLarge:
                 refused, nothing was written.
             LockTimeout: another process holds the partition's lock.
             DiskFull, StorageError, LogPoisoned, UnknownTopicOrPartition: nothing was published.
@@ -249,7 +250,8 @@ class PartitionLog:
         elif status == S["CORRUPT"]:
             base, *_ = self.core.current_files()
             raise CorruptRecord(
-                f"{name}: segment {base} is damaged at byte {self.core.segment_position}, offset {self.core.next_offset}"
+                f"{name}: segment {base} is damaged at byte {self.core.segment_position}, "
+                f"offset {self.core.next_offset}"
             )
         elif status == S["IO_FAILED"]:
             raise files.storage_error(OSError(error, os.strerror(error)), self.path)
@@ -264,7 +266,7 @@ class PartitionLog:
         else:
             raise StorageError(f"{name}: unexpected status {status}", path=self.path)
 
-    # --- what happens outside the lock ---------------------------------------------------------------
+    # --- what happens outside the lock ----------------------------------------------------------
 
     def _open_files(self, base: int) -> tuple[int, int, int, int]:
         segment = os.path.join(self.path, file_name(base, ""))
@@ -337,7 +339,7 @@ class PartitionLog:
             self._finish_roll()
 
     def _finish_roll(self) -> None:
-        """Keep the sealed segment's descriptor for its flush, write the snapshot at the new base."""
+        """Keep the sealed segment's descriptor for its flush; write the snapshot at the base."""
         taken = self.core.take_rolled()
         if taken is None:
             return
@@ -378,7 +380,7 @@ class PartitionLog:
                 return
             self._resolve(status, 0, LOCK_TIMEOUT_S)
 
-    # --- durability, reading, deletion: see log_flusher, log_reader, retention ----------------------
+    # --- durability, reading, deletion: see log_flusher, log_reader, retention ------------------
 
     def flush(self, up_to: int | None = None) -> None:
         """Return when everything below `up_to` (default: the log end now) is durable.
@@ -461,7 +463,7 @@ class PartitionLog:
                 pause = min(pause, flush_due - now)
             control.wait(counters, max(pause, 1e-5))
 
-    # --- state -----------------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     def producer_state(self, producer_id: int) -> ProducerDescription | None:
         """What the partition knows of a producer, up to the published end."""

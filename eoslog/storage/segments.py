@@ -3,7 +3,8 @@
     NNNNNNNNNNNNNNNNNNNN.log .index .timeindex .txnindex .snapshot     N = base offset, 20 digits
 
 A sealed segment is one read-only memmap. The active one is a memmap up to the end seen then; what
-was appended since is read with pread until it is `REMAP_SIZE`, then a new memmap replaces it. Nothing
+was appended since is read with pread until it is `REMAP_SIZE`, then a new memmap replaces it.
+Nothing
 is mapped past a file's end. A live view keeps its mapping.
 """
 
@@ -31,7 +32,7 @@ _ABORTED = struct.Struct(">hqqqq")
 
 
 def file_name(offset: int, suffix: str) -> str:
-    """`00000000000000000042.log`"""
+    """`00000000000000000042.log`, say."""
     return f"{offset:020d}{suffix}"
 
 

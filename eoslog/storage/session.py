@@ -1,6 +1,6 @@
 """An open directory as processes share it: session number, lock files, control file, process table.
 
-Every writer holds byte 1 of `eoslog.session` shared. Who can get it exclusively is alone: it draws a
+Every writer holds byte 1 of `eoslog.session` shared. Who gets it exclusively is alone: it draws a
 new random session number, which voids every slot of the control file, so reboot, remount, copy and
 restore are one case (protocol.md row 6). The kernel frees a dead process's locks, never before.
 
@@ -71,7 +71,7 @@ class Session:
                 raise LockTimeout(f"{path}: another process holds the session exclusively")
         self._register()
 
-    # --- joining ---------------------------------------------------------------------------------
+    # --- joining --------------------------------------------------------------------------------
 
     def _open(self, name: str) -> int:
         fd = files.open_file(os.path.join(self.path, name), create=True)
@@ -166,7 +166,7 @@ class Session:
         self.control.map_chunks(1)
         self.control.session = secrets.randbits(63) | 1
 
-    # --- in use ------------------------------------------------------------------------------------
+    # --- in use ---------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise IllegalState where the handle came through a fork."""

@@ -66,7 +66,7 @@ def test_bounds_for_all_or_by_partition(log: Any) -> None:
     assert offsets(log.scan("t", start=3)) == [3, 4, 3, 4]
     assert offsets(log.scan("t", end=2)) == [0, 1, 0, 1]
     assert offsets(log.scan("t", start={zero: 4}, end={zero: 5, one: 1})) == [4, 0]
-    assert offsets(log.scan("t", end={zero: 2})) == [0, 1]      # the other is not in the snapshot
+    assert offsets(log.scan("t", end={zero: 2})) == [0, 1]  # the other is not in the snapshot
     assert offsets(log.scan("t", end=1000)) == [0, 1, 2, 3, 4] * 2
     assert offsets(log.scan("t", start=9)) == []
 
