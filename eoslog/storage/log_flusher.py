@@ -106,7 +106,7 @@ class LogFlusher:
 
     def _flush_now(self) -> None:
         started = time.monotonic_ns()
-        target, done = self._log.log_end, self._log.durable_end
+        target, done = self._log.log_end, max(self._log.durable_end, self._log.log_start)
         bases = self._covering(done, target)
         try:
             files.failpoint("flush.before")

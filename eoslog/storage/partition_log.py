@@ -48,6 +48,8 @@ from eoslog.storage.session import Session
 S = _core.STATUS
 LOCK_TIMEOUT_S = 30.0
 MAX_REPEATS = 10_000
+OUT_OF_ORDER = 45
+"""Kafka's code of the refusal, which the core returns as its status."""
 _WAIT_SLICE_S = 0.05
 
 __all__ = ["LOCK_TIMEOUT_S", "LogSettings", "PartitionLog", "S", "Slice"]
@@ -198,6 +200,8 @@ class PartitionLog:
                 return None
             if status == S["REPEATED"]:
                 return self._duplicate(data, base, last, timestamp, origin)
+            if status == OUT_OF_ORDER:
+                raise self._out_of_order(data)
             self._resolve(status, error, wait)
         raise LockTimeout(f"{self.name}: no append in {MAX_REPEATS} tries")
 
@@ -211,6 +215,15 @@ class PartitionLog:
             if rest is not None:
                 last = rest.last_offset
         return AppendResult(base, last, True, timestamp)
+
+    def _out_of_order(self, data: bytearray) -> OutOfOrderSequence:
+        batch = _core.iter_batches(data)[0]
+        known = self.core.producer(batch.producer_id)
+        last = "unknown" if known is None else f"{known[1]} in epoch {known[0]}"
+        return OutOfOrderSequence(
+            f"{self.topic}-{self.partition}: producer {batch.producer_id} sent sequence "
+            f"{batch.base_sequence} in epoch {batch.producer_epoch}, its last one here is {last}"
+        )
 
     def _resolve(self, status: int, error: int, wait: float) -> None:
         """Do what the core could not do under the lock, or raise what it found."""
@@ -255,10 +268,6 @@ class PartitionLog:
             )
         elif status == S["IO_FAILED"]:
             raise files.storage_error(OSError(error, os.strerror(error)), self.path)
-        elif status == 45:
-            raise OutOfOrderSequence(
-                f"{name}: sequence does not follow the last one of its producer"
-            )
         elif status == 47:
             raise InvalidProducerEpoch(f"{name}: a newer epoch of this producer has written here")
         elif status == 48:

@@ -1,0 +1,256 @@
+"""Rows B: producer recipes and settings."""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eoslog
+from eoslog import Producer, TopicPartition
+from eoslog.config import ProducerConfig
+from eoslog.errors import ConfigError, IllegalState, InvalidTransactionTimeout
+from tests.rows.tools import (
+    assigned,
+    drain,
+    markers,
+    put,
+    state_of,
+    transact,
+    transactional,
+    values,
+)
+
+
+def test_B01_acks_0_resolves_at_once_with_offset_minus_1(log: Any) -> None:
+    with log.producer(acks=0) as producer:
+        started = time.monotonic()
+        delivery = producer.send("t", "v")
+        assert delivery.result(1).offset == -1
+        assert time.monotonic() - started < 0.5
+        for number in range(99):
+            producer.send("t", str(number))
+    assert len(values(log)) == 100
+
+
+def test_B02_the_last_put_wins_and_acks_names_the_promise(log: Any) -> None:
+    settings = {"acks": "all"}
+    settings["acks"] = "1"
+    with log.producer(**settings) as producer:
+        put(producer, "in the page cache")
+    with log.producer(acks="all") as producer:
+        put(producer, "on the disk")
+        assert log.offsets("t", 0).high_watermark == 2
+    assert values(log) == [b"in the page cache", b"on the disk"]
+
+
+def test_B03_a_hundred_sends_are_a_hundred_records_in_order(log: Any) -> None:
+    with log.producer(acks="all", enable_idempotence=True) as producer:
+        offsets = [producer.send("t", str(n)) for n in range(100)]
+        assert [d.result(30).offset for d in offsets] == list(range(100))
+    assert values(log) == [b"%d" % n for n in range(100)]
+
+
+@pytest.mark.parametrize("package", ["org.apache.kafka.common.serialization."])
+def test_B04_java_class_names_of_serializers(log: Any, package: str) -> None:
+    with log.producer(
+        key_serializer=package + "IntegerSerializer", value_serializer=package + "StringSerializer"
+    ) as producer:
+        producer.produce("t", "grün", key=258)
+    with assigned(log) as raw:
+        record = raw.poll(2)
+        assert (record.key, record.value) == (struct.pack(">i", 258), "grün".encode())
+    with assigned(
+        log,
+        key_deserializer=package + "IntegerDeserializer",
+        value_deserializer=package + "StringDeserializer",
+    ) as typed:
+        record = typed.poll(2)
+        assert (record.key, record.value) == (258, "grün")
+    with log.producer(value_serializer=lambda value: value[::-1].encode()) as producer:
+        put(producer, "abc")
+    assert values(log)[-1] == b"cba"
+
+
+def test_B05_bootstrap_servers_are_accepted_and_never_contacted(
+    log: Any, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="eoslog")
+    with Producer(
+        {"log.dir": str(directory), "bootstrap.servers": "192.0.2.1:9092,192.0.2.2:9092"}
+    ) as producer:
+        put(producer, "offline")
+    assert values(log) == [b"offline"]
+    assert "bootstrap.servers" in caplog.text
+
+
+def test_B06_topic_and_value_with_key_partition_timestamp_and_headers(log: Any) -> None:
+    with log.producer() as producer:
+        producer.produce("two", "only a value", partition=0)
+        producer.produce(
+            "two", "v", "k", partition=1, timestamp=1234, headers=[("h", b"x"), ("n", None)]
+        )
+    with assigned(log, 1, topic="two") as consumer:
+        record = consumer.poll(2)
+    assert (record.topic, record.partition, record.offset, record.timestamp) == ("two", 1, 0, 1234)
+    assert (record.key, record.value, list(record.headers)) == (
+        b"k",
+        b"v",
+        [("h", b"x"), ("n", None)],
+    )
+
+
+def test_B07_records_arrive_though_nobody_touches_the_handle(log: Any) -> None:
+    with log.producer(linger_ms=5) as producer, assigned(log) as consumer:
+        for number in range(10):
+            producer.send("t", str(number))
+        found: list[bytes] = []
+        deadline = time.monotonic() + 10
+        while len(found) < 10 and time.monotonic() < deadline:
+            found += drain(consumer)
+    assert len(found) == 10
+
+
+def test_B08_a_transactional_id_switches_idempotence_on() -> None:
+    assert ProducerConfig.of({"transactional.id": "a"}).enable_idempotence
+    with pytest.raises(ConfigError, match="enable.idempotence"):
+        ProducerConfig.of({"transactional.id": "a", "enable.idempotence": False})
+
+
+def test_B09_retries_are_bounded_by_time_and_not_by_number() -> None:
+    config = ProducerConfig.of({})
+    assert (config.retries, config.delivery_timeout_ms) == (2**31 - 1, 120_000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fine"),
+    [
+        ({"max.in.flight.requests.per.connection": 1}, True),
+        ({"max.in.flight.requests.per.connection": 5}, True),
+        ({"max.in.flight.requests.per.connection": 6, "enable.idempotence": True}, False),
+        ({"acks": 1, "enable.idempotence": True}, False),
+        ({"acks": "all", "enable.idempotence": True}, True),
+        ({"acks": 1, "transactional.id": "a"}, False),
+        ({"retries": 0, "enable.idempotence": True}, False),
+    ],
+)
+def test_B10_what_idempotence_needs(settings: dict[str, Any], fine: bool) -> None:
+    if fine:
+        assert ProducerConfig.of(settings).enable_idempotence
+    else:
+        with pytest.raises(ConfigError):
+            ProducerConfig.of(settings)
+
+
+def test_B11_transaction_id_is_an_alias_with_a_note() -> None:
+    with pytest.warns(DeprecationWarning, match="transactional.id"):
+        assert ProducerConfig.of({"transaction.id": "a"}).transactional_id == "a"
+    assert ProducerConfig.of({"transactional_id": "a"}).transactional_id == "a"
+
+
+def test_B12_transaction_timeout_has_a_default_and_a_cap() -> None:
+    assert ProducerConfig.of({}).transaction_timeout_ms == 60_000
+    with pytest.raises(InvalidTransactionTimeout, match="900001"):
+        ProducerConfig.of({"transaction.timeout.ms": 900_001})
+
+
+def test_B13_the_producer_shows_its_identity_and_the_order_of_the_calls_holds(log: Any) -> None:
+    producer = log.producer(transactional_id="tx", linger_ms=0)
+    with pytest.raises(IllegalState):
+        producer.begin_transaction()
+    producer.init_transactions()
+    first = (producer.producer_id, producer.producer_epoch)
+    assert first[0] >= 0 and first[1] >= 0
+    transact(producer, "a")
+    assert producer.producer_id == first[0] and producer.producer_epoch > first[1]
+    producer.close()
+
+
+def test_B14_close_aborts_what_is_open_and_can_be_repeated(log: Any) -> None:
+    producer = transactional(log)
+    producer.begin_transaction()
+    put(producer, "half")
+    producer.close()
+    producer.close()
+    consumer = assigned(log)
+    consumer.close()
+    consumer.close()
+    assert values(log) == []
+    assert log.transactions() == []
+    with pytest.raises(IllegalState):
+        producer.produce("t", "late")
+    with pytest.raises(IllegalState):
+        consumer.poll(0)
+
+
+def test_B15_a_full_buffer_blocks_for_max_block_ms_and_the_same_call_can_be_repeated(
+    log: Any, busy: Any
+) -> None:
+    with log.producer(
+        buffer_memory=65_536, max_block_ms=100, linger_ms=0, retry_backoff_ms=10
+    ) as producer:
+        put(producer, "first")
+        busy(True)
+        with pytest.raises(eoslog.errors.QueueFull):
+            for _ in range(1000):
+                producer.produce("t", bytes(1000))
+        busy(False)
+        producer.flush()
+        producer.produce("t", b"again")
+        producer.flush()
+    assert values(log)[-1] == b"again"
+
+
+def test_B16_no_data_of_a_partition_precedes_its_registration(log: Any, engine: Any) -> None:
+    producer = transactional(log)
+    producer.begin_transaction()
+    put(producer, "a", topic="two", partition=1)
+    (row,) = log.transactions()
+    assert TopicPartition("two", 1) in row.partitions
+    producer.abort_transaction()
+    from tests.rows.tools import data
+
+    stranger = data(
+        ["x"],
+        producer_id=producer.producer_id,
+        epoch=producer.producer_epoch,
+        sequence=0,
+        transactional=True,
+    )
+    partition = engine.partition("two", 0)
+    end = partition.log_end
+    coordinator = engine.transaction_partition("tx")
+    assert partition.append(stranger, expect=[(coordinator, coordinator.log_end - 1)]) is None
+    assert partition.log_end == end
+    producer.close()
+    assert state_of(log) in ("CompleteAbort", "COMPLETE_ABORT")
+
+
+def test_B16_threads_share_a_producer(log: Any) -> None:
+    with log.producer() as producer:
+        threads = [
+            threading.Thread(
+                target=lambda n=n: [producer.produce("t", f"{n}-{i}") for i in range(200)]
+            )
+            for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = values(log)
+    assert len(set(found)) == 800
+    for n in range(4):
+        mine = [v for v in found if v.startswith(b"%d-" % n)]
+        assert mine == [b"%d-%d" % (n, i) for i in range(200)]
+
+
+def test_B10_close_leaves_no_marker_without_a_transaction(log: Any, engine: Any) -> None:
+    with log.producer() as producer:
+        put(producer, "a")
+    assert markers(engine) == []

@@ -1,0 +1,510 @@
+"""Rows E: the transaction API and its life cycle."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eoslog
+from eoslog import TopicPartition
+from eoslog.coordinator.transaction_state import TransactionState
+from eoslog.errors import ConfigError, IllegalState, KafkaError, RecordTooLarge
+from tests.rows.tools import (
+    assigned,
+    batches,
+    data,
+    drain,
+    markers,
+    put,
+    reader,
+    state_of,
+    transact,
+    transactional,
+    values,
+)  # fmt: skip
+
+T0 = TopicPartition("t", 0)
+
+
+def test_E01_the_five_calls(log: Any) -> None:
+    producer = log.producer(transactional_id="tx")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("t", "a")
+    producer.send_offsets_to_transaction({T0: 1}, "g")
+    producer.commit_transaction()
+    producer.begin_transaction()
+    producer.abort_transaction()
+    producer.close()
+    assert values(log) == [b"a"]
+    with reader(log, "g") as consumer:
+        assert consumer.committed([T0])[0].offset == 1
+
+
+def test_E02_offsets_may_name_the_group_by_its_consumer_or_by_its_name(log: Any) -> None:
+    with transactional(log) as producer, reader(log, "g") as consumer:
+        with log.producer() as plain:
+            put(plain, "a", "b")
+        consumer.subscribe(["t"])
+        consumer.poll(5)
+        with producer.transaction() as tx:
+            tx.commit_offsets(consumer)
+        assert consumer.committed([T0])[0].offset == 1
+
+
+def test_E03_an_empty_transaction_writes_nothing_and_offsets_alone_are_fine(
+    log: Any, directory: Path
+) -> None:
+    with transactional(log) as producer:
+
+        def size() -> int:
+            return sum(p.stat().st_size for p in directory.rglob("*.log"))
+
+        before = size()
+        for commit in (True, False):
+            producer.begin_transaction()
+            producer.commit_transaction() if commit else producer.abort_transaction()
+        assert size() == before
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({T0: 0}, "g")
+        producer.commit_transaction()
+        assert size() > before
+
+
+@pytest.mark.parametrize("wrong", [{"enable_auto_commit": True}])
+def test_E04_offsets_of_an_auto_committing_consumer_are_refused(
+    log: Any, wrong: dict[str, Any]
+) -> None:
+    with log.producer() as plain:
+        put(plain, "a")
+    with (
+        transactional(log) as producer,
+        log.consumer(group_id="g", auto_offset_reset="earliest", **wrong) as consumer,
+    ):
+        consumer.subscribe(["t"])
+        consumer.poll(5)
+        with pytest.raises((IllegalState, ConfigError)), producer.transaction() as tx:
+            tx.produce("two", "x")
+            tx.commit_offsets(consumer)
+    assert values(log, "two") == []
+
+
+def test_E05_produce_only_with_commit_and_with_an_exception(log: Any) -> None:
+    with transactional(log) as producer:
+        with producer.transaction() as tx:
+            tx.produce("t", "a")
+            tx.produce("two", "b")
+        with pytest.raises(KeyError), producer.transaction() as tx:
+            tx.produce("t", "never")
+            raise KeyError("caller")
+    assert values(log) == [b"a"] and values(log, "two") == [b"b"]
+
+
+def test_E06_consume_transform_produce(log: Any) -> None:
+    with log.producer() as plain:
+        put(plain, *map(str, range(30)))
+    done = 0
+    with transactional(log) as producer, reader(log, "g") as consumer:
+        consumer.subscribe(["t"])
+        while done < 30:
+            records = consumer.consume(7, 5)
+            with producer.transaction() as tx:
+                for record in records:
+                    tx.produce("two", str(2 * int(record.value)), partition=0)
+                tx.commit_offsets(consumer)
+            done += len(records)
+    assert values(log, "two") == [b"%d" % (2 * n) for n in range(30)]
+
+
+def test_E07_nothing_begins_where_nothing_was_polled(log: Any) -> None:
+    with transactional(log) as producer, reader(log, "g") as consumer:
+        consumer.subscribe(["t"])
+        assert consumer.consume(10, 0.2) == []
+        assert log.transactions() == []
+        producer.begin_transaction()
+        producer.abort_transaction()
+
+
+def test_E08_any_but_a_fatal_error_is_answered_by_an_abort_and_work_goes_on(log: Any) -> None:
+    with transactional(log) as producer:
+        producer.begin_transaction()
+        put(producer, "a")
+        with pytest.raises(RecordTooLarge):
+            producer.produce("t", bytes(2_000_000))
+        producer.abort_transaction()
+        transact(producer, "b")
+    assert values(log) == [b"b"]
+
+
+def test_E09_begin_writes_nothing(log: Any, directory: Path) -> None:
+    with transactional(log) as producer:
+
+        def digest() -> list[str]:
+            return [
+                hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(directory.rglob("*.log"))
+            ]
+
+        before = digest()
+        producer.begin_transaction()
+        assert digest() == before
+
+
+def test_E10_a_transaction_is_ongoing_from_its_first_record_on(log: Any) -> None:
+    with transactional(log) as producer:
+        producer.begin_transaction()
+        assert log.transactions() == []
+        put(producer, "a")
+        (row,) = log.transactions()
+        assert row.state == "Ongoing" and list(row.partitions) == [T0]
+
+
+def test_E11_a_registered_partition_without_data_ends_harmlessly(log: Any, engine: Any) -> None:
+    with transactional(log) as producer:
+        producer.begin_transaction()
+        engine.transactions.add_partitions_to_txn(
+            "tx", producer.producer_id, producer.producer_epoch, [T0]
+        )
+        put(producer, "a", topic="two")
+        producer.abort_transaction()
+        transact(producer, "b")
+    assert values(log) == [b"b"]
+
+
+def test_E12_batches_carry_id_epoch_and_sequence(log: Any, engine: Any) -> None:
+    with transactional(log) as producer:
+        pid, epoch = producer.producer_id, producer.producer_epoch
+        transact(producer, "a", "b")
+    first, marker = batches(engine)[0], batches(engine)[-1]
+    assert (first.producer_id, first.producer_epoch, first.base_sequence, first.transactional) == (
+        pid,
+        epoch,
+        0,
+        True,
+    )
+    assert (marker.producer_id, marker.producer_epoch, marker.control) == (pid, epoch + 1, True)
+
+
+def test_E13_an_abort_changes_no_byte_that_was_written(log: Any, directory: Path) -> None:
+    file = directory / "t-0" / "00000000000000000000.log"
+    with transactional(log) as producer:
+        producer.begin_transaction()
+        put(producer, "a", "b")
+        before = file.read_bytes()
+        producer.abort_transaction()
+    assert file.read_bytes()[: len(before)] == before
+    assert values(log) == []
+    assert values(log, isolation="read_uncommitted") == [b"a", b"b"]
+
+
+def test_E14_a_groups_partition_is_registered_once(log: Any, engine: Any) -> None:
+    with transactional(log) as producer:
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({T0: 1}, "g")
+        coordinator = engine.transaction_partition("tx")
+        before = coordinator.log_end
+        producer.send_offsets_to_transaction({T0: 2}, "g")
+        assert coordinator.log_end == before
+        producer.commit_transaction()
+
+
+def test_E15_offsets_of_a_transaction_carry_its_identity(log: Any, engine: Any) -> None:
+    with transactional(log) as producer:
+        pid, epoch = producer.producer_id, producer.producer_epoch
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({T0: 1}, "g")
+        producer.commit_transaction()
+    group = engine.group_partition("g")
+    rows = [b for b in group.batches(0, group.log_end) if b.producer_id == pid]
+    assert [(b.producer_epoch, b.transactional, b.control) for b in rows] == [
+        (epoch, True, False),
+        (epoch + 1, True, True),
+    ]
+
+
+def test_E16_pending_offsets_are_not_seen_until_the_commit(log: Any) -> None:
+    with transactional(log) as producer, reader(log, "g") as consumer:
+        with log.producer() as plain:
+            put(plain, *"abc")
+        consumer.subscribe(["t"])
+        consumer.poll(5)
+        consumer.commit({T0: 1})
+        seen: list[Any] = []
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({T0: 3}, consumer.group_metadata())
+        thread = threading.Thread(target=lambda: seen.append(consumer.committed([T0])[0].offset))
+        thread.start()
+        thread.join(0.5)  # it may wait for the outcome, but may not show what is undecided
+        assert seen in ([], [1])
+        producer.commit_transaction()
+        thread.join(10)
+        assert seen in ([1], [3])
+        assert consumer.committed([T0])[0].offset == 3
+
+
+def test_E17_commit_flushes_what_is_buffered(log: Any) -> None:
+    with log.producer(transactional_id="tx", linger_ms=60_000, batch_size=1 << 20) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for number in range(50):
+            producer.produce("t", str(number))
+        producer.commit_transaction()
+        assert len(values(log)) == 50
+
+
+def test_E18_abort_drops_what_is_buffered(log: Any) -> None:
+    with log.producer(transactional_id="tx", linger_ms=60_000, batch_size=1 << 20) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for number in range(50):
+            producer.produce("t", str(number))
+        producer.abort_transaction()
+    assert values(log, isolation="read_uncommitted") == []
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_E19_one_request_ends_a_transaction_either_way(log: Any, engine: Any, commit: bool) -> None:
+    pid, epoch, _ = engine.transactions.init_producer_id("raw", 60_000)
+    coordinator, end = engine.transactions.add_partitions_to_txn("raw", pid, epoch, [T0])
+    log_t = engine.partition("t", 0)
+    batch = data(["a"], producer_id=pid, epoch=epoch, sequence=0, transactional=True)
+    assert log_t.append(batch, expect=[(coordinator, end)]).base_offset == 0
+    assert engine.transactions.end_txn("raw", pid, epoch, commit, {T0: (0, 0)}) == (pid, epoch + 1)
+    assert [m.control_type for m in markers(engine)] == [int(commit)]
+    assert values(log) == ([b"a"] if commit else [])
+
+
+def test_E21_one_marker_in_every_touched_partition(log: Any, engine: Any) -> None:
+    with transactional(log) as producer:
+        producer.begin_transaction()
+        for partition in (0, 1):
+            put(producer, "x", topic="two", partition=partition)
+        producer.send_offsets_to_transaction({T0: 0}, "g")
+        producer.commit_transaction()
+    for partition in (0, 1):
+        assert [m.control_type for m in markers(engine, "two", partition)] == [1]
+    group = engine.group_partition("g")
+    assert [b.control_type for b in group.batches(0, group.log_end) if b.control] == [1]
+    assert markers(engine, "t") == []
+
+
+@pytest.mark.parametrize(
+    ("commit", "expected"), [(True, "CompleteCommit"), (False, "CompleteAbort")]
+)
+def test_E22_the_coordinator_notes_the_end(log: Any, commit: bool, expected: str) -> None:
+    with transactional(log) as producer:
+        transact(producer, "a", commit=commit)
+        assert state_of(log) == expected
+
+
+def test_E23_a_thousand_transactions_leave_one_state(
+    log: Any, engine: Any, directory: Path
+) -> None:
+    with eoslog.open(directory.parent / "fast", durability="os") as fast:
+        fast.create_topic("t")
+        with transactional(fast) as producer:
+            for _ in range(300):
+                transact(producer, "x")
+    started = time.monotonic()
+    with eoslog.open(directory.parent / "fast") as fast:
+        assert [row.transactional_id for row in fast.transactions(open_only=False)] == ["tx"]
+        assert len(values(fast)) == 300
+    assert time.monotonic() - started < 10
+
+
+def test_E26_a_reader_right_after_commit_sees_everything(log: Any) -> None:
+    with transactional(log) as producer:
+        for number in range(20):
+            producer.begin_transaction()
+            for partition in (0, 1):
+                put(producer, str(number), topic="two", partition=partition)
+            producer.commit_transaction()
+            assert len(values(log, "two")) == 2 * (number + 1)
+
+
+PREVIOUS = {
+    "EMPTY": {"EMPTY", "COMPLETE_COMMIT", "COMPLETE_ABORT"},
+    "ONGOING": {"ONGOING", "EMPTY", "COMPLETE_COMMIT", "COMPLETE_ABORT"},
+    "PREPARE_COMMIT": {"ONGOING"},
+    "PREPARE_ABORT": {
+        "ONGOING",
+        "PREPARE_EPOCH_FENCE",
+        "EMPTY",
+        "COMPLETE_COMMIT",
+        "COMPLETE_ABORT",
+    },
+    "COMPLETE_COMMIT": {"PREPARE_COMMIT"},
+    "COMPLETE_ABORT": {"PREPARE_ABORT"},
+    "DEAD": {"EMPTY", "COMPLETE_ABORT", "COMPLETE_COMMIT"},
+    "PREPARE_EPOCH_FENCE": {"ONGOING"},
+}
+IDS = (
+    "EMPTY",
+    "ONGOING",
+    "PREPARE_COMMIT",
+    "PREPARE_ABORT",
+    "COMPLETE_COMMIT",
+    "COMPLETE_ABORT",
+    "DEAD",
+    "PREPARE_EPOCH_FENCE",
+)
+
+
+@pytest.mark.parametrize(("before", "after"), itertools.product(IDS, IDS))
+def test_E27_states_and_transitions_are_kafkas(before: str, after: str) -> None:
+    from eoslog.coordinator.transaction_state import VALID_PREVIOUS
+
+    assert [TransactionState[name].value for name in IDS] == list(range(8))
+    legal = TransactionState[before] in VALID_PREVIOUS[TransactionState[after]]
+    assert legal == (before in PREVIOUS[after])
+
+
+def test_E28_begin_is_the_old_name_of_ongoing(log: Any) -> None:
+    assert TransactionState["BEGIN"] is TransactionState.ONGOING
+
+
+def test_E29_outputs_and_offsets_appear_together(log: Any) -> None:
+    with transactional(log) as producer:
+        for commit in (False, True):
+            producer.begin_transaction()
+            put(producer, "out", topic="two")
+            producer.send_offsets_to_transaction({T0: 1}, "g")
+            producer.commit_transaction() if commit else producer.abort_transaction()
+            with reader(log, "g") as consumer:
+                position = consumer.committed([T0])[0].offset
+            assert (values(log, "two"), position == 1) == ([b"out"] if commit else [], commit)
+
+
+def test_E30_a_snapshot_never_cuts_a_transaction(log: Any) -> None:
+    stop = threading.Event()
+
+    def write(name: str) -> None:
+        with transactional(log, name) as producer:
+            for number in itertools.count():
+                if stop.is_set():
+                    return
+                producer.begin_transaction()
+                for partition in (0, 1):
+                    put(producer, f"{name}-{number}", topic="two", partition=partition)
+                producer.commit_transaction() if number % 3 else producer.abort_transaction()
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    try:
+        earlier: dict[Any, int] = {}
+        for _ in range(15):
+            cut = log.snapshot(["two"])
+            assert all(cut[tp] >= offset for tp, offset in earlier.items())
+            earlier = cut
+            halves: list[set[bytes]] = [set(), set()]
+            for batch in log.scan("two", end=cut):
+                for partition, value in zip(
+                    batch.column("partition").to_pylist(),
+                    batch.column("value").to_pylist(),
+                    strict=True,
+                ):
+                    halves[partition].add(value)
+            assert halves[0] == halves[1]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_E31_calls_in_the_wrong_order_are_refused_and_change_nothing(log: Any) -> None:
+    producer = log.producer(transactional_id="tx", linger_ms=0)
+    for early in (
+        producer.begin_transaction,
+        producer.commit_transaction,
+        producer.abort_transaction,
+    ):
+        with pytest.raises(IllegalState):
+            early()
+    producer.init_transactions()
+    for wrong in (
+        producer.commit_transaction,
+        producer.abort_transaction,
+        producer.init_transactions,
+    ):
+        with pytest.raises(IllegalState):
+            wrong()
+    with pytest.raises(IllegalState):
+        producer.produce("t", "outside a transaction")
+    producer.begin_transaction()
+    with pytest.raises(IllegalState):
+        producer.begin_transaction()
+    put(producer, "fine")
+    producer.commit_transaction()
+    producer.close()
+    assert values(log) == [b"fine"]
+
+
+def test_E32_a_new_epoch_starts_at_sequence_0(log: Any, engine: Any) -> None:
+    with transactional(log) as producer:
+        transact(producer, "a", "b")
+        transact(producer, "c")
+    with transactional(log) as producer:
+        transact(producer, "d")
+    starts: dict[int, int] = {}
+    for batch in batches(engine):
+        if not batch.control:
+            starts.setdefault(batch.producer_epoch, batch.base_sequence)
+    assert len(starts) == 3 and set(starts.values()) == {0}
+
+
+def test_E33_messages_markers_and_the_final_record_in_their_order(log: Any, engine: Any) -> None:
+    with transactional(log) as producer:
+        transact(producer, "a")
+    kinds = ["marker" if b.control else "data" for b in batches(engine)]
+    assert kinds == ["data", "marker"]
+    assert state_of(log) == "CompleteCommit"
+
+
+def test_E34_many_batches_in_many_partitions_are_one_transaction(log: Any) -> None:
+    log.create_topic("wide", partitions=20)
+    with transactional(log, batch_size=200) as producer:
+        producer.begin_transaction()
+        for number in range(2000):
+            producer.produce("wide", f"value {number}", partition=number % 20)
+        producer.flush()
+        assert values(log, "wide") == []
+        producer.commit_transaction()
+    assert len(values(log, "wide")) == 2000
+
+
+def test_E35_one_transaction_spans_topics(log: Any) -> None:
+    with transactional(log) as producer:
+        for commit in (False, True):
+            producer.begin_transaction()
+            for topic in ("t", "two"):
+                put(producer, "x", topic=topic)
+            producer.commit_transaction() if commit else producer.abort_transaction()
+    assert values(log) == values(log, "two") == [b"x"]
+
+
+def test_E17_a_failed_delivery_fails_the_commit(log: Any, engine: Any) -> None:
+    with transactional(log) as producer:
+        producer.begin_transaction()
+        producer.produce("t", "a")
+        log.delete_topic("t")
+        with pytest.raises(KafkaError):
+            producer.flush()
+            producer.commit_transaction()
+        producer.abort_transaction()
+        transact(producer, "b", topic="two")
+    assert values(log, "two") == [b"b"]
+
+
+def test_E01_read_committed_consumers_follow_a_live_producer(log: Any) -> None:
+    with transactional(log) as producer, assigned(log) as consumer:
+        for commit in (True, False, True):
+            transact(producer, "x", commit=commit)
+        assert len(drain(consumer)) == 2
+        transact(producer, "y")
+        assert drain(consumer) == [b"y"]

@@ -1,0 +1,241 @@
+"""Rows I (errors), J (a coordinator that fails) and K (time-outs and expiry)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eoslog
+from eoslog import TopicPartition, errors
+from eoslog.engine import Engine
+from tests.rows.tools import (
+    NOW,
+    batches,
+    clock,
+    data,
+    markers,
+    put,
+    state_of,
+    transact,
+    transactional,
+    values,
+)
+
+T0 = TopicPartition("t", 0)
+
+
+def test_I01_the_errors_of_the_recipes_and_what_they_allow() -> None:
+    assert errors.ProducerFenced("x").fatal
+    assert errors.ProducerFencedException is errors.ProducerFenced
+    assert errors.OutOfOrderSequenceException is errors.OutOfOrderSequence
+    assert errors.AuthorizationException("x").fatal
+    for name in ("ProducerFenced", "OutOfOrderSequence", "AuthorizationFailed"):
+        assert issubclass(getattr(errors, name), errors.KafkaError)
+
+
+def test_I02_an_old_epoch_is_abortable_where_data_goes_and_fatal_at_the_coordinator(
+    log: Any, engine: Any
+) -> None:
+    assert errors.InvalidProducerEpoch("x").abortable and not errors.InvalidProducerEpoch("x").fatal
+    with transactional(log) as producer:
+        transact(producer, "a")
+        late = data(
+            ["late"], producer_id=producer.producer_id, epoch=0, sequence=9, transactional=True
+        )
+        with pytest.raises((errors.InvalidProducerEpoch, errors.InvalidTxnState)):
+            engine.partition("t", 0).append(late)
+
+
+def test_I03_an_expired_id_is_got_again(log: Any, engine: Any) -> None:
+    assert errors.InvalidPidMapping is errors.InvalidProducerIdMapping
+    with pytest.raises(errors.InvalidProducerIdMapping):
+        engine.transactions.end_txn("nobody", 123, 0, True)
+    pid, epoch, _ = engine.transactions.init_producer_id("a", 60_000)
+    with pytest.raises(errors.InvalidProducerIdMapping):
+        engine.transactions.end_txn("a", pid + 1, epoch, True)
+
+
+def test_I04_a_closed_handle_says_so_and_a_new_one_goes_on(directory: Path) -> None:
+    log = eoslog.open(directory)
+    log.create_topic("t")
+    producer = transactional(log)
+    producer.close()
+    log.close()
+    with pytest.raises(errors.IllegalState):
+        transact(producer, "a")
+    with pytest.raises(errors.IllegalState):
+        log.topics()
+    with eoslog.open(directory) as again, transactional(again) as producer:
+        transact(producer, "b")
+        assert values(again) == [b"b"]
+    assert errors.NotCoordinatorForTransactionalId is errors.NotCoordinator
+
+
+def test_I05_a_protocol_violation_is_invalid_txn_state(log: Any, engine: Any) -> None:
+    assert errors.InvalidTxnRequest is errors.InvalidTxnState
+    pid, epoch, _ = engine.transactions.init_producer_id("a", 60_000)
+    coordinator, end = engine.transactions.add_partitions_to_txn("a", pid, epoch, [T0])
+    log_t = engine.partition("t", 0)
+    log_t.append(
+        data(["x"], producer_id=pid, epoch=epoch, sequence=0, transactional=True),
+        expect=[(coordinator, end)],
+    )
+    with pytest.raises(errors.InvalidTxnState):
+        log_t.append(data(["y"], producer_id=pid, epoch=epoch, sequence=1))
+    engine.transactions.abort_transaction("a")
+
+
+def test_I06_not_available_yet_is_retriable() -> None:
+    for error in (
+        errors.CoordinatorNotAvailable,
+        errors.CoordinatorLoadInProgress,
+        errors.NotCoordinator,
+    ):
+        assert error("x").retriable
+
+
+def test_I07_a_duplicate_is_success(log: Any, engine: Any) -> None:
+    batch = data(["a"], producer_id=5, epoch=0, sequence=0)
+    log_t = engine.partition("t", 0)
+    assert not log_t.append(batch).duplicate
+    assert log_t.append(batch).duplicate
+    assert errors.DuplicateSequenceNumber is errors.DuplicateSequence
+
+
+def test_I08_a_log_that_lost_its_end_is_noticed_by_the_next_sequence(directory: Path) -> None:
+    with eoslog.open(directory) as log:
+        log.create_topic("t")
+        engine = Engine.open(directory)
+        for sequence in range(5):
+            engine.partition("t", 0).append(
+                data([str(sequence)], producer_id=9, epoch=0, sequence=sequence)
+            )
+        size = batches(engine)[2].position
+        engine.partition("t", 0).flush()
+        engine.close()
+    file = directory / "t-0" / "00000000000000000000.log"
+    with file.open("r+b") as handle:
+        handle.truncate(size)
+    for path in directory.glob("t-0/*.snapshot"):
+        path.unlink()
+    with (
+        pytest.raises((errors.OutOfOrderSequence, errors.CorruptRecord)),
+        eoslog.open(directory) as log,
+    ):
+        engine = Engine.open(directory)
+        try:
+            engine.partition("t", 0).append(data(["5"], producer_id=9, epoch=0, sequence=5))
+        finally:
+            engine.close()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 900_001])
+def test_I09_a_timeout_out_of_range_is_refused(log: Any, timeout: int) -> None:
+    with pytest.raises(errors.InvalidTransactionTimeout, match=str(timeout)):
+        log.producer(transactional_id="a", transaction_timeout_ms=timeout)
+
+
+def test_J03_a_commit_may_be_repeated_after_it_is_complete(log: Any, engine: Any) -> None:
+    pid, epoch, _ = engine.transactions.init_producer_id("a", 60_000)
+    coordinator, end = engine.transactions.add_partitions_to_txn("a", pid, epoch, [T0])
+    batch = data(["x"], producer_id=pid, epoch=epoch, sequence=0, transactional=True)
+    engine.partition("t", 0).append(batch, expect=[(coordinator, end)])
+    first = engine.transactions.end_txn("a", pid, epoch, True, {T0: (0, 0)})
+    assert engine.transactions.end_txn("a", pid, epoch, True, {T0: (0, 0)}) == first
+    assert len(markers(engine)) == 1
+    with pytest.raises(errors.InvalidTxnState):
+        engine.transactions.end_txn("a", pid, epoch, False, {T0: (0, 0)})
+
+
+def begun(log: Any, transactional_id: str = "tx", timeout: int = 1000) -> Any:
+    producer = transactional(log, transactional_id, transaction_timeout_ms=timeout)
+    producer.begin_transaction()
+    put(producer, "open")
+    return producer
+
+
+def test_K02_what_hangs_is_counted(log: Any) -> None:
+    producer = begun(log, timeout=60_000)
+    assert len(log.transactions()) == 1
+    offsets = log.offsets("t", 0)
+    assert offsets.log_end - offsets.last_stable == 1
+    assert isinstance(log.stats(), dict) and log.stats()
+    producer.abort_transaction()
+    producer.close()
+
+
+def test_K06_an_idle_id_expires_and_an_open_one_does_not(log: Any, engine: Any) -> None:
+    with transactional(log, "idle") as idle:
+        transact(idle, "a")
+    producer = begun(log, "busy", timeout=900_000)
+    with clock(engine, NOW) as tick:
+        engine.transactions.expire()
+        tick(400 * 24 * 3600 * 1000)
+        engine.transactions.expire()
+    names = [row.transactional_id for row in log.transactions(open_only=False)]
+    assert "busy" in names and "idle" not in names
+    producer.abort_transaction()
+    producer.close()
+
+
+def test_K06_seven_days_is_the_default() -> None:
+    from eoslog.config import LogConfig
+
+    assert LogConfig.of({}).transactional_id_expiration_ms == 7 * 24 * 3600 * 1000
+
+
+def test_K01_a_transaction_is_aborted_when_its_time_is_up(log: Any, engine: Any) -> None:
+    import time
+
+    producer = begun(log, timeout=300)
+    engine.transactions.abort_timed_out()
+    assert len(log.transactions()) == 1
+    deadline = time.monotonic() + 10
+    while log.transactions() and time.monotonic() < deadline:
+        time.sleep(0.1)
+        engine.transactions.abort_timed_out()
+    assert log.transactions() == [] and state_of(log) == "CompleteAbort"
+    with pytest.raises(errors.KafkaError):
+        producer.commit_transaction()
+    assert values(log) == []
+    producer.close()
+
+
+def test_K03_the_epoch_moves_before_the_marker(log: Any, engine: Any) -> None:
+    producer = begun(log, timeout=900_000)
+    pid, epoch = producer.producer_id, producer.producer_epoch
+    log.abort_transaction("tx")
+    (marker,) = markers(engine)
+    assert (marker.producer_id, marker.control_type) == (pid, 0) and marker.producer_epoch > epoch
+    late = data(["late"], producer_id=pid, epoch=epoch, sequence=1, transactional=True)
+    with pytest.raises(errors.KafkaError):
+        engine.partition("t", 0).append(late)
+    with pytest.raises(errors.KafkaError):
+        producer.commit_transaction()
+    producer.close()
+    assert values(log) == []
+
+
+def test_K04_a_marker_teaches_the_partition_the_new_epoch(log: Any, engine: Any) -> None:
+    producer = begun(log, timeout=900_000)
+    pid, epoch = producer.producer_id, producer.producer_epoch
+    log.abort_transaction("tx")
+    assert engine.partition("t", 0).producer_state(pid).producer_epoch > epoch
+    producer.close()
+
+
+def test_K07_each_transaction_has_its_own_time(log: Any, engine: Any) -> None:
+    import time
+
+    short, long = begun(log, "short", 300), begun(log, "long", 900_000)
+    deadline = time.monotonic() + 10
+    while len(log.transactions()) > 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+        engine.transactions.abort_timed_out()
+    assert [row.transactional_id for row in log.transactions()] == ["long"]
+    long.commit_transaction()
+    assert values(log) == [b"open"]
+    for producer in (short, long):
+        producer.close()
