@@ -88,8 +88,10 @@ class Stage:
         self._cleanup.callback(self.notes.close)
         self._cleanup.callback(self._end_children)
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, *rest: object) -> None:
         self._cleanup.close()
+        if kind is not None:
+            self.print(f"kept for a look: {self.directory}")
 
     def print(self, text: str) -> None:
         """Say something to the user beside the progress bars."""
