@@ -433,6 +433,8 @@ cdef class RecordAccumulator:
     def _next_due_ns(self) -> int:
         """When the oldest open batch has lingered enough, on the steady clock; None without one."""
         if self.ready:
+            if (<SealedBatch>self.ready[0]).state == PACKING:
+                return steady_clock_ns() + 1_000_000    # no use in asking all the time
             return 0
         for item in self.active:
             return (<PartitionBuilder>item).created_ns + self.linger_ns

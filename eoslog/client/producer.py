@@ -394,6 +394,13 @@ class Producer(RecordAccumulator):
             manager.end(False, deadline)
             self._sender.acks.callbacks.serve()
 
+    def end_transaction(self, commit: bool = True, timeout: float | None = None) -> None:
+        """`commit_transaction` or `abort_transaction`."""
+        if commit:
+            self.commit_transaction(timeout)
+        else:
+            self.abort_transaction(timeout)
+
     def send_offsets_to_transaction(
         self, offsets: Any, group_metadata: Any, timeout: float | None = None
     ) -> None:
@@ -402,7 +409,8 @@ class Producer(RecordAccumulator):
         Args:
             offsets: `[TopicPartition(t, p, next_offset)]`, or a mapping of partitions to next
                 offsets or `OffsetAndMetadata`.
-            group_metadata: `Consumer.group_metadata()`, or the group's id (then without fencing).
+            group_metadata: `Consumer.group_metadata()`, the consumer itself, or the group's id
+                (then without fencing).
             timeout: seconds; None for max.block.ms.
 
         Raises:

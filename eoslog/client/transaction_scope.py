@@ -103,13 +103,15 @@ def offsets_of(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
 
 
 def group_metadata_of(group: Any) -> GroupMetadata:
-    """Group metadata, also from a group's id.
+    """Group metadata, also from a group's id or from a consumer.
 
     Raises:
         ConfigError: neither of them, or a generation without its member.
     """
     if isinstance(group, str) and group:
         return GroupMetadata(group)
+    if hasattr(group, "group_metadata"):
+        group = group.group_metadata()
     if not isinstance(group, GroupMetadata):
         raise ConfigError(f"group_metadata: expected GroupMetadata or a group id, got {group!r}")
     if group.generation_id > 0 and not group.member_id:

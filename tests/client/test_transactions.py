@@ -404,6 +404,13 @@ def test_offsets_count_when_the_transaction_commits(
     assert visible(log) == [b"v"]
 
 
+def test_the_group_may_be_taken_from_the_consumer(log: Log, producer: Producer) -> None:
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction({TopicPartition("a", 1): 9}, FakeConsumer())
+    producer.end_transaction(commit=True)
+    assert committed(log)[TopicPartition("a", 1)].offset == 9
+
+
 def test_no_offsets_are_no_write(log: Log, producer: Producer) -> None:
     before = log_sizes(log)
     producer.begin_transaction()
