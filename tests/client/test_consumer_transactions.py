@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -320,3 +321,88 @@ def test_A11_a_worker_killed_anywhere_leaves_every_input_processed_once(path, en
     subprocess.run([*run, "-1"], env=env, timeout=60, check=True)
     assert outputs(path) == sorted("0123456789")
     assert committed(engine) == 10
+
+
+SWARM_WORKER = """
+    import os, sys
+    from eoslog.client.consumer import Consumer
+    from eoslog.client.producer import Producer
+    from eoslog.errors import CommitFailed, KafkaError
+    path, slot = sys.argv[1:]
+    p = Producer({"log.dir": path, "transactional.id": "tx" + slot, "transaction.timeout.ms": 5000})
+    p.init_transactions()
+    c = Consumer({"log.dir": path, "group.id": "g", "auto.offset.reset": "earliest",
+                  "session.timeout.ms": 1500, "client.id": "w" + slot,
+                  "partition.assignment.strategy": "cooperative-sticky",
+                  "processing.guarantee": "exactly_once"}, p)
+    c.subscribe("in")
+    while True:
+        records = c.consume(7, 0.2)
+        if not records:
+            continue
+        try:
+            with p.transaction() as tx:
+                for record in records:
+                    tx.produce("out", record.value)
+                tx.commit_offsets(c)
+        except CommitFailed:
+            continue
+        except KafkaError as error:
+            if error.fatal:
+                os._exit(3)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_A11_A15_a_swarm_of_killed_and_stopped_workers_processes_everything_once(
+    path, engine, seed
+):
+    choice = random.Random(seed)
+    count = 3000
+    with Producer({"log.dir": path}) as plain:
+        for number in range(count):
+            plain.produce("in", str(number), partition=number % 2)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    code = textwrap.dedent(SWARM_WORKER)
+
+    def start(slot):
+        return subprocess.Popen([sys.executable, "-c", code, path, str(slot)], env=env)
+
+    def done():
+        offsets = engine.groups.fetch_offsets("g", require_stable=False)
+        return sum(o.offset for o in offsets.values())
+
+    def finished():
+        found = engine.groups.fetch_offsets("g", require_stable=False)
+        ends = {p: engine.partition("in", p).log_end for p in (0, 1)}
+        return all(
+            found.get(TopicPartition("in", p), OffsetAndMetadata(0)).offset >= e
+            for p, e in ends.items()
+        )
+
+    workers = [start(slot) for slot in range(3)]
+    deadline = time.monotonic() + 100
+    try:
+        while not finished():
+            assert time.monotonic() < deadline, f"{done()} of {count}"
+            time.sleep(choice.uniform(0.1, 0.8))
+            slot = choice.randrange(3)
+            worker = workers[slot]
+            action = choice.choice(["kill", "stop", "none"])
+            if worker.poll() is not None:
+                workers[slot] = start(slot)
+            elif action == "kill":
+                worker.kill()
+                worker.wait()
+                workers[slot] = start(slot)
+            elif action == "stop":
+                worker.send_signal(signal.SIGSTOP)
+                time.sleep(choice.uniform(0.1, 2.5))
+                worker.send_signal(signal.SIGCONT)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert outputs(path) == sorted(str(number) for number in range(count))
