@@ -24,6 +24,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from eoslog.coordinator.attempts import Attempts
 from eoslog.coordinator.host import Host, HostLog
 from eoslog.coordinator.markers import MarkerDriver, open_span
 from eoslog.coordinator.transaction_ending import Endings
@@ -194,6 +195,7 @@ class Resolver:
     def _abort_unknown(self, key: Key, tp: TopicPartition, span: Span) -> None:
         name = f"{RECOVERY_PREFIX}{key[0]}"
         clog = self._logs.of(name)
+        attempts = Attempts(f"abort of open data of producer {key[0]}")
         while True:
             end = clog.refresh()
             current = clog.get(name)
@@ -211,6 +213,7 @@ class Resolver:
             if offset is not None:
                 self._endings.settle(clog, record, offset)
                 return
+            attempts.again()
 
     # -- by hand
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from eoslog import errors
+from eoslog.model import TopicPartition
 from eoslog.storage import files
 from tests.coordinator.test_transaction_engine import RealWorld
 from tests.coordinator.world import A0, A1, B0, Writer
@@ -81,5 +82,44 @@ def test_killed_anywhere_all_or_nothing(
         assert world.values(A0)[-1:] == [b"3"]
         with pytest.raises(errors.ProducerFenced):
             world.coordinator.end_txn("t", found.producer_id, 0, True)
+    finally:
+        world.close()
+
+
+def test_recovery_of_one_partition_that_opens_all_others_does_not_nest(tmp_path: Path) -> None:
+    count = 120
+    world = RealWorld(tmp_path / "d", "strict")
+    world.engine.metadata.create_topic("wide", count)
+    world.close()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            world = RealWorld(world.path)
+            writer = Writer(world, "t")
+            places = [TopicPartition("wide", n) for n in range(count)]
+            world.coordinator.add_partitions_to_txn(*writer.identity, places)
+            for tp in places:
+                writer.write(tp, b"1")
+            files.arm_failpoint("txn.decided", "kill")
+            writer.commit()
+        except BaseException as error:  # noqa: BLE001
+            print(repr(error), file=sys.stderr)
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    world = RealWorld(world.path)
+    try:
+        # Nothing but a reader's first look at one partition drives the whole transaction.
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(400)
+        try:
+            assert world.values(TopicPartition("wide", 7)) == [b"1"]
+        finally:
+            sys.setrecursionlimit(limit)
+        (found,) = world.coordinator.describe_transactions(["t"])
+        assert found.state == "CompleteCommit"
+        for n in (0, 60, count - 1):
+            assert world.values(TopicPartition("wide", n)) == [b"1"]
     finally:
         world.close()
