@@ -8,6 +8,7 @@ Source: Kafka ConsumerMembershipManager, KIP-848, KIP-429.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -16,7 +17,13 @@ from typing import Any
 from eoslog.client.fetcher import Fetcher
 from eoslog.client.subscription import Listener, SubscriptionState
 from eoslog.config import ConsumerConfig
-from eoslog.errors import FencedInstanceId, FencedMemberEpoch, StaleMemberEpoch, UnknownMember
+from eoslog.errors import (
+    FencedInstanceId,
+    FencedMemberEpoch,
+    NoOffset,
+    StaleMemberEpoch,
+    UnknownMember,
+)
 from eoslog.model import GroupMetadata, TopicPartition
 
 logger = logging.getLogger("eoslog.consumer")
@@ -152,8 +159,11 @@ class Membership:
         if not partitions:
             return
         self._subscription.add(partitions)
-        self._fetcher.locate(self._subscription.select(partitions))
+        # The listener first: it may know the starting points from elsewhere.
         self._tell(self._subscription.on_assign, partitions)
+        with contextlib.suppress(NoOffset):  # Raised when a record of it is asked for.
+            states = self._subscription.states
+            self._fetcher.locate([states[p] for p in partitions if p in states])
 
     def lose(self) -> None:
         """The group went on without this member: nothing of it may be committed."""

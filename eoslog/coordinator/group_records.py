@@ -21,6 +21,7 @@ Source: Kafka ConsumerGroup*Key/Value, GroupMetadataValue, KIP-848.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -139,6 +140,7 @@ def encode_member_key(record_type: RecordType, group_id: str, member_id: str) ->
     return Writer().i16(record_type).string(group_id).string(member_id).take()
 
 
+@functools.lru_cache(maxsize=4096)
 def decode_key(data: bytes | None) -> Key | None:
     """Any key of the topic; None for types that eoslog does not know, which loading skips.
 

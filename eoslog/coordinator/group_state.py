@@ -166,6 +166,12 @@ class GroupTable:
                 if name == group_id:
                     yield partition
 
+    def _group(self, group_id: str) -> Group:
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = Group(group_id)
+        return group
+
     def _apply_record(
         self, offset: int, key: bytes | None, value: bytes | None, producer_id: int | None
     ) -> None:
@@ -175,7 +181,7 @@ class GroupTable:
         if isinstance(known, OffsetKey):
             self._apply_offset(offset, known, value, producer_id)
             return
-        group = self.groups.setdefault(known.group_id, Group(known.group_id))
+        group = self._group(known.group_id)
         if isinstance(known, records.MemberKey):
             _apply_member(group, known, value)
         else:
@@ -194,7 +200,7 @@ class GroupTable:
         if producer_id is not None:
             self.pending.setdefault(producer_id, {})[key.group_id, partition] = stored
             return
-        self.groups.setdefault(key.group_id, Group(key.group_id)).offsets[partition] = stored
+        self._group(key.group_id).offsets[partition] = stored
 
     def _forget_offset(self, group_id: str, partition: TopicPartition) -> None:
         for producer_id in list(self.pending):
@@ -213,7 +219,7 @@ class GroupTable:
         if not commit:
             return
         for (group_id, partition), stored in pending.items():
-            group = self.groups.setdefault(group_id, Group(group_id))
+            group = self._group(group_id)
             visible = group.offsets.get(partition)
             if visible is None or stored.record_offset > visible.record_offset:
                 group.offsets[partition] = stored

@@ -12,6 +12,7 @@ Source: Kafka OffsetCommitKey/OffsetCommitValue, KIP-211, KIP-320.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 from eoslog.errors import CorruptRecord
@@ -23,6 +24,10 @@ MAX_METADATA_CHARACTERS = 4096
 NO_EXPIRY = -1
 # The greatest value version that the layout above covers; later ones only add tagged fields.
 NEWEST_VALUE_VERSION = 4
+
+
+_V3_HEAD = struct.Struct(">hqih")
+_I64 = struct.Struct(">q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,13 @@ class OffsetValue:
         return OffsetAndMetadata(self.offset, self.leader_epoch, self.metadata)
 
 
+def _utf8(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptRecord(f"metadata of a committed offset is not UTF-8: {error}") from None
+
+
 def encode_offset_key(group_id: str, topic: str, partition: int) -> bytes:
     """The key of a group's offset in a partition."""
     return Writer().i16(1).string(group_id).string(topic).i32(partition).take()
@@ -80,6 +92,12 @@ def decode_offset_value(data: bytes) -> OffsetValue:
     Raises:
         CorruptRecord: the bytes are short, or the version is unknown.
     """
+    if data[:2] == b"\x00\x03" and len(data) >= _V3_HEAD.size + 8:
+        # What almost every record of the topic is, and a fold reads them all.
+        _, offset, leader_epoch, size = _V3_HEAD.unpack_from(data)
+        if len(data) == _V3_HEAD.size + size + 8 and size >= 0:
+            text = _utf8(data[_V3_HEAD.size : _V3_HEAD.size + size]) if size else ""
+            return OffsetValue(offset, leader_epoch, text, _I64.unpack_from(data, len(data) - 8)[0])
     reader = Reader(data)
     version = reader.i16()
     if not 0 <= version <= NEWEST_VALUE_VERSION:

@@ -611,3 +611,45 @@ def test_a_pattern_follows_new_topics(host, log, eager):
     assert TopicPartition("u") in a.assignment()
     with pytest.raises(ConfigError):
         a.subscribe("^(")
+
+
+def test_a_listener_may_bring_the_starting_points(host, log, eager):
+    log.put(*"abc")
+    c = consumer(host, assign=(), group_id="g", auto_offset_reset="none")
+    c.subscribe("t", on_assign=lambda who, ps: [who.seek(p, 2 if p == T0 else 0) for p in ps])
+    assert values(c.consume(9, 0)) == ["c"]
+    without = consumer(FakeHost(host.disk, 1), assign=(), group_id="h", auto_offset_reset="none")
+    without.subscribe("t")
+    for _ in range(2):
+        with pytest.raises(NoOffset):
+            without.poll(0)
+    without.seek(T0, 1)
+    without.seek(T1, 0)
+    assert values([without.poll(0)]) == ["b"]
+
+
+def test_G08_from_every_offset_exactly_the_committed_records_are_seen(host, log):
+    expected = {}
+    for number in range(12):
+        pid, kind = number % 4, ("commit", "abort", "plain")[number % 3]
+        header = {
+            "producer_id": pid,
+            "producer_epoch": 0,
+            "base_sequence": 0,
+            "transactional": True,
+        }
+        base = log.put("a", "b", **({} if kind == "plain" else header))
+        if number >= 2 and kind == "plain":
+            log.mark((number - 1) % 4, 0, commit=False)
+            log.mark((number - 2) % 4, 0, commit=True)
+        if kind != "abort":
+            expected.update({base: "a", base + 1: "b"})
+    stable = log.last_stable_offset
+    c = consumer(host)
+    for offset in range(log.log_start, stable + 1):
+        c.seek(T0, offset)
+        seen = {}
+        while records := c.consume(3, 0):
+            seen.update({r.offset: r.value.decode() for r in records})
+        assert seen == {o: v for o, v in expected.items() if offset <= o < stable}
+        assert c.position(T0) == stable

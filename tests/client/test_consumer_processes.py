@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
@@ -11,7 +12,7 @@ import eoslog
 from eoslog import _core
 from eoslog.client.consumer import Consumer
 from eoslog.engine import Engine
-from eoslog.errors import CommitFailed
+from eoslog.errors import CommitFailed, IllegalState
 from eoslog.model import TopicPartition
 from tests.client.group_process import GroupProcess, until
 
@@ -199,6 +200,24 @@ def test_a_static_name_taken_over_fences_the_old_process(engine, start):
     assert old.commit()["error"] == "FencedInstanceId"
     time.sleep(0.2)
     assert old.consume()["error"] == "FencedInstanceId"
+
+
+def test_a_consumer_inherited_through_fork_is_dead_in_the_child(engine, local):
+    put(engine, 0, "a")
+    mine = local()
+    until(lambda: mine.consume(9, 0.1))
+    child = os.fork()
+    if not child:
+        try:
+            mine.poll(0)
+        except IllegalState:
+            mine.close()
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    put(engine, 0, "b")
+    assert drain(mine) == [(0, "b")]
+    mine.commit()
 
 
 def test_a_topic_deleted_and_made_again_is_read_from_its_beginning(directory, engine, local):

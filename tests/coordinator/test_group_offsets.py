@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from eoslog import _core
 from eoslog.coordinator.group_coordinator import GroupCoordinator
@@ -279,3 +282,52 @@ def test_a_fold_behind_the_log_start_is_rebuilt(host, groups):
     log.log_start = log.log_end
     log.entries.clear()
     assert visible(groups) == {}
+
+
+class OffsetsMachine(RuleBasedStateMachine):
+    """Random commits, transactional ones, markers and deletions against two dictionaries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        disk = FakeDisk()
+        disk.metadata.create("t", 3)
+        self.host = FakeHost(disk)
+        self.visible: dict[int, tuple[int, int]] = {}  # partition: (record offset, offset)
+        self.pending: dict[int, dict[int, tuple[int, int]]] = {}
+
+    def _end(self) -> int:
+        return self.host.group_partition("g").log_end
+
+    @rule(partition=st.integers(0, 2), offset=st.integers(0, 99))
+    def plain(self, partition: int, offset: int) -> None:
+        self.visible[partition] = (self._end(), offset)
+        commit(self.host.groups, {partition: offset})
+
+    @rule(pid=st.integers(1, 3), partition=st.integers(0, 2), offset=st.integers(0, 99))
+    def transactional(self, pid: int, partition: int, offset: int) -> None:
+        self.pending.setdefault(pid, {})[partition] = (self._end(), offset)
+        txn_commit(self.host.groups, {partition: offset}, pid=pid)
+
+    @rule(pid=st.integers(1, 3), outcome=st.booleans())
+    def marker(self, pid: int, outcome: bool) -> None:
+        self.host.group_partition("g").mark(pid, 0, commit=outcome)
+        for partition, told in self.pending.pop(pid, {}).items():
+            if outcome:
+                self.visible[partition] = max(self.visible.get(partition, (-1, -1)), told)
+
+    @precondition(lambda self: self.visible)
+    @rule(partition=st.integers(0, 2))
+    def delete(self, partition: int) -> None:
+        self.host.groups.delete_offsets("g", [TopicPartition("t", partition)])
+        self.visible.pop(partition, None)
+        for offsets in self.pending.values():
+            offsets.pop(partition, None)
+
+    @invariant()
+    def as_the_model(self) -> None:
+        assert visible(self.host.groups) == {p: offset for p, (_, offset) in self.visible.items()}
+        assert visible(GroupCoordinator(self.host)) == visible(self.host.groups)
+
+
+TestOffsetsMachine = OffsetsMachine.TestCase
+TestOffsetsMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
