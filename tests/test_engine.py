@@ -121,6 +121,19 @@ def test_a_deleted_topic_is_gone_for_open_handles_and_may_come_back_empty(path):
         assert log.engine.partition("t", 0).append(batch(1)).base_offset == 0
 
 
+@pytest.mark.process
+def test_a_program_that_forgets_to_close_ends_clean_and_silent(path):
+    script = (
+        "import sys; from eoslog.log import open as o; log = o(sys.argv[1]); log.create_topic('t')\n"
+        "p = log.producer(); p.produce('t', 'v'); p.flush()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, path], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
+
+
 def test_a_crash_in_mid_delete_finishes_it_at_the_next_open(path):
     script = (
         "import sys; from eoslog.log import open as o; from eoslog.storage import files\n"

@@ -111,7 +111,7 @@ class Producer(RecordAccumulator):
         self._sender = Sender(self, self._engine, settings, self._identity, self._transactions)
         _alive.add(self)
 
-    # -- hooks of the accumulator --
+    # -- hooks of the accumulator -------------------------------------------------------------
 
     def _describe_topic(self, topic: str) -> tuple[int, int]:
         if topic in INTERNAL_TOPICS:
@@ -157,7 +157,7 @@ class Producer(RecordAccumulator):
         if self._transactions is not None and self._transactions.error is not None:
             raise self._transactions.error
 
-    # -- records --
+    # -- records ------------------------------------------------------------------------------
 
     def send(
         self,
@@ -296,7 +296,7 @@ class Producer(RecordAccumulator):
             **asdict(self._sender.stats),
         }
 
-    # -- transactions --
+    # -- transactions -------------------------------------------------------------------------
 
     @property
     def transactional_id(self) -> str | None:
@@ -454,7 +454,7 @@ class Producer(RecordAccumulator):
                 f"{what}: {self.buffered} records are not sent yet; call it again"
             )
 
-    # -- the end --
+    # -- the end ------------------------------------------------------------------------------
 
     def _check_alive(self) -> None:
         if self.gate == _CLOSED:

@@ -37,7 +37,9 @@ def dedupe(store: MutableMapping[Any, Any] | MutableSet[Any], key: Hashable) -> 
     return True
 
 
-def run_transaction(producer: Producer, work: Callable[[Any], T], *, retries: int = _RETRIES) -> T:
+def run_transaction(
+    producer: Producer, work: Callable[[Any], T], *, retries: int = _RETRIES
+) -> T:
     """Run `work(tx)` in a transaction: all of it happens once, or none of it.
 
     An abortable or retriable error aborts and runs the work again, so it must not have effects
@@ -55,11 +57,12 @@ def run_transaction(producer: Producer, work: Callable[[Any], T], *, retries: in
     for attempt in range(retries + 1):
         try:
             with producer.transaction() as tx:
-                result = work(tx)
-            return result
+                done = work(tx)
         except CommitOutcomeUnknown:
             raise
         except KafkaError as error:
             if error.fatal or attempt == retries or not (error.abortable or error.retriable):
                 raise
+        else:
+            return done
     raise AssertionError("unreachable")

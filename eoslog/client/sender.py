@@ -95,7 +95,7 @@ class Sender:
         self.stats = self.acks.stats
         accumulator.sleeping_until = _NEVER_NS
 
-    # -- the background thread --
+    # -- the background thread ----------------------------------------------------------------
 
     def wake(self) -> None:
         """Have the background thread look now; starts it at the first call."""
@@ -142,7 +142,7 @@ class Sender:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    # -- cycles --
+    # -- cycles -------------------------------------------------------------------------------
 
     def run_once(self, force: bool = False) -> None:
         """Send what is full or due; everything with `force`."""
@@ -227,7 +227,7 @@ class Sender:
             self._pending.clear()
             return dropped
 
-    # -- one partition --
+    # -- one partition ------------------------------------------------------------------------
 
     def _send(self, place: Place, queue: deque[Any]) -> None:
         while queue:
@@ -337,7 +337,7 @@ class Sender:
         else:
             self.acks.settle(batch, None, result)
 
-    # -- failures --
+    # -- failures -----------------------------------------------------------------------------
 
     def _refused(self, queue: deque[Any], group: list[Any], error: EoslogError) -> bool:
         head = group[0]

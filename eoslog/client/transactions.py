@@ -111,7 +111,7 @@ class TransactionManager:
         self.spans: dict[TopicPartition, tuple[int, int]] = {}
         self._expected: Any = None  # what the last listing says about the coordinator's log
 
-    # -- states --
+    # -- states -------------------------------------------------------------------------------
 
     def transition(self, to: ClientState, what: str) -> None:
         """Change the state; an illegal step raises IllegalState and changes nothing."""
@@ -142,7 +142,7 @@ class TransactionManager:
         if self.state is not ClientState.IN_TRANSACTION:
             raise IllegalState(f"{what}: no transaction is open, the state is {self.state.value}")
 
-    # -- the user's calls --
+    # -- the user's calls ---------------------------------------------------------------------
 
     def initialize(self, deadline: float) -> TransactionOutcome | None:
         """InitProducerId: fence the previous instance, settle what it left, get id and epoch."""
@@ -245,7 +245,7 @@ class TransactionManager:
         if place.offset is not None and place.offset >= 0:
             self._widen(place, place.offset, place.offset + len(offsets) - 1)
 
-    # -- the sender's calls --
+    # -- the sender's calls -------------------------------------------------------------------
 
     def append(self, log: Any, place: Place, data: bytearray) -> AppendResult:
         """Append to a partition; its first batch only while the coordinator lists the partition.
@@ -298,7 +298,7 @@ class TransactionManager:
             if producer_id == self._identity.producer_id:
                 self._widen(partition, first, last)
 
-    # -- helpers --
+    # -- helpers ------------------------------------------------------------------------------
 
     def _widen(self, partition: TopicPartition, first: int, last: int) -> None:
         key = TopicPartition(partition.topic, partition.partition)

@@ -148,7 +148,7 @@ def names(path: str) -> list[str]:
         return sorted(os.listdir(path))
 
 
-# --- faults -------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------
 
 
 def arm_failpoint(name: str, action: str, nth: int = 1) -> None:

@@ -77,7 +77,7 @@ class Refusing:
         return self.real(data, **keywords)
 
 
-# --- delivery --------------------------------------------------------------------------------------
+# --- delivery -------------------------------------------------------------------------------
 
 
 def test_records_are_stored_in_order_and_callbacks_tell_where(log: Log) -> None:
@@ -205,7 +205,7 @@ def test_threads_share_a_producer(log: Log) -> None:
         assert numbers == list(range(3000))
 
 
-# --- what is refused ---------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------
 
 
 def test_unknown_and_internal_topics_raise_at_the_call(log: Log) -> None:
@@ -276,7 +276,7 @@ def test_a_full_buffer_blocks_then_raises(log: Log, monkeypatch: pytest.MonkeyPa
     producer.close()
 
 
-# --- acks ----------------------------------------------------------------------------------------------
+# --- acks -----------------------------------------------------------------------------------
 
 
 def test_acks_0_resolves_at_once_and_swallows_errors(
@@ -313,7 +313,7 @@ def test_acks_all_is_told_only_when_durable(log: Log) -> None:
             assert log.engine.partition("one", 0).durable_end > metadata.offset == i
 
 
-# --- idempotence -----------------------------------------------------------------------------------------
+# --- idempotence ----------------------------------------------------------------------------
 
 
 def test_sequences_count_on_across_batches(log: Log) -> None:
@@ -513,7 +513,7 @@ def test_sequences_wrap(log: Log) -> None:
     ]
 
 
-# --- batches that others encoded --------------------------------------------------------------------------
+# --- batches that others encoded ------------------------------------------------------------
 
 
 def test_encoded_batches_are_stamped_and_follow_what_is_buffered(log: Log) -> None:
@@ -549,7 +549,7 @@ def test_a_damaged_encoded_batch_is_refused(log: Log) -> None:
     assert len(stored(log)) == 1
 
 
-# --- the end ------------------------------------------------------------------------------------------------
+# --- the end --------------------------------------------------------------------------------
 
 
 def test_close_sends_what_is_buffered_and_is_idempotent(log: Log) -> None:

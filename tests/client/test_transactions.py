@@ -65,7 +65,7 @@ def log_sizes(log: Log) -> list[int]:
     return [part.log_end for part in log.engine.transaction_partitions()]
 
 
-# --- states ------------------------------------------------------------------------------------------
+# --- states ---------------------------------------------------------------------------------
 
 
 def test_the_legal_steps_are_kafkas_and_every_state_is_reached_from_somewhere() -> None:
@@ -119,7 +119,7 @@ def test_a_producer_without_an_id_has_no_transactions(log: Log) -> None:
         assert producer.transaction_state is None
 
 
-# --- all or nothing -----------------------------------------------------------------------------------
+# --- all or nothing -------------------------------------------------------------------------
 
 
 def test_nothing_is_visible_before_the_commit_and_all_after(log: Log, producer: Producer) -> None:
@@ -210,7 +210,7 @@ def test_a_lost_acknowledgement_in_a_transaction_stores_one_copy(
     assert visible(log) == [b"0", b"more", b"1", b"more"]
 
 
-# --- failures --------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------
 
 
 def test_a_failed_record_makes_the_commit_raise_and_nothing_visible(
@@ -358,7 +358,7 @@ def test_a_partition_that_cannot_be_listed_gets_no_record(
     assert log.engine.partition("b", 0).log_end == 0
 
 
-# --- offsets ----------------------------------------------------------------------------------------------
+# --- offsets --------------------------------------------------------------------------------
 
 
 class FakeConsumer:
