@@ -6,6 +6,7 @@ one process, may have the directory open; handles of one process share the engin
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -52,6 +53,15 @@ def _after_fork() -> None:
     global _open_mutex
     _open_mutex = threading.Lock()
     _open.clear()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A program that ends without closing its logs leaves them clean all the same."""
+    for engine in list(_open.values()):
+        engine._references = 1
+        with contextlib.suppress(EoslogError, OSError):
+            engine.close()
 
 
 class Engine:

@@ -47,7 +47,8 @@ class Child:
         self.said: dict[str, dict[str, Any]] = {}
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            # -P: the installed package, not a source tree in the working directory
+            [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
