@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -121,5 +122,59 @@ def test_recovery_of_one_partition_that_opens_all_others_does_not_nest(tmp_path:
         assert found.state == "CompleteCommit"
         for n in (0, 60, count - 1):
             assert world.values(TopicPartition("wide", n)) == [b"1"]
+    finally:
+        world.close()
+
+
+def stopped_at(path: Path, step: str) -> int:
+    """A child that commits a transaction in three partitions and is stopped on the way."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            world = RealWorld(path)
+            writer = Writer(world, "t", timeout_ms=900_000)
+            for tp in (A0, A1, B0):
+                writer.write(tp, b"n")
+            files.arm_failpoint(step, "stop")
+            assert writer.commit()[1] == 1
+            status = 0
+        except BaseException as error:  # noqa: BLE001
+            print(repr(error), file=sys.stderr)
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), status
+    return pid
+
+
+@pytest.mark.parametrize("step", ["txn.prepared", "txn.decided", "txn.marked"])
+def test_a_stopped_driver_is_overtaken_and_harms_nothing_when_it_wakes(
+    tmp_path: Path, step: str
+) -> None:
+    world = RealWorld(tmp_path / "d", "strict").create()
+    try:
+        pid = stopped_at(world.path, step)
+        # A reader of one partition drives the stopped process's transaction everywhere.
+        log = world.log(A1)
+        deadline = time.monotonic() + 10
+        while log.open_transactions() and time.monotonic() < deadline:
+            world.coordinator.resolve_blockers(log)
+            time.sleep(0.01)
+        assert [world.values(tp) for tp in (A0, A1, B0)] == [[b"n"]] * 3
+        # The next transaction of the same producer is half way in all of them.
+        follower = Writer.__new__(Writer)
+        follower.world, follower.name, follower.coordinator = world, "t", world.coordinator
+        (found,) = world.coordinator.describe_transactions(["t"])
+        follower.become(found.producer_id, found.producer_epoch)
+        for tp in (A0, A1, B0):
+            follower.write(tp, b"n+1")
+        os.kill(pid, signal.SIGCONT)
+        assert os.waitpid(pid, 0)[1] == 0, "its commit succeeded"
+        for tp in (A0, A1, B0):
+            assert [m[1:] for m in world.markers(tp)] == [(1, True)]
+            assert world.values(tp) == [b"n"]
+        follower.abort()
+        assert [world.values(tp) for tp in (A0, A1, B0)] == [[b"n"]] * 3
     finally:
         world.close()
