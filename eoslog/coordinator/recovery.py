@@ -180,7 +180,7 @@ class Resolver:
     ) -> bool:
         key = decision.decided.key
         if not decision.complete:
-            if clog.seconds_decided(key) < grace_s:
+            if self._left_to_its_owner(clog, decision.prepared, grace_s):
                 return False
             self._driver.drive(clog, key)
         if self._open(log, *key) is not None:
@@ -191,6 +191,15 @@ class Resolver:
             if offset is not None and tp in decision.spans:
                 clog.remember_marker(key, tp, offset)
         return self._open(log, *key) is None
+
+    def _left_to_its_owner(
+        self, clog: TransactionLog, prepared: TransactionMetadata, grace_s: float
+    ) -> bool:
+        """Whether a decision is so fresh that a living owner is about to drive it itself."""
+        assert prepared.decided is not None
+        if clog.seconds_decided(prepared.decided.key) >= grace_s:
+            return False
+        return prepared.owner is not None and self._host.process_alive(*prepared.owner)
 
     def _abort_unknown(self, key: Key, tp: TopicPartition, span: Span) -> None:
         name = f"{RECOVERY_PREFIX}{key[0]}"
@@ -264,7 +273,7 @@ class Resolver:
             for metadata in clog.values():
                 try:
                     if metadata.state.preparing and metadata.decided is not None:
-                        if clog.seconds_decided(metadata.decided.key) >= GRACE_S:
+                        if not self._left_to_its_owner(clog, metadata, GRACE_S):
                             self._driver.drive(clog, metadata.decided.key)
                         continue
                     cause = self.due(clog, metadata)

@@ -254,6 +254,19 @@ def test_a_fresh_decision_is_left_to_its_own_driver_for_a_moment(world: World) -
     assert world.values(A0) == [b"1"]
 
 
+def test_a_dead_deciders_transaction_is_driven_without_delay(world: World) -> None:
+    process, coordinator = world.open()
+    writer = Writer(world, "t", coordinator)
+    writer.write(A0, b"1")
+    world.log(A0).flush()
+    world.log(A0).broken = errors.DiskFull("no space")
+    writer.commit()
+    world.log(A0).broken = None
+    process.kill()
+    assert world.coordinator.resolve_blockers(world.log(A0)) == 1
+    assert world.values(A0) == [b"1"]
+
+
 def test_an_operator_aborts_an_open_transaction_and_nothing_else(world: World) -> None:
     writer = Writer(world, "t")
     assert not world.coordinator.abort_transaction("t")
