@@ -313,6 +313,11 @@ class Consumer(ConsumerOffsets):
     # The end.
 
     @property
+    def isolation_level(self) -> str:
+        """`read_committed` or `read_uncommitted`."""
+        return self._config.isolation_level
+
+    @property
     def auto_commits(self) -> bool:
         """Whether this consumer commits by itself, outside of any transaction."""
         return self._auto_commit

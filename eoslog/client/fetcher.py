@@ -287,7 +287,7 @@ class Fetcher:
         if not states:
             time.sleep(pause)
             return
-        if self._committed_only:
+        if self._committed_only and not self._engine.read_only:
             now = time.monotonic()
             for state in states:
                 self._drive(state, now)
@@ -305,4 +305,8 @@ class Fetcher:
             return
         if now >= state.next_drive:
             state.next_drive = now + _DRIVE_EVERY_S
-            self._engine.transactions.resolve_blockers(state.log)
+            try:
+                self._engine.transactions.resolve_blockers(state.log)
+            except EoslogError as error:
+                # Somebody else may succeed; this reader goes on waiting.
+                logger.warning("%s is held up at offset %d: %s", state.partition, stable, error)

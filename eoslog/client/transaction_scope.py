@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from eoslog.errors import CommitOutcomeUnknown, ConfigError, EoslogError, IllegalState
-from eoslog.model import GroupMetadata, OffsetAndMetadata, TopicPartition
+from eoslog.model import GroupMetadata, IsolationLevel, OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from eoslog.client.producer import Producer
@@ -42,12 +42,17 @@ class Transaction:
         """Add a consumer's positions to the transaction, fenced by its group membership.
 
         Raises:
-            ConfigError: the consumer commits by itself, which would not wait for this transaction.
+            ConfigError: the consumer commits by itself, which would not wait for this transaction,
+                or reads what may be aborted.
             CommitFailed: the group moved on.
         """
         if getattr(consumer, "auto_commits", False):
             raise ConfigError(
                 "enable.auto.commit=True: the consumer commits outside of the transaction"
+            )
+        if getattr(consumer, "isolation_level", None) == IsolationLevel.READ_UNCOMMITTED:
+            raise ConfigError(
+                "isolation.level=read_uncommitted: what the consumer has read may be aborted yet"
             )
         self._consumers.add(consumer)
         offsets = consumer.positions()

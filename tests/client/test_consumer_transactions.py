@@ -260,6 +260,14 @@ def test_H07_offsets_of_an_auto_committing_consumer_are_refused(feed, producer, 
         tx.commit_offsets(c)
 
 
+def test_E04_offsets_of_what_may_be_aborted_yet_are_refused(feed, producer, consumer):
+    p = producer()
+    c = consumer(**{"isolation.level": "read_uncommitted"})
+    c.poll(5)
+    with pytest.raises(ConfigError, match="read_uncommitted"), p.transaction() as tx:
+        tx.commit_offsets(c)
+
+
 def test_a_rebalance_waits_for_the_end_of_the_bound_transaction(feed, producer, consumer):
     p = producer()
     c = consumer(producer=p)

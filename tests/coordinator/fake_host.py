@@ -183,6 +183,8 @@ class FakeDisk:
 class FakeHost:
     """One process that has the directory open."""
 
+    read_only = False
+
     def __init__(self, disk: FakeDisk | None = None, number: int = 0) -> None:
         self.disk = disk or FakeDisk()
         self.process_number, self.process_nonce = number, 1000 + number
