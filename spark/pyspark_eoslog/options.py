@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -261,7 +262,10 @@ def _or(value: int | None, default: int) -> int:
 
 
 def _local_path(path: str) -> str:
-    """Spark may hand a path over as a `file:` URI; other schemes name a place eoslog can't open."""
+    """An absolute path: executors have working directories of their own.
+
+    Spark may hand a path over as a `file:` URI; other schemes name a place eoslog can't open.
+    """
     if path.startswith("file:"):
         return re.sub(r"^file:/*", "/", path)
     scheme = re.match(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://", path)
@@ -270,7 +274,7 @@ def _local_path(path: str) -> str:
             f"option 'path' must name a local directory, got {path!r} "
             f"({scheme.group(1)} is no local path)"
         )
-    return path
+    return os.path.abspath(path)
 
 
 def _subscription(values: _Values) -> tuple[str, str] | None:

@@ -1,5 +1,9 @@
 """The driver's half of a write, without Spark: decided once, whatever happens around it."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import uuid
 
@@ -74,3 +78,48 @@ def test_a_write_without_application_is_published_each_time(topic):
     for _ in range(2):
         assert publish_once(options(topic), None, None, [attempt(topic, b"a")], jobs=["job"])
     assert len(values(topic, "t")) == 4
+
+
+DRIVER = """
+import sys
+from pyspark_eoslog.options import Options
+from pyspark_eoslog.publish import publish_once
+from tests.spark.test_publish import attempt
+import eoslog
+
+path = sys.argv[1]
+with eoslog.open(path) as log:
+    one = attempt(log, b"k")
+publish_once(Options.parse({"path": path}), "app", 5, [one], jobs=["job"])
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "point",
+    [
+        "staging.written",
+        "staging.staged",
+        "txn.added",
+        "staging.published",
+        "txn.flushed",
+        "txn.prepared",
+        "txn.decided",
+        "txn.marked",
+        "staging.committed",
+    ],
+)
+def test_a_driver_killed_anywhere_and_run_again_publishes_once(topic, point):
+    path = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", DRIVER, topic.path]
+    killed = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": path, "EOSLOG_FAILPOINTS": f"{point}=kill"},
+        timeout=60,
+    )
+    assert killed.returncode == -signal.SIGKILL, "the kill did not fall into its window"
+    seen = sorted(values(topic, "t"))
+    assert seen in ([], [b"k0", b"k1"])
+    again = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=60)
+    assert again.returncode == 0
+    assert sorted(values(topic, "t")) == [b"k0", b"k1"]
