@@ -48,7 +48,7 @@ def produce(
         settings["transactional.id"] = transactional_id
     separator = None if key_separator is None else key_separator.encode()
     count = 0
-    with face.log() as log, log.producer(**settings) as producer, face.progress(size=True) as bar:
+    with face.log() as log, log.producer(**settings) as producer, face.progress(of="bytes") as bar:
         if transactional_id is not None:
             producer.init_transactions()
         writing = producer.transaction() if transactional_id is not None else nullcontext(producer)

@@ -17,6 +17,7 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -97,12 +98,21 @@ class Face:
         click.echo(text, err=True)
 
     @staticmethod
-    def progress(*, size: bool = False) -> Progress:
-        """A progress bar on stderr, silent where that is no terminal."""
+    def progress(*, of: str = "items") -> Progress:
+        """A progress bar on stderr, silent where that is no terminal.
+
+        Args:
+            of: "items" or "bytes", for the count beside it; "" for none.
+        """
+        counts: dict[str, list[ProgressColumn]] = {
+            "items": [MofNCompleteColumn()],
+            "bytes": [DownloadColumn()],
+            "": [],
+        }
         return Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn() if size else MofNCompleteColumn(),
+            *counts[of],
             TimeElapsedColumn(),
             console=Console(stderr=True),
             disable=not sys.stderr.isatty(),

@@ -148,7 +148,7 @@ def _show_problems(face: Face, problems: Any) -> None:
 
 @contextlib.contextmanager
 def _working(face: Face, what: str) -> Iterator[None]:
-    with face.progress() as bar:
+    with face.progress(of="") as bar:
         bar.add_task(what, total=None)
         yield
 

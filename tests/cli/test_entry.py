@@ -51,9 +51,11 @@ def test_an_interrupt_is_130(cli, monkeypatch):
     assert cli("topic", "list").code == 130
 
 
-def test_a_reader_that_has_enough_ends_the_program_quietly(shop, place):
-    shop("topic", "create", "wide", "-p", 2000)
-    command = f"{sys.executable} -m eoslog -d {place} offsets wide | head -n 1"
+def test_a_reader_that_has_enough_ends_the_program_quietly(shop, place, tmp_path):
+    lines = tmp_path / "lines"
+    lines.write_text("enough to fill a pipe\n" * 3000)
+    shop("produce", "orders", lines)
+    command = f"{sys.executable} -m eoslog -d {place} consume orders | head -n 1"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=120
     )
