@@ -47,8 +47,7 @@ class Child:
         self.said: dict[str, dict[str, Any]] = {}
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         self._process = subprocess.Popen(
-            # -P: the installed package, not a source tree in the working directory
-            [sys.executable, "-P", "-m", module, *arguments],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -165,6 +164,7 @@ def _environment() -> Mapping[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONSAFEPATH": "1",  # not the source tree that may lie in the working directory
         "PYTHONUNBUFFERED": "1",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
