@@ -98,7 +98,11 @@ class Membership:
             self._step(may_revoke)
         except (UnknownMember, StaleMemberEpoch, FencedMemberEpoch) as error:
             logger.warning("group %s: %s; joining again", self.group_id, error)
+            member_id = self.member_id
             self.lose()
+            if not isinstance(error, UnknownMember):
+                # The old membership would hold its partitions as long as this process lives.
+                self._groups.leave(self.group_id, member_id)
             self._step(may_revoke)
         except FencedInstanceId:
             self.lose()

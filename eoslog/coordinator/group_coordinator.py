@@ -212,7 +212,7 @@ class GroupCoordinator(GroupAdmin):
         try:
             while answer is None:
                 shard.change(decide)
-        except (UnknownMember, FencedInstanceId, StaleMemberEpoch):
+        except (UnknownMember, FencedInstanceId):
             self._forget(group_id, member_id)
             raise
         return answer
@@ -222,7 +222,6 @@ class GroupCoordinator(GroupAdmin):
 
         Leaving a group that one is not in does nothing.
         """
-        self._forget(group_id, member_id)
 
         def decide(table: GroupTable) -> Change:
             group = table.groups.get(group_id)
@@ -237,6 +236,8 @@ class GroupCoordinator(GroupAdmin):
 
         catalogue = self._catalogue()
         self._shard(group_id).change(decide)
+        # Only now: a member whose leaving failed is taken out when it has not polled for long.
+        self._forget(group_id, member_id)
 
     def remove_members(self, group_id: str, member_ids: Collection[str]) -> None:
         """Take members out for good, static ones too (an administrator's LeaveGroup).

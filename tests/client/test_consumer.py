@@ -653,3 +653,17 @@ def test_G08_from_every_offset_exactly_the_committed_records_are_seen(host, log)
             seen.update({r.offset: r.value.decode() for r in records})
         assert seen == {o: v for o, v in expected.items() if offset <= o < stable}
         assert c.position(T0) == stable
+
+
+def test_a_member_that_lost_count_leaves_and_joins_anew(host, log, eager):
+    log.put("a")
+    a = member(host)
+    a.poll(0)
+    old = a.group_metadata().member_id
+    a._membership.epoch = 7
+    a.poll(0)
+    [only] = host.groups.describe_group("g").members
+    assert only.member_id == a.group_metadata().member_id != old
+    assert a.assignment() == [T0, T1]
+    a.close()
+    assert host.groups.describe_group("g").members == []
