@@ -137,7 +137,8 @@ class SealedBatch:
     max_timestamp: int
     created_ns: int
     reserved: int
-    callbacks: list[tuple[int, int, Callable[..., Any]]] | None
+    @property
+    def callbacks(self) -> list[tuple[int, int, Callable[..., Any]]] | None: ...
     producer_id: int
     producer_epoch: int
     base_sequence: int

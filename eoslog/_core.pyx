@@ -7,7 +7,6 @@ A facade: classes live in the chapters included below, leaf functions in `_core/
 """
 cimport cython
 
-from collections import deque
 from os import urandom
 
 from eoslog import errors

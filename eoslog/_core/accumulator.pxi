@@ -1,13 +1,15 @@
 # The fast path behind Producer.produce: records are encoded straight into their partition's growing
 # batch; no Python object is made for a record unless somebody wants to hear of its delivery.
 #
-# Everything here runs under the GIL and calls no foreign Python between choosing a batch and having
-# written into it: that is what makes it thread-safe.
+# Thread safety: everything runs under the GIL, and the steps that belong together make no Python
+# object that the garbage collector tracks. Making one may start a collection, a collection runs
+# Python code, and that lets other threads in. So objects are made first, the state is looked at
+# again, and then nothing is made until the step is complete.
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_CheckExact
 from cpython.dict cimport PyDict_GetItem
 from cpython.ref cimport PyObject
-from cpython.unicode cimport PyUnicode_CheckExact
+from posix.unistd cimport usleep
 
 from eoslog._core.clock cimport steady_clock_ns, wall_clock_ms
 from eoslog._core.record cimport record_upper_bound
@@ -47,7 +49,7 @@ cdef class RecordAccumulator:
 
     cdef dict topics
     cdef dict active                    # builders with records, oldest first
-    cdef object ready                   # deque of SealedBatch
+    cdef list ready                     # sealed batches, oldest first
     cdef size_t batch_size
     cdef int64_t linger_ns
     cdef size_t buffer_memory
@@ -74,7 +76,7 @@ cdef class RecordAccumulator:
                  bint ignore_keys=False):
         self.topics = {}
         self.active = {}
-        self.ready = deque()
+        self.ready = []
         self.unpacked = []
         self.batch_size = batch_size
         self.linger_ns = <int64_t>(linger_ms * 1e6)
@@ -253,18 +255,20 @@ cdef class RecordAccumulator:
         return self.load_topic(topic)
 
     cdef TopicBuilders load_topic(self, str topic):
-        cdef TopicBuilders entry
+        cdef TopicBuilders entry, fresh
         partitions, max_message_bytes = self._describe_topic(topic)
-        entry = self.topics.get(topic)
-        if entry is None or partitions < entry.count:   # new, or deleted and made anew
-            entry = TopicBuilders.__new__(TopicBuilders)
-            entry.name = topic
-            entry.builders = []
-            entry.ratio = 1.0
-            self.topics[topic] = entry
+        fresh = TopicBuilders.__new__(TopicBuilders)
+        fresh.name = topic
+        fresh.builders = []
+        fresh.ratio = 1.0
+        fresh.bulk_limit = max_message_bytes
+        fresh.grow(partitions)                      # complete before another thread can see it
+        fresh.sticky = self.spread(fresh)
+        entry = self.topics.setdefault(topic, fresh)
+        if partitions < entry.count:                # deleted and made anew
+            self.topics[topic] = entry = fresh
         entry.bulk_limit = max_message_bytes
         entry.grow(partitions)
-        entry.sticky = self.spread(entry)
         return entry
 
     cdef int32_t checked_partition(self, TopicBuilders entry, object partition) except -1:
@@ -306,6 +310,7 @@ cdef class RecordAccumulator:
         cdef size_t size = <size_t>record_upper_bound(key, value, headers_size)
         cdef size_t before
         cdef bint sticky = False
+        cdef list callbacks = None if target is None else []
 
         if size + layout.HEADER_SIZE > self.max_request_size:
             raise errors.RecordTooLarge(
@@ -332,16 +337,15 @@ cdef class RecordAccumulator:
                 partition = self.spread(entry)
             else:
                 sticky = True
-                partition = entry.sticky
-        builder = <PartitionBuilder>entry.builders[partition]
-        if builder.count and builder.buffer.size + size > limit:
+        while True:
+            builder = <PartitionBuilder>entry.builders[entry.sticky if sticky else partition]
+            if builder.count == 0 or builder.buffer.size + size <= limit:
+                break
             self.seal(builder)
-            if sticky and entry.count > 1:
+            if sticky:
                 entry.sticky = self.spread(entry)
-                builder = <PartitionBuilder>entry.builders[entry.sticky]
-                if builder.count and builder.buffer.size + size > limit:
-                    self.seal(builder)
 
+        # From here to the end no object is made.
         if builder.count == 0:
             if reserve(&builder.buffer, max(builder.last_size, layout.HEADER_SIZE + size)) < 0:
                 raise MemoryError()
@@ -360,8 +364,10 @@ cdef class RecordAccumulator:
             builder.max_timestamp = stamp
         if target is not None:
             if builder.callbacks is None:
-                builder.callbacks = []
-            builder.callbacks.append((builder.count, stamp, target))
+                builder.callbacks = callbacks
+            builder.callbacks.append(builder.count)
+            builder.callbacks.append(stamp)
+            builder.callbacks.append(target)
         builder.count += 1
         self.used += builder.buffer.size - before
         self.buffered += 1
@@ -369,8 +375,10 @@ cdef class RecordAccumulator:
         return 0
 
     cdef int seal(self, PartitionBuilder builder) except -1:
-        """Moves a builder's batch to the ready queue."""
+        """Moves a builder's batch to the ready queue, unless another thread has just done so."""
         cdef SealedBatch batch = SealedBatch.__new__(SealedBatch)
+        if builder.count == 0:
+            return 0
         batch.builder = builder
         batch.topic = builder.topic.name
         batch.partition = builder.partition
@@ -379,7 +387,7 @@ cdef class RecordAccumulator:
         batch.max_timestamp = builder.max_timestamp
         batch.created_ns = builder.created_ns
         batch.reserved = builder.buffer.size
-        batch.callbacks = builder.callbacks
+        batch.targets = builder.callbacks
         batch.buffer = builder.buffer
         builder.last_size = builder.buffer.size
         builder.buffer = ByteBuffer(NULL, 0, 0)
@@ -415,19 +423,26 @@ cdef class RecordAccumulator:
         cdef PartitionBuilder builder
         cdef SealedBatch batch
         cdef object drained = [] if into is None else into
+        cdef Py_ssize_t count = 0
+        cdef list taken
         for item in list(self.active):
             builder = <PartitionBuilder>item
             if not (force or self.exhausted) and builder.created_ns + self.linger_ns > now_ns:
                 break                               # the rest is younger
             self.seal(builder)
-        while self.ready:
-            batch = <SealedBatch>self.ready[0]
-            if batch.state == PACKING:
+        for item in self.ready:
+            if (<SealedBatch>item).state == PACKING:
                 break                               # its thread wakes the sender when it is done
-            drained.append(self.ready.popleft())
-        self.unpacked.clear()
-        for item in drained:
-            (<SealedBatch>item).pack(self.codec, self.level)
+            count += 1
+        taken = self.ready[:count]
+        drained.extend(taken)
+        del self.ready[:count]
+        for item in taken:
+            batch = <SealedBatch>item
+            batch.pack(self.codec, self.level)
+            while batch.state == PACKING:           # begun while the list was made
+                with nogil:
+                    usleep(50)
         return drained
 
     def _next_due_ns(self) -> int:

@@ -49,7 +49,7 @@ cdef class PartitionBuilder:
     cdef int64_t base_timestamp
     cdef int64_t max_timestamp
     cdef int64_t created_ns
-    cdef list callbacks
+    cdef list callbacks                 # offset delta, timestamp, target; and so on
 
     def __dealloc__(self):
         clear_buffer(&self.buffer)
@@ -80,9 +80,10 @@ cdef class TopicBuilders:
         while self.count < count:
             builder = PartitionBuilder.__new__(PartitionBuilder)
             builder.topic = self
-            builder.partition = self.count
-            self.builders.append(builder)
-            self.count += 1
+            if self.count < count:                  # another thread may have been here
+                builder.partition = self.count
+                self.builders.append(builder)
+                self.count += 1
         return 0
 
 

@@ -26,7 +26,7 @@ cdef class SealedBatch:
     cdef readonly int64_t max_timestamp
     cdef readonly int64_t created_ns    # steady clock, of the first record
     cdef readonly size_t reserved       # bytes it holds of the producer's memory
-    cdef readonly list callbacks        # (offset delta, timestamp, target), or None
+    cdef list targets                   # offset delta, timestamp, target; and so on
     cdef readonly int64_t producer_id
     cdef readonly int16_t producer_epoch
     cdef readonly int32_t base_sequence
@@ -44,6 +44,14 @@ cdef class SealedBatch:
 
     def __dealloc__(self):
         clear_buffer(&self.buffer)
+
+    @property
+    def callbacks(self):
+        """(offset delta, timestamp, target) of each record that somebody asks about, or None."""
+        if self.targets is None:
+            return None
+        parts = iter(self.targets)
+        return list(zip(parts, parts, parts))
 
     @property
     def data(self):

@@ -291,3 +291,56 @@ def test_threads_lose_nothing() -> None:
             seen.setdefault(name + str(batch.partition), []).append(int(number))
     assert sum(map(len, seen.values())) == 8000
     assert all(numbers == sorted(numbers) for numbers in seen.values())  # in order per partition
+
+
+def test_threads_that_the_collector_lets_in_lose_nothing() -> None:
+    """Making an object may run a collection, whose callbacks let other threads in (3.11)."""
+    import gc
+
+    class Litter:
+        """A cycle whose end runs Python code in the middle of whatever made an object."""
+
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            time.sleep(0)
+
+    def collecting(phase: str, info: dict[str, int]) -> None:
+        time.sleep(0)
+
+    a = make(2, batch_size=150, linger_ms=0)
+    old = gc.get_threshold()
+    gc.callbacks.append(collecting)
+    gc.set_threshold(2, 2, 2)
+    try:
+
+        def work(name: int) -> None:
+            for i in range(400):
+                Litter()
+                a.produce("t", b"%d %d" % (name, i), on_delivery=print if i % 3 == 0 else None)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        drained: list[Any] = []
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            a._drain(time.monotonic_ns(), False, drained)
+            time.sleep(0.0005)
+        a._drain(0, True, drained)
+    finally:
+        gc.callbacks.remove(collecting)
+        gc.set_threshold(*old)
+    seen: dict[tuple[int, int], list[int]] = {}
+    told = 0
+    for batch in drained:
+        told += len(batch.callbacks or ())
+        batch.stamp(-1, -1, -1, False)
+        decoded = reference.decode_batch(bytes(batch))
+        assert [r.offset for r in decoded.records] == list(range(batch.count))
+        for record in decoded.records:
+            name, number = map(int, record.value.split())
+            seen.setdefault((name, batch.partition), []).append(number)
+    assert sum(map(len, seen.values())) == a.buffered == 1600
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+    assert told == 4 * 134
