@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from eoslog.errors import ConfigError
+from eoslog.errors import ConfigError, OffsetOutOfRange
 from pyspark_eoslog.planning import Range, split
 from pyspark_eoslog.schema import SCAN_COLUMNS, arrow_schema, check_source_schema
 
@@ -42,17 +42,28 @@ class OffsetRange(InputPartition):
 _open_logs: dict[tuple[int, int, int], Log] = {}
 
 
-def executor_log(path: str, topic: str, partition: int, end: int) -> Log:
-    """A read-only handle that can see `[.., end)` of a partition, cached per directory and process.
-
-    A read-only handle may have fixed its ends when it was opened; it is replaced where the log has
-    grown since.
+def executor_log(path: str) -> Log:
+    """A read-only handle, cached per directory and process.
 
     Raises:
         ConfigError: The directory can't be read on this host.
     """
     import eoslog
 
+    key = _key_of(path)
+    log = _open_logs.get(key)
+    if log is None:
+        log = _open_logs[key] = eoslog.open(path, create=False, read_only=True)
+    return log
+
+
+def _forget(path: str) -> None:
+    log = _open_logs.pop(_key_of(path), None)
+    if log is not None:
+        log.close()
+
+
+def _key_of(path: str) -> tuple[int, int, int]:
     try:
         status = os.stat(path)
     except OSError as error:
@@ -60,43 +71,61 @@ def executor_log(path: str, topic: str, partition: int, end: int) -> Log:
             f"option 'path' = {path!r}: "
             f"the executor on {os.uname().nodename} can't read it: {error.strerror}"
         ) from None
-    key = (os.getpid(), status.st_dev, status.st_ino)
-    log = _open_logs.get(key)
-    if log is not None and log.offsets(topic, partition).high_watermark < end:
-        del _open_logs[key]
-        log.close()
-        log = None
-    if log is None:
-        log = _open_logs[key] = eoslog.open(path, create=False, read_only=True)
-    return log
+    return os.getpid(), status.st_dev, status.st_ino
+
+
+def _log_that_sees(path: str, isolation: str, piece: OffsetRange) -> Log:
+    """A handle from which the whole range can be read.
+
+    A read-only handle may have fixed its ends when it was opened: it is replaced once where they
+    lie below what the driver saw.
+    """
+    for attempt in range(2):
+        log = executor_log(path)
+        ends = log.offsets(piece.topic, piece.partition)
+        bound = ends.last_stable if isolation == "read_committed" else ends.high_watermark
+        if bound >= piece.end:
+            return log
+        if attempt == 0:
+            _forget(path)
+    raise OffsetOutOfRange(
+        f"{piece.topic}-{piece.partition}: the driver planned up to {piece.end}, the executor on "
+        f"{os.uname().nodename} sees {isolation} records up to {bound} only"
+    )
 
 
 def read_range(
-    path: str, isolation: str, schema: StructType, batch_rows: int, piece: OffsetRange
+    options: Options, schema: StructType, piece: OffsetRange
 ) -> Iterator[pa.RecordBatch]:
     """Yields the records of a range as batches of exactly `schema`.
 
     Raises:
-        OffsetOutOfRange: Retention has deleted a part of the range since it was planned.
+        OffsetOutOfRange: Retention has deleted a part of the range since it was planned (unless
+            `failOnDataLoss` is off), or this host doesn't see all of it.
         CorruptRecord: A batch whose checksum is wrong.
     """
     import pyarrow as pa
 
     from eoslog.model import TopicPartition
 
+    log = _log_that_sees(options.path, options.isolation, piece)
+    start = piece.start
+    if not options.fail_on_data_loss:
+        start = max(start, log.offsets(piece.topic, piece.partition).log_start)
+        if start >= piece.end:
+            return
     target = arrow_schema(schema)
     names = [SCAN_COLUMNS[name] for name in schema.fieldNames()]
     key = TopicPartition(piece.topic, piece.partition)
-    log = executor_log(path, piece.topic, piece.partition, piece.end)
     scan = log.scan(
         piece.topic,
         partitions=[piece.partition],
-        start={key: piece.start},
+        start={key: start},
         end={key: piece.end},
-        isolation=isolation,
+        isolation=options.isolation,
         # A scan without columns has no row count to hand on.
         columns=names or ["offset"],
-        batch_rows=batch_rows,
+        batch_rows=options.batch_rows,
         binary="copy",
     )
     for batch in scan:
@@ -136,9 +165,7 @@ class EoslogReader(DataSourceReader):
             ConfigError: A user schema with a column or type that there is not.
         """
         check_source_schema(schema)
-        self.path = options.path
-        self.isolation = options.isolation
-        self.batch_rows = options.batch_rows
+        self.options = options
         self.schema = schema
         self.ranges = split(ranges, options.min_partitions, options.max_records_per_partition)
 
@@ -150,6 +177,4 @@ class EoslogReader(DataSourceReader):
         """Runs in a task: the records of one range."""
         # With nothing to read Spark still runs one task, on a partition of its own making.
         if isinstance(partition, OffsetRange):
-            yield from read_range(
-                self.path, self.isolation, self.schema, self.batch_rows, partition
-            )
+            yield from read_range(self.options, self.schema, partition)

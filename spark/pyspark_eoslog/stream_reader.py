@@ -119,10 +119,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task: the records of one range."""
         if isinstance(partition, OffsetRange):
-            options = self.options
-            yield from read_range(
-                options.path, options.isolation, self.schema, options.batch_rows, partition
-            )
+            yield from read_range(self.options, self.schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark's checkpoint is the truth."""
