@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from eoslog import _core
+from eoslog.client.delivery import Delivery
 from eoslog.errors import CorruptRecord
 
-__all__ = ["EncodedBatch"]
+__all__ = ["EncodedBatch", "chunks"]
 
 
 class EncodedBatch:
@@ -17,18 +19,17 @@ class EncodedBatch:
     Args:
         topic, partition: where it goes.
         data: exactly one v2 batch.
-        on_delivery: told once, of the batch's first record.
 
     Raises:
         CorruptRecord: `data` is not one whole, valid batch of data.
     """
 
     __slots__ = (
-        "attempts", "base_sequence", "callbacks", "count", "created_ns", "data", "doubtful",
-        "partition", "producer_epoch", "producer_id", "retry_at_ns", "topic",
+        "attempts", "base_sequence", "callbacks", "count", "created_ns", "data", "delivery",
+        "doubtful", "partition", "producer_epoch", "producer_id", "retry_at_ns", "topic",
     )  # fmt: skip
 
-    def __init__(self, topic: str, partition: int, data: Any, on_delivery: Any) -> None:
+    def __init__(self, topic: str, partition: int, data: Any) -> None:
         """Look at the header."""
         found = _core.iter_batches(data)
         if len(found) != 1 or found[0].size != len(data) or found[0].control:
@@ -39,7 +40,8 @@ class EncodedBatch:
         self.partition = partition
         self.count = found[0].count
         self.data = data
-        self.callbacks = [(0, found[0].max_timestamp, on_delivery)]
+        self.delivery = Delivery()  # of its first record
+        self.callbacks = [(0, found[0].max_timestamp, self.delivery)]
         self.created_ns = time.monotonic_ns()
         self.attempts = self.retry_at_ns = 0
         self.doubtful = False
@@ -58,3 +60,19 @@ class EncodedBatch:
             transactional=transactional,
         )
         self.producer_id, self.producer_epoch, self.base_sequence = producer_id, epoch, sequence
+
+
+def chunks(
+    topic: str, partition: int, batches: Iterable[Any], size: int
+) -> Iterator[list[EncodedBatch]]:
+    """Batches of one partition in lists of about `size` bytes, looked at as they are taken."""
+    chunk: list[EncodedBatch] = []
+    held = 0
+    for data in batches:
+        chunk.append(EncodedBatch(topic, partition, data))
+        held += len(data)
+        if held >= size:
+            yield chunk
+            chunk, held = [], 0
+    if chunk:
+        yield chunk

@@ -19,7 +19,7 @@ from typing import Any
 
 from eoslog._core import RecordAccumulator
 from eoslog.client.delivery import Delivery
-from eoslog.client.encoded_batch import EncodedBatch
+from eoslog.client.encoded_batch import chunks
 from eoslog.client.identity import Identity
 from eoslog.client.sender import GROUP_BYTES, Sender
 from eoslog.client.transaction_scope import Transaction, group_metadata_of, offsets_of
@@ -217,30 +217,15 @@ class Producer(RecordAccumulator):
             EoslogError: why one was refused; others may be appended (a transaction: abort it).
         """
         count = 0
-        chunk: list[EncodedBatch] = []
-        size = 0
-        deliveries: list[Delivery] = []
-        for data in batches:
+        for chunk in chunks(topic, partition, batches, GROUP_BYTES):
             if self.gate:
                 self._refuse()
-            delivery = Delivery()
-            chunk.append(EncodedBatch(topic, partition, data, delivery))
-            deliveries.append(delivery)
-            size += len(data)
-            if size >= GROUP_BYTES:
-                count += self._append_encoded(chunk, deliveries)
-                chunk, deliveries, size = [], [], 0
-        return count + self._append_encoded(chunk, deliveries)
-
-    def _append_encoded(self, chunk: list[EncodedBatch], deliveries: list[Delivery]) -> int:
-        if not chunk:
-            return 0
-        count = sum(batch.count for batch in chunk)
-        self._sender.drain_for_batches(chunk)
-        while not all(delivery.done() for delivery in deliveries):
-            self._sender.flush(None)
-        for delivery in deliveries:
-            delivery.result(0)
+            self._sender.drain_for_batches(chunk)
+            while not all(batch.delivery.done() for batch in chunk):
+                self._sender.flush(None)
+            for batch in chunk:
+                batch.delivery.result(0)
+                count += batch.count
         return count
 
     def flush(self, timeout: float | None = None) -> int:
