@@ -29,6 +29,9 @@ cdef enum:
 cdef dict PARTITIONERS = {None: BY_KEY, "sticky": STICKY, "round_robin": ROUND_ROBIN, "random": RANDOM}
 
 
+cdef enum:
+    WAKE_SIZE = 131072          # bytes of full batches that are worth waking the sender for
+
 cdef class RecordAccumulator:
     """Buffers records into batches; a subclass says what topics exist and sends what is drained.
 
@@ -399,8 +402,8 @@ cdef class RecordAccumulator:
         if self.codec:
             self.unpacked.append(batch)
             self.must_wake = True
-        elif self.sleeping_until:
-            self.must_wake = True
+        elif self.sleeping_until and len(self.ready) * batch.reserved >= WAKE_SIZE:
+            self.must_wake = True                   # fewer go when the first one's linger is over
         return 0
 
     cdef int wake(self) except -1:
