@@ -1,0 +1,29 @@
+"""`docs/guarantees.md` tells the truth: every row has its test, and the table is the one the mutants make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import mutants
+
+
+def test_every_row_has_a_test_that_carries_its_id() -> None:
+    found, later = mutants.tests_of(), mutants.open_rows()
+    assert [row for row in mutants.rows() if row not in found and row not in later] == []
+
+
+@pytest.mark.parametrize("mutant", mutants.load(), ids=lambda m: m.row)
+def test_a_recorded_change_fits_the_code_and_its_test_exists(mutant: mutants.Mutant) -> None:
+    source = Path(mutants.ROOT)
+    assert (source / mutant.file).read_text().count(mutant.original) == 1
+    assert f"def {mutant.name}(" in (source / mutant.test.split("::")[0]).read_text()
+    assert mutant.row in mutant.name
+
+
+def test_the_table_in_the_docs_is_made_from_the_recorded_changes() -> None:
+    text = (mutants.ROOT / "docs" / "guarantees.md").read_text()
+    assert f"{mutants.BEGIN}\n{mutants.table()}\n{mutants.END}" in text, (
+        "run tests/mutants.py --docs"
+    )
