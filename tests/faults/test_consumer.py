@@ -1,0 +1,56 @@
+"""A consumer that dies at every write and every sync it makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults import bodies
+from tests.faults.bodies import COUNT
+from tests.faults.harness import every_point, live
+
+pytestmark = pytest.mark.process
+
+
+def test_A08_committing_first_skips_and_never_repeats(filled: Path) -> None:
+    skipped = 0
+    for _, _, path, life in every_point(lambda c, p: bodies.consume(c, p, True), filled, 5):
+        after = live(bodies.consume, path, True).fine()
+        processed = life.of("processed") + after.of("processed")
+        assert processed == sorted(set(processed))
+        skipped += len(processed) < COUNT
+    assert skipped
+
+
+def test_A09_committing_afterwards_repeats_and_never_skips(filled: Path) -> None:
+    repeated = 0
+    for _, _, path, life in every_point(lambda c, p: bodies.consume(c, p, False), filled, 5):
+        after = live(bodies.consume, path, False).fine()
+        processed = life.of("processed") + after.of("processed")
+        assert set(processed) == set(range(COUNT))
+        repeated += len(processed) > COUNT
+    assert repeated
+
+
+def test_A07_the_committed_position_survives_and_another_process_goes_on_there(
+    filled: Path,
+) -> None:
+    for _, _, path, life in every_point(lambda c, p: bodies.consume(c, p, False), filled, 5):
+        position = live(bodies.look, path).fine().of("position")[0] or 0
+        after = live(bodies.consume, path, False).fine()
+        assert after.of("processed") == list(range(max(position, 0), COUNT))
+        assert max(position, 0) >= len(life.of("processed")) - 1
+
+
+def test_A11_outputs_equal_f_of_the_input_wherever_the_loop_dies(filled: Path) -> None:
+    for _, _, path, _ in every_point(lambda c, p: bodies.transform(c, p, step=3), filled, 5):
+        before = live(bodies.look, path).fine()
+        outputs, position = (
+            before.of("out.read_committed")[0],
+            max(before.of("position")[0] or 0, 0),
+        )
+        live(bodies.transform, path).fine()
+        after = live(bodies.look, path).fine()
+        assert sorted(after.of("out.read_committed")[0]) == [2 * n for n in range(COUNT)]
+        assert outputs == [2 * n for n in range(len(outputs))] and position <= COUNT

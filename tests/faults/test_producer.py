@@ -1,0 +1,162 @@
+"""A producer that dies, or whose calls fail, at every write and every sync it makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults import bodies
+from tests.faults.bodies import COUNT
+from tests.faults.harness import every_point, live
+
+pytestmark = pytest.mark.process
+
+
+def seen(path: Path, what: str = "in.read_committed") -> list[int]:
+    found: list[int] = live(bodies.look, path).fine().of(what)[0]
+    return found
+
+
+def test_A01_acks_0_loses_and_never_repeats(empty: Path) -> None:
+    lost = 0
+    for _, _, path, life in every_point(
+        lambda c, p: bodies.produce(c, p, 0, enable_idempotence=False), empty, 8
+    ):
+        found = seen(path)
+        assert found == sorted(set(found))
+        lost += life.killed and len(found) < COUNT
+    assert lost
+
+
+def test_A02_resending_without_idempotence_loses_nothing_and_repeats(empty: Path) -> None:
+    repeated = 0
+    for _, _, path, life in every_point(
+        lambda c, p: bodies.produce(c, p, enable_idempotence=False), empty, 8
+    ):
+        assert life.killed
+        live(bodies.produce, path, "all", len(life.of("acked"))).fine()
+        found = seen(path)
+        assert set(found) == set(range(COUNT))
+        repeated += len(found) > COUNT
+    assert repeated
+
+
+def test_A03_nothing_is_lost_or_doubled_wherever_a_worker_dies(filled: Path) -> None:
+    for _, _, path, life in every_point(bodies.transform, filled, 5):
+        assert life.killed
+        live(bodies.transform, path).fine()
+        found = live(bodies.look, path).fine()
+        assert sorted(found.of("out.read_committed")[0]) == [2 * n for n in range(COUNT)]
+        assert found.of("position") == [COUNT] and found.of("open") == [[]]
+
+
+def test_B02_what_was_acknowledged_survives_the_kill(empty: Path) -> None:
+    for acks in (1, "all"):
+        for _, _, path, life in every_point(
+            lambda c, p, acks=acks: bodies.produce(c, p, acks, enable_idempotence=False), empty, 6
+        ):
+            acked = life.of("acked")
+            assert seen(path)[: len(acked)] == acked
+    assert acked
+
+
+def test_A24_a_transaction_is_whole_or_absent_wherever_its_producer_dies(empty: Path) -> None:
+    outcomes = set()
+    for _, _, path, life in every_point(bodies.transact, empty, 5):
+        outcome = live(bodies.settle, path).fine().of("outcome")[0]
+        found = live(bodies.look, path).fine()
+        committed, told, tried = (
+            found.of("in.read_committed")[0],
+            life.of("committed"),
+            life.of("committing"),
+        )
+        assert committed == found.of("out.read_committed")[0]
+        assert told == committed[: len(told)] and committed == tried[: len(committed)]
+        assert found.of("open") == [[]]
+        if (
+            tried != told
+        ):  # died while committing: the outcome that init reports is the one that readers see
+            assert (outcome is True) == (tried == committed)
+            outcomes.add(outcome)
+    assert outcomes
+
+
+def test_E20_D05_the_decision_is_the_commit_point(empty: Path) -> None:
+    """Died with the decision written and no marker: committed. Died before it: aborted."""
+    decided = {True: 0, False: 0}
+    for _, _, path, life in every_point(bodies.transact, empty, 24, calls=("pwrite",)):
+        if life.of("committing") == life.of("committed"):
+            continue
+        number = life.of("committing")[-1]
+        live(bodies.settle, path).fine()
+        found = live(bodies.look, path).fine()
+        whole = number in found.of("in.read_committed")[0]
+        assert whole == (number in found.of("out.read_committed")[0])
+        assert number in found.of("in.read_uncommitted")[0] or not whole
+        decided[whole] += 1
+        if all(decided.values()):
+            break
+    assert decided[True] and decided[False]
+
+
+def test_D02_an_id_that_was_handed_out_is_known_after_a_kill(empty: Path) -> None:
+    def init(child, path):  # type: ignore[no-untyped-def]
+        import eoslog
+
+        with eoslog.open(path) as log, log.producer(transactional_id="tx") as producer:
+            producer.init_transactions()
+            child.tell("id", [producer.producer_id, producer.producer_epoch])
+            child.armed()
+            import os
+            import signal
+
+            if life:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    life = 1
+    first = live(init, empty)
+    assert first.killed
+    life = 0
+    second = live(init, empty).fine()
+    (pid, epoch), (pid_after, epoch_after) = first.of("id")[0], second.of("id")[0]
+    assert pid_after == pid and epoch_after > epoch
+
+
+def test_J02_markers_are_written_again_wherever_the_driver_dies_twice(empty: Path) -> None:
+    """The recovery of a dead producer's transaction is killed itself, at each of its writes."""
+    import shutil
+
+    halfway = None
+    for _, _, path, life in every_point(bodies.transact, empty, 24, calls=("pwrite",)):
+        if len(life.of("committing")) > len(life.of("committed")) == 1:
+            halfway = empty.parent / "halfway"
+            shutil.rmtree(halfway, ignore_errors=True)
+            shutil.copytree(path, halfway)
+            break
+    assert halfway is not None
+
+    def recover(child, path):  # type: ignore[no-untyped-def]
+        child.armed()
+        bodies.settle(child, path)
+
+    for _, _, path, _ in every_point(recover, halfway, 4):
+        live(bodies.settle, path).fine()
+        found = live(bodies.look, path).fine()
+        assert found.of("in.read_committed") == found.of("out.read_committed")
+        assert found.of("open") == [[]]
+
+
+def test_K05_a_decided_transaction_is_driven_on_by_whoever_reads(empty: Path) -> None:
+    """Its producer is dead and never comes back; nobody calls `init_transactions` for it."""
+    driven = 0
+    for _, _, path, life in every_point(bodies.transact, empty, 24, calls=("pwrite",)):
+        if len(life.of("committing")) == len(life.of("committed")):
+            continue
+        found = live(bodies.look, path).fine()
+        committed = found.of("in.read_committed")[0]
+        assert committed == found.of("out.read_committed")[0]
+        driven += committed[-1:] == life.of("committing")[-1:]
+        if driven:
+            break
+    assert driven
