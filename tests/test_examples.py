@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -11,8 +12,13 @@ from pathlib import Path
 
 import pytest
 
+import eoslog
+
 pytestmark = pytest.mark.process
 
+PACKAGE = Path(eoslog.__file__).parent.parent
+"""The recipes use the package that the tests use, installed or not."""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{PACKAGE}:{os.environ.get('PYTHONPATH', '')}"}
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SHOWN = {
     "producer_at_most_once": "handed over: 100, promised: nothing",
@@ -31,7 +37,7 @@ SHOWN = {
 def run(name: str, *arguments: str) -> str:
     ended = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
@@ -53,7 +59,7 @@ def test_A25_a_stateful_count_that_is_killed_at_random_ends_with_the_exact_total
     run("stateful_count", path, "feed", "400")
     killed = 0
     for _ in range(4):
-        worker = subprocess.Popen([sys.executable, script, path, "count"])
+        worker = subprocess.Popen([sys.executable, script, path, "count"], env=ENVIRONMENT)
         time.sleep(rng.uniform(0.3, 1.2))
         if worker.poll() is None:
             worker.send_signal(signal.SIGKILL)
