@@ -37,9 +37,7 @@ def dedupe(store: MutableMapping[Any, Any] | MutableSet[Any], key: Hashable) -> 
     return True
 
 
-def run_transaction(
-    producer: Producer, work: Callable[[Any], T], *, retries: int = _RETRIES
-) -> T:
+def run_transaction(producer: Producer, work: Callable[[Any], T], *, retries: int = _RETRIES) -> T:
     """Run `work(tx)` in a transaction: all of it happens once, or none of it.
 
     An abortable or retriable error aborts and runs the work again, so it must not have effects
