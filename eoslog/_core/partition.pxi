@@ -252,7 +252,8 @@ cdef class Partition:
 
     def load(self, int64_t base, bytes producers):
         """Start the fold at the base offset of a segment, from a snapshot's entries there."""
-        pthread_mutex_lock(&self.mutex)
+        with nogil:                              # who holds the mutex may be waiting for the GIL
+            pthread_mutex_lock(&self.mutex)
         try:
             table_free(&self.table)
             import_producers(&self.table, producers)
