@@ -28,6 +28,13 @@ def test_its_example_runs(tmp_path, monkeypatch):
     assert (tmp_path / "shop" / "meta.properties").exists()
 
 
+def test_the_files_that_it_names_exist():
+    names = re.findall(r"`((?:docs|examples|bench|tests)/[\w./-]*)`", README)
+    assert names
+    for name in names:
+        assert (ROOT / name).exists(), name
+
+
 def test_the_make_targets_that_it_names_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z-]+)", README)):
