@@ -371,7 +371,8 @@ cdef int import_producers(ProducerTable* t, bytes entries) except -1:
             e.batches[0].timestamp = e.last_timestamp
             e.batch_count = 1
             e.batch_next = 1
-            e.first_sequence = 0                 # an epoch starts at 0 (KIP-890)
+            # What came before is not known to be stored: refusing it is safe, calling it a duplicate not.
+            e.first_sequence = sequence_distance(e.batches[0].last_sequence, e.batches[0].offset_delta)
         first = load_i64(p + 38)
         if first >= 0:
             open_transaction(t, e, first)
