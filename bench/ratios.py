@@ -35,10 +35,14 @@ ROWS = (
     ),
     Row(
         "durable append 1 MiB / write+fdatasync",
-        "test_append:test_append_1mib", "test_append:test_write_fdatasync_1mib", 0.7,
+        "test_append:test_append_encoded_1mib", "test_append:test_write_fdatasync_1mib", 0.7,
     ),
-    Row("durable append 1 MiB / sqlite", "test_append:test_append_1mib", "test_append:test_sqlite_1mib"),
-    Row("durable append 1 MiB / lmdb", "test_append:test_append_1mib", "test_append:test_lmdb_1mib"),
+    Row(
+        "produce_many to durable / write+fdatasync",
+        "test_append:test_append_1mib", "test_append:test_write_fdatasync_1mib",
+    ),
+    Row("produce_many to durable / sqlite", "test_append:test_append_1mib", "test_append:test_sqlite_1mib"),
+    Row("produce_many to durable / lmdb", "test_append:test_append_1mib", "test_append:test_lmdb_1mib"),
     Row("commit, 2 partitions / 2 fdatasync", "test_commit:test_commit", "test_commit:test_two_fdatasyncs"),
     Row("commit, 2 partitions / sqlite", "test_commit:test_commit", "test_commit:test_sqlite_commit"),
     Row("commit, 2 partitions / lmdb", "test_commit:test_commit", "test_commit:test_lmdb_commit"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,24 @@ def test_append_1mib(
 
     measure(run, units=BATCHES, rounds=4)
     producer.close()
+
+
+def test_append_encoded_1mib(
+    measure: Callable[..., Any], open_log: Callable[..., Any], values: list[bytes]
+) -> None:
+    """The log alone: batches that are encoded already, as the peer's bytes are."""
+    from eoslog import _core
+
+    batch = bytes(_core.build_batch([(1_700_000_000_000, None, v, ()) for v in values[:PER_BATCH]]))
+    partition = open_log().engine.partition("t", 0)
+    partition.settings = replace(partition.settings, max_message_bytes=2 << 20)
+
+    def run() -> None:
+        for _ in range(BATCHES):
+            partition.append(batch)
+            partition.flush()
+
+    measure(run, units=BATCHES, rounds=4)
 
 
 def test_write_fdatasync_1mib(
