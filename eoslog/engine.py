@@ -544,7 +544,7 @@ class Engine:
                 if not log.core.deleted and not log.core.poisoned:
                     log.sync()
                 clean &= not log.core.poisoned
-            except EoslogStorageErrors as error:
+            except OSError as error:  # StorageError is one
                 logger.warning("%s-%s: not flushed at close: %s", log.topic, log.partition, error)
                 clean = False
         with contextlib.suppress(StorageError), self.session.bootstrap():
@@ -593,9 +593,6 @@ class Engine:
             for p in info.partitions.values()
             if os.path.isdir(os.path.join(self.path, f"{info.name}-{p.partition}"))
         )
-
-
-EoslogStorageErrors = (StorageError, OSError)
 
 
 def _prepare_directory(

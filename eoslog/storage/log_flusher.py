@@ -129,7 +129,8 @@ class LogFlusher:
             ) from error
         self._core.publish_durable(target, time.monotonic_ns() - started)
         current = self._core.segment_base
-        for base in [b for b in self._fds if b < current and b in bases]:
+        # Copied: another thread may enter a segment meanwhile.
+        for base in [b for b in list(self._fds) if b < current and b in bases]:
             files.close(self._fds.pop(base)[0])
 
     def _mark_poisoned(self) -> None:
@@ -172,4 +173,4 @@ class LogFlusher:
 
     def descriptors(self) -> set[int]:
         """Everything that is open here, for close."""
-        return {fd for fd, _ in self._fds.values()} | set(self._retired)
+        return {fd for fd, _ in list(self._fds.values())} | set(self._retired)
