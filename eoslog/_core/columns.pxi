@@ -238,6 +238,9 @@ cdef class ColumnDecoder:
         cdef int64_t base_timestamp = load_i64(header + BASE_TIMESTAMP_AT)
         cdef int64_t append_time = load_i64(header + MAX_TIMESTAMP_AT)
         cdef int64_t offset, timestamp
+        cdef const uint8_t* following
+        cdef int64_t* offsets
+        cdef int64_t* timestamps
         cdef int32_t last_delta = load_i32(header + LAST_OFFSET_DELTA_AT)
         cdef int32_t count = load_i32(header + RECORDS_COUNT_AT)
         cdef int32_t i, delta = -1
@@ -256,27 +259,32 @@ cdef class ColumnDecoder:
             return FILL_FULL if self.rows > 0 else FILL_NO_MEMORY
         if self._make_room(row + count) < 0:
             return FILL_NO_MEMORY
+        offsets = <int64_t*>self._offsets.data          # locals: the stores below could change fields
+        timestamps = <int64_t*>self._timestamps.data
         for i in range(count):
             if p == stop:
                 record_fault(fault, RECORD_MISSING, p, count, i)
                 status = FILL_RECORDS
                 break
-            p = parse_record(p, stop, &record, fault)
-            if p != NULL and (record.offset_delta <= delta or record.offset_delta > last_delta):
+            following = parse_common_record(p, stop, &record)
+            if unlikely(following == NULL):
+                following = parse_any_record(p, stop, &record, fault)
+            p = following
+            if unlikely(p != NULL and (record.offset_delta <= delta or record.offset_delta > last_delta)):
                 p = record_fault(fault, RECORD_OFFSET, record.key, record.offset_delta, delta)
-            if p == NULL:
+            if unlikely(p == NULL):
                 status = FILL_RECORDS
                 break
             delta = record.offset_delta
             offset = base_offset + delta
-            if offset < start or offset >= end:
+            if unlikely(offset < start or offset >= end):
                 continue
             if wanted & COLUMN_OFFSET:
-                memcpy(self._offsets.data + row * 8, &offset, 8)
+                offsets[row] = offset
             if wanted & COLUMN_TIMESTAMP:
                 timestamp = append_time if log_append else add_timestamp(
                     base_timestamp, record.timestamp_delta)
-                memcpy(self._timestamps.data + row * 8, &timestamp, 8)
+                timestamps[row] = timestamp
             if wanted & COLUMN_TIMESTAMP_TYPE:
                 self._types.data[row] = <uint8_t>log_append
             if wanted & COLUMN_KEY and put_cell(&self._keys, row, record.key, record.key_size) < 0:

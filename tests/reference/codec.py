@@ -171,7 +171,7 @@ class Cursor:
 
     def nullable(self) -> bytes | None:
         size = self.varint()
-        return None if size == -1 else self.take(size)
+        return None if size < 0 else self.take(size)  # as Kafka reads it; -1 is what is written
 
 
 def _nullable(data: bytes | None) -> bytes:
