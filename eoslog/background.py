@@ -58,21 +58,26 @@ class Background:
 
     def _run(self) -> None:
         while not self._stop:
-            now = time.monotonic()
-            with self._mutex:
-                due = [log for log, at in self._dirty.items() if at <= now]
-                for log in due:
-                    del self._dirty[log]
-                tasks = [task for task in self._tasks if task.due <= now]
-                for task in tasks:
-                    task.due = now + task.interval_s
-                times = [*self._dirty.values(), *(task.due for task in self._tasks)]
-            for log in due:
-                self._guard(log.flush)
-            for task in tasks:
-                self._guard(task.run)
-            self._wake.wait(max(0.0, min(min(times, default=now + 1.0) - time.monotonic(), 1.0)))
+            due = self.step()
+            self._wake.wait(max(0.0, min(due - time.monotonic(), 1.0)))
             self._wake.clear()
+
+    def step(self) -> float:
+        """Do what is due now; when there will be more to do (CLOCK_MONOTONIC, s)."""
+        now = time.monotonic()
+        with self._mutex:
+            due = [log for log, at in self._dirty.items() if at <= now]
+            for log in due:
+                del self._dirty[log]
+            tasks = [task for task in self._tasks if task.due <= now]
+            for task in tasks:
+                task.due = now + task.interval_s
+            times = [*self._dirty.values(), *(task.due for task in self._tasks)]
+        for log in due:
+            self._guard(log.flush)
+        for task in tasks:
+            self._guard(task.run)
+        return min(times, default=now + 1.0)
 
     def _guard(self, run: Callable[[], None]) -> None:
         try:

@@ -12,20 +12,13 @@ from libc.stdint cimport uint16_t, uint64_t
 from eoslog._core.os_table cimport *
 
 cdef extern from "<sys/mman.h>" nogil:
-    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MADV_DONTFORK
+    enum: MADV_DONTFORK
     void* MAP_FAILED
-    void* mmap(void*, size_t, int, int, int, int64_t)
     int munmap(void*, size_t)
     int madvise(void*, size_t, int)
 
 cdef extern from "<fcntl.h>" nogil:
     enum: F_RDLCK, F_WRLCK, F_UNLCK
-
-cdef extern from "<time.h>" nogil:
-    struct timespec:
-        long tv_sec
-        long tv_nsec
-    int nanosleep(const timespec*, timespec*)
 
 cdef enum:
     CONTROL_HEADER_SIZE = 131072
@@ -106,8 +99,8 @@ cdef class ControlFile:
         cdef void* p
         self.check()
         while self.chunk_count < count:
-            p = mmap(NULL, CONTROL_CHUNK_SIZE, PROT_READ | (PROT_WRITE if self.writable else 0),
-                     MAP_SHARED, self.fd, <int64_t>self.chunk_count * CONTROL_CHUNK_SIZE)
+            p = eoslog_os.map(self.fd, <int64_t>self.chunk_count * CONTROL_CHUNK_SIZE, CONTROL_CHUNK_SIZE,
+                              self.writable)
             if p == MAP_FAILED:
                 raise OSError(errno, "cannot map the control file")
             madvise(p, CONTROL_CHUNK_SIZE, MADV_DONTFORK)
@@ -224,7 +217,7 @@ cdef class ControlFile:
             if self.writable:
                 for i in range(n):
                     atomic_add_u32(&lanes[i].waiters, 1)
-            eoslog_futex_wait_many(words, expected, n, ns)
+            eoslog_os.wait(words, expected, n, ns)
             if self.writable:
                 for i in range(n):
                     atomic_add_u32(&lanes[i].waiters, <uint32_t>-1)
@@ -237,10 +230,7 @@ cdef void wake_lane(WakeLane* lane) noexcept nogil:
 
 
 cdef void pause_ns(int64_t ns) noexcept nogil:
-    cdef timespec t
-    t.tv_sec = ns // 1000000000
-    t.tv_nsec = ns % 1000000000
-    nanosleep(&t, NULL)
+    eoslog_os.wait(NULL, NULL, 0, ns)
 
 
 def try_lock(int fd, int64_t at, *, bint shared=False):
@@ -281,6 +271,7 @@ FAULT_CALLS = {
     "open": EOSLOG_OPEN, "pread": EOSLOG_PREAD, "pwrite": EOSLOG_PWRITE,
     "fdatasync": EOSLOG_FDATASYNC, "fsync": EOSLOG_FSYNC, "ftruncate": EOSLOG_FTRUNCATE,
     "rename": EOSLOG_RENAME, "unlink": EOSLOG_UNLINK, "lock": EOSLOG_LOCK, "point": EOSLOG_POINT,
+    "mkdir": EOSLOG_MKDIR, "rmdir": EOSLOG_RMDIR,
 }
 
 
@@ -296,3 +287,8 @@ def disarm_faults():
 def fault_count(str call, *, bint reset=False):
     """Calls of a kind since counting began."""
     return eoslog_fault_count(FAULT_CALLS[call], reset)
+
+
+def os_table():
+    """Address of the OS-call table, for a simulator that replaces its entries (os_table.h)."""
+    return <size_t>&eoslog_os

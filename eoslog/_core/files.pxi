@@ -73,6 +73,18 @@ def os_unlink(str path):
         raise OSError(errno, errno_text(errno), path)
 
 
+def os_mkdir(str path, int mode):
+    cdef bytes raw = path.encode("utf-8", "surrogateescape")
+    if eoslog_os.mkdir(raw, mode) < 0:
+        raise OSError(errno, errno_text(errno), path)
+
+
+def os_rmdir(str path):
+    cdef bytes raw = path.encode("utf-8", "surrogateescape")
+    if eoslog_os.rmdir(raw) < 0:
+        raise OSError(errno, errno_text(errno), path)
+
+
 cdef errno_text(int code):
     import os
     return os.strerror(code)

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,7 +37,19 @@ static int real_lock(int fd, int type, int64_t at) {
     return rc;
 }
 
-#define REAL_TABLE { real_open, real_pread, real_pwrite, fdatasync, fsync, real_ftruncate, rename, unlink, real_lock, real_point }
+static int real_mkdir(const char *path, int mode) { return mkdir(path, (mode_t)mode); }
+static void *real_map(int fd, int64_t at, size_t size, int writable) {
+    return mmap(NULL, size, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, at);
+}
+static int64_t real_clock_ns(int wall) {
+    struct timespec now;
+    clock_gettime(wall ? CLOCK_REALTIME : CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+static int real_wait(uint32_t **words, const uint32_t *expected, int n, int64_t timeout_ns);
+
+#define REAL_TABLE { real_open, real_pread, real_pwrite, fdatasync, fsync, real_ftruncate, rename, unlink, real_lock, \
+                     real_point, real_mkdir, rmdir, real_map, real_clock_ns, real_wait }
 static const eoslog_os_table real_table = REAL_TABLE;
 eoslog_os_table eoslog_os = REAL_TABLE;
 
@@ -83,10 +97,13 @@ static int faulty_rename(const char *a, const char *b) { FAULTY(EOSLOG_RENAME, r
 static int faulty_unlink(const char *p) { FAULTY(EOSLOG_UNLINK, unlink(p), int); }
 static int faulty_lock(int fd, int t, int64_t at) { FAULTY(EOSLOG_LOCK, real_lock(fd, t, at), int); }
 static void faulty_point(int id) { meet(EOSLOG_POINT, id); }
+static int faulty_mkdir(const char *p, int m) { FAULTY(EOSLOG_MKDIR, real_mkdir(p, m), int); }
+static int faulty_rmdir(const char *p) { FAULTY(EOSLOG_RMDIR, rmdir(p), int); }
 
 static const eoslog_os_table faulty_table = {
     faulty_open, faulty_pread, faulty_pwrite, faulty_fdatasync, faulty_fsync, faulty_ftruncate,
-    faulty_rename, faulty_unlink, faulty_lock, faulty_point,
+    faulty_rename, faulty_unlink, faulty_lock, faulty_point, faulty_mkdir, faulty_rmdir,
+    real_map, real_clock_ns, real_wait,
 };
 
 void eoslog_fault_arm(int kind, int64_t nth, int error) {
@@ -172,13 +189,9 @@ void eoslog_fork_release(int fd) {
 
 /* --- time and waiting --------------------------------------------------------------------------- */
 
-uint64_t eoslog_monotonic_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
+uint64_t eoslog_monotonic_ns(void) { return (uint64_t)eoslog_os.clock_ns(0); }
 
-int eoslog_futex_wait(uint32_t *word, uint32_t expected, int64_t timeout_ns) {
+static int futex_wait(uint32_t *word, uint32_t expected, int64_t timeout_ns) {
     struct timespec t = { timeout_ns / 1000000000, timeout_ns % 1000000000 };
     return (int)syscall(SYS_futex, word, FUTEX_WAIT, expected, &t, NULL, 0);
 }
@@ -192,8 +205,12 @@ int eoslog_futex_wake(uint32_t *word) {
 #endif
 struct waitv { uint64_t value; uint64_t address; uint32_t flags; uint32_t reserved; };
 
-int eoslog_futex_wait_many(uint32_t **words, const uint32_t *expected, int n, int64_t timeout_ns) {
-    if (n == 1) return eoslog_futex_wait(words[0], expected[0], timeout_ns);
+static int real_wait(uint32_t **words, const uint32_t *expected, int n, int64_t timeout_ns) {
+    if (n == 0) {
+        struct timespec t = { timeout_ns / 1000000000, timeout_ns % 1000000000 };
+        return nanosleep(&t, NULL);
+    }
+    if (n == 1) return futex_wait(words[0], expected[0], timeout_ns);
     struct waitv waiters[64];
     struct timespec until;
     if (n > 64) n = 64;

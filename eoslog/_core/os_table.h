@@ -1,5 +1,5 @@
-/* The one table through which every storage call goes. Fault injection replaces its entries,
- * so that the tested path is the production path. */
+/* The one table through which every storage call, clock and wait goes. Fault injection and the
+ * simulator (tests/simulation) replace its entries, so that the tested path is the production path. */
 #ifndef EOSLOG_OS_TABLE_H
 #define EOSLOG_OS_TABLE_H
 #include <stddef.h>
@@ -8,7 +8,7 @@
 
 enum {
     EOSLOG_OPEN, EOSLOG_PREAD, EOSLOG_PWRITE, EOSLOG_FDATASYNC, EOSLOG_FSYNC, EOSLOG_FTRUNCATE,
-    EOSLOG_RENAME, EOSLOG_UNLINK, EOSLOG_LOCK, EOSLOG_POINT, EOSLOG_CALLS
+    EOSLOG_RENAME, EOSLOG_UNLINK, EOSLOG_LOCK, EOSLOG_POINT, EOSLOG_MKDIR, EOSLOG_RMDIR, EOSLOG_CALLS
 };
 
 typedef struct {
@@ -24,6 +24,14 @@ typedef struct {
     int (*lock)(int fd, int type, int64_t at);
     /* a step between two stores that no system call marks */
     void (*point)(int id);
+    int (*mkdir)(const char *path, int mode);
+    int (*rmdir)(const char *path);
+    /* a shared mapping, MAP_FAILED with errno on error */
+    void *(*map)(int fd, int64_t at, size_t size, int writable);
+    /* CLOCK_MONOTONIC, or the wall clock */
+    int64_t (*clock_ns)(int wall);
+    /* until one of n words differs from its expected value, or timeout; n = 0 only sleeps */
+    int (*wait)(uint32_t **words, const uint32_t *expected, int n, int64_t timeout_ns);
 } eoslog_os_table;
 
 extern eoslog_os_table eoslog_os;
@@ -47,8 +55,5 @@ int eoslog_fork_guard(int fd);
 void eoslog_fork_release(int fd);
 
 uint64_t eoslog_monotonic_ns(void);
-int eoslog_futex_wait(uint32_t *word, uint32_t expected, int64_t timeout_ns);
 int eoslog_futex_wake(uint32_t *word);
-/* Wait until one of n words differs from its expected value; 0 woken, -1 with errno. */
-int eoslog_futex_wait_many(uint32_t **words, const uint32_t *expected, int n, int64_t timeout_ns);
 #endif

@@ -5,6 +5,7 @@ cdef extern from "os_table.h" nogil:
     enum:
         EOSLOG_OPEN, EOSLOG_PREAD, EOSLOG_PWRITE, EOSLOG_FDATASYNC, EOSLOG_FSYNC
         EOSLOG_FTRUNCATE, EOSLOG_RENAME, EOSLOG_UNLINK, EOSLOG_LOCK, EOSLOG_POINT
+        EOSLOG_MKDIR, EOSLOG_RMDIR
     ctypedef struct eoslog_os_table:
         int (*open)(const char*, int, int) noexcept nogil
         ssize_t (*pread)(int, void*, size_t, int64_t) noexcept nogil
@@ -16,6 +17,11 @@ cdef extern from "os_table.h" nogil:
         int (*unlink)(const char*) noexcept nogil
         int (*lock)(int, int, int64_t) noexcept nogil
         void (*point)(int) noexcept nogil
+        int (*mkdir)(const char*, int) noexcept nogil
+        int (*rmdir)(const char*) noexcept nogil
+        void* (*map)(int, int64_t, size_t, int) noexcept nogil
+        int64_t (*clock_ns)(int) noexcept nogil
+        int (*wait)(uint32_t**, const uint32_t*, int, int64_t) noexcept nogil
     eoslog_os_table eoslog_os
     void eoslog_fault_arm(int kind, int64_t nth, int error)
     void eoslog_fault_disarm()
@@ -26,9 +32,7 @@ cdef extern from "os_table.h" nogil:
     int eoslog_fork_guard(int fd)
     void eoslog_fork_release(int fd)
     uint64_t eoslog_monotonic_ns()
-    int eoslog_futex_wait(uint32_t* word, uint32_t expected, int64_t timeout_ns)
     int eoslog_futex_wake(uint32_t* word)
-    int eoslog_futex_wait_many(uint32_t** words, const uint32_t* expected, int n, int64_t timeout_ns)
 
 cdef extern from *:
     """

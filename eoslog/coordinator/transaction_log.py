@@ -142,10 +142,10 @@ class TransactionLog:
     lock; whether they still hold is checked by `append`, under the log's.
     """
 
-    def __init__(self, log: HostLog, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, log: HostLog, clock: Callable[[], float] | None = None) -> None:
         """Nothing is read before `refresh`."""
         self.log = log
-        self._clock = clock
+        self._clock = clock or time.monotonic
         self._lock = threading.RLock()
         self._fold = TransactionFold()
         self._position = log.log_start
@@ -283,10 +283,10 @@ class TransactionLog:
 class TransactionLogs:
     """Every C partition that this process has met."""
 
-    def __init__(self, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, host: Host, clock: Callable[[], float] | None = None) -> None:
         """Open nothing yet."""
         self._host = host
-        self._clock = clock
+        self._clock = clock or time.monotonic
         self._lock = threading.Lock()
         self._logs: dict[int, TransactionLog] = {}
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 
@@ -112,12 +111,12 @@ def fsync_dir(path: str) -> None:
 
 
 def make_dir(path: str) -> None:
-    """Make a directory (0700) if it is not there, durably."""
-    with naming(path):
-        try:
-            os.mkdir(path, DIRECTORY_MODE)
-        except FileExistsError:
-            return
+    """Make a directory (0700) if it is not there, durably.
+
+    Also where it is there: whoever made it may have died before it was durable.
+    """
+    with naming(path), contextlib.suppress(FileExistsError):
+        _core.os_mkdir(path, DIRECTORY_MODE)
     fsync_dir(os.path.dirname(path) or ".")
 
 
@@ -138,8 +137,13 @@ def remove(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory that no metadata names any more."""
-    shutil.rmtree(path, ignore_errors=True)
+    """Remove a directory that no metadata names any more, as far as that works."""
+    for folder, _, names_there in os.walk(path, topdown=False):
+        for name in sorted(names_there):
+            with contextlib.suppress(OSError):
+                _core.os_unlink(os.path.join(folder, name))
+        with contextlib.suppress(OSError):
+            _core.os_rmdir(folder)
 
 
 def names(path: str) -> list[str]:
