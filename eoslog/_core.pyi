@@ -323,7 +323,8 @@ class ControlFile:
 @final
 class Partition:
     slot_number: int
-    next_offset: int
+    @property
+    def next_offset(self) -> int: ...
     def __new__(
         cls, control: ControlFile, slot: int, lock_fd: int, lock_at: int, directory: str
     ) -> Self: ...

@@ -137,10 +137,13 @@ cdef class ControlFile:
             raise IndexError(f"process {number} is not mapped")
         return <ProcessEntry*>(self.chunks[0] + PROCESSES_AT + number * PROCESS_SIZE)
 
+    cdef uint64_t* session_word(self) noexcept nogil:
+        return <uint64_t*>(self.chunks[0] + 16)
+
     @property
     def session(self):
         self.check()
-        return atomic_load_u64(<uint64_t*>(self.chunks[0] + 16))
+        return atomic_load_u64(self.session_word())
 
     @property
     def clean(self):
@@ -156,7 +159,7 @@ cdef class ControlFile:
     @session.setter
     def session(self, uint64_t value):
         self.check()
-        atomic_store_u64(<uint64_t*>(self.chunks[0] + 16), value)
+        atomic_store_u64(self.session_word(), value)
 
     def register_process(self, int number, uint64_t nonce, int pid):
         cdef ProcessEntry* p = self.process(number)

@@ -66,6 +66,22 @@ cdef inline const uint8_t* record_fault(
     fault.actual = actual
     return NULL
 
+cdef inline const uint8_t* parse_sized(
+    const uint8_t* p, const uint8_t* end, const uint8_t** data, int32_t* size, int too_long, int64_t room, Fault* fault
+) noexcept nogil:
+    """A length (negative: null) and as many bytes. `room` is what a cut-off varint's fault reports.
+    Returns the byte after them, or NULL with the fault filled in."""
+    cdef const uint8_t* start = p
+    p = decode_varint(p, end, size)
+    if p == NULL:
+        return record_fault(fault, RECORD_FIELDS, start, 0, room)
+    data[0] = p
+    if size[0] > 0:
+        if size[0] > end - p:
+            return record_fault(fault, too_long, start, size[0], end - p)
+        p += size[0]
+    return p
+
 cdef inline const uint8_t* parse_record_header(
     const uint8_t* p, const uint8_t* end, HeaderFields* out, Fault* fault
 ) noexcept nogil:
@@ -78,16 +94,7 @@ cdef inline const uint8_t* parse_record_header(
         return record_fault(fault, RECORD_HEADER_KEY, start, out.key_size, end - p)
     out.key = p
     p += out.key_size
-    start = p
-    p = decode_varint(p, end, &out.value_size)
-    if p == NULL:
-        return record_fault(fault, RECORD_FIELDS, start, 0, end - start)
-    out.value = p
-    if out.value_size > 0:
-        if out.value_size > end - p:
-            return record_fault(fault, RECORD_HEADER_VALUE, start, out.value_size, end - p)
-        p += out.value_size
-    return p
+    return parse_sized(p, end, &out.value, &out.value_size, RECORD_HEADER_VALUE, end - p, fault)
 
 cdef inline const uint8_t* parse_any_record(
     const uint8_t* p, const uint8_t* end, RecordFields* out, Fault* fault
@@ -113,22 +120,12 @@ cdef inline const uint8_t* parse_any_record(
     p = decode_varint(p, stop, &out.offset_delta)
     if p == NULL:
         return record_fault(fault, RECORD_FIELDS, start, 0, size)
-    p = decode_varint(p, stop, &out.key_size)
+    p = parse_sized(p, stop, &out.key, &out.key_size, RECORD_KEY_SIZE, size, fault)
     if p == NULL:
-        return record_fault(fault, RECORD_FIELDS, start, 0, size)
-    out.key = p
-    if out.key_size > 0:
-        if out.key_size > stop - p:
-            return record_fault(fault, RECORD_KEY_SIZE, start, out.key_size, stop - p)
-        p += out.key_size
-    p = decode_varint(p, stop, &out.value_size)
+        return NULL
+    p = parse_sized(p, stop, &out.value, &out.value_size, RECORD_VALUE_SIZE, size, fault)
     if p == NULL:
-        return record_fault(fault, RECORD_FIELDS, start, 0, size)
-    out.value = p
-    if out.value_size > 0:
-        if out.value_size > stop - p:
-            return record_fault(fault, RECORD_VALUE_SIZE, start, out.value_size, stop - p)
-        p += out.value_size
+        return NULL
     p = decode_varint(p, stop, &out.header_count)
     if p == NULL:
         return record_fault(fault, RECORD_FIELDS, start, 0, size)

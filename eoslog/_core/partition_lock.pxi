@@ -1,0 +1,114 @@
+# The partition's append lock: wait for it, judge the slot, repair what a dead holder left.
+#
+# Steps 2 to 6 of protocol.md's Append, all without the interpreter.
+
+cdef struct Expected:
+    Slot* slot
+    int64_t log_end
+
+
+cdef int lock_partition(PartitionState* state, uint64_t deadline) noexcept nogil:
+    cdef int64_t backoff = 5000
+    while eoslog_os.lock(state.lock_fd, F_WRLCK, state.lock_at) < 0:
+        if errno != EAGAIN and errno != EACCES:
+            return IO_FAILED
+        if eoslog_monotonic_ns() >= deadline:
+            return LOCKED_OUT
+        pause_ns(backoff)
+        if backoff < 1000000:
+            backoff *= 2
+    state.slot.holder_since_ns = eoslog_monotonic_ns()
+    state.slot.holder_pid = getpid()
+    return 0
+
+
+cdef void unlock_partition(PartitionState* state) noexcept nogil:
+    state.slot.holder_pid = 0
+    eoslog_os.lock(state.lock_fd, F_UNLCK, state.lock_at)
+
+
+cdef int repair_after_dead_holder(PartitionState* state) noexcept nogil:
+    """Under the lock, after a holder died in mid-append: cut log and indexes to the published
+    end, drop a segment that it began, recompute the stable end (protocol.md row 9)."""
+    cdef char path[NAME_SIZE]
+    cdef SegmentFold* s = &state.segment
+    cdef int rc
+    if state.files.txn < 0:
+        segment_path(state, path, s.base, b".txnindex")
+        state.files.txn = eoslog_os.open(path, O_RDWR, 0o600)
+    if (eoslog_os.ftruncate(state.files.log, s.position) < 0
+            or eoslog_os.ftruncate(state.files.index, s.index_count * OFFSET_ENTRY_SIZE) < 0
+            or eoslog_os.ftruncate(state.files.time, s.time_count * TIME_ENTRY_SIZE) < 0):
+        return IO_FAILED
+    if state.files.txn >= 0 and eoslog_os.ftruncate(state.files.txn, s.aborted_count * ABORTED_ENTRY_SIZE) < 0:
+        return IO_FAILED
+    if state.next_offset != s.base:
+        segment_path(state, path, state.next_offset, b".log")
+        eoslog_os.unlink(path)
+        segment_path(state, path, state.next_offset, b".index")
+        eoslog_os.unlink(path)
+        segment_path(state, path, state.next_offset, b".timeindex")
+        eoslog_os.unlink(path)
+    state.slot.active_base = s.base
+    state.slot.end_position = s.position
+    atomic_store_i64(&state.slot.stable_end, first_unstable(&state.table, state.next_offset))
+    atomic_store_u32(&state.slot.busy, 0)
+    return 0
+
+
+cdef int enter_lock(PartitionState* state, uint64_t deadline, const Expected* expected, int expected_count) noexcept nogil:
+    """Steps 2 to 6 of an append: lock, check the slot, repair, compare, fold the rest. Unlocks
+    again unless it returns APPENDED."""
+    cdef stat_t st
+    cdef int rc, i
+    rc = lock_partition(state, deadline)
+    if rc != 0:
+        return rc
+    if atomic_load_u64(&state.slot.session) != atomic_load_u64(state.session):
+        rc = VOID_SLOT
+    elif atomic_load_u32(&state.slot.deleted):
+        rc = GONE
+    elif atomic_load_u32(&state.slot.poison):
+        rc = POISONED
+    elif atomic_load_u32(&state.slot.segments_version) != state.segments_version:
+        rc = REOPEN
+    else:
+        for i in range(expected_count):
+            if atomic_load_i64(&expected[i].slot.log_end) != expected[i].log_end:
+                rc = CHANGED
+    if rc == 0:
+        rc = fold_to(state, atomic_load_i64(&state.slot.log_end), FOLD_UNDER_LOCK, False)
+    if rc == 0 and atomic_load_u32(&state.slot.busy):
+        rc = repair_after_dead_holder(state)
+    if rc == 0 and state.slot.active_base != state.segment.base:
+        rc = NEXT_SEGMENT
+    if rc == 0 and fstat(state.files.log, &st) < 0:
+        rc = IO_FAILED
+    if rc == 0 and st.st_size != state.segment.position:
+        if st.st_size < state.segment.position:
+            rc = CORRUPT                     # somebody cut published bytes
+        elif eoslog_os.ftruncate(state.files.log, state.segment.position) < 0:
+            rc = IO_FAILED
+    if rc != 0:
+        unlock_partition(state)
+    return rc
+
+
+cdef int advance_log_start_locked(
+    PartitionState* state, int64_t log_start, bint segments_changed, uint64_t deadline
+) noexcept nogil:
+    """Publish a greater log start, and that segments go; the status."""
+    cdef int rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)
+    if rc != 0:
+        return rc
+    rc = enter_lock(state, deadline, NULL, 0)
+    if rc != 0:
+        return rc
+    if log_start > state.slot.log_start:
+        atomic_store_i64(&state.slot.log_start, log_start)
+    if segments_changed:
+        state.segments_version += 1
+        atomic_store_u32(&state.slot.segments_version, state.segments_version)
+    unlock_partition(state)
+    wake_lane(state.lane)
+    return 0

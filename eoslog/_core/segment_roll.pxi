@@ -1,0 +1,90 @@
+# The roll: under the lock, prepared files take the place of the active segment.
+#
+# Python makes and syncs the files beforehand; here are only renames. A crash between them leaves
+# `busy` set, and the next lock holder's repair removes the segment that was begun.
+
+cdef bint must_roll(PartitionState* state, int64_t size, int64_t max_timestamp, int64_t last_offset) noexcept nogil:
+    cdef SegmentFold* s = &state.segment
+    if s.position == 0:
+        return False
+    return (s.position > state.segment_size_max - size
+            or (s.first_timestamp >= 0 and max_timestamp - s.first_timestamp > state.segment_ms)
+            or s.index_count >= state.index_entries_max or s.time_count >= state.time_entries_max
+            or last_offset - s.base > 0x7FFFFFFF)
+
+
+cdef int roll_segment(PartitionState* state) noexcept nogil:
+    """Under the lock and busy: seal the segment, put the prepared files in its place."""
+    cdef char path[NAME_SIZE]
+    cdef uint8_t entry[TIME_ENTRY_SIZE]
+    cdef Effects e
+    cdef const char* prepared = state.prepared_paths
+    cdef int64_t time_count = state.segment.time_count
+    memset(&e, 0, sizeof(e))
+    time_entry(&state.segment, &e)
+    if e.timed:
+        store_time_entry(entry, &e)
+        if eoslog_pwrite_all(state.files.time, entry, TIME_ENTRY_SIZE, time_count * TIME_ENTRY_SIZE) < 0:
+            return IO_FAILED
+    segment_path(state, path, state.next_offset, b".index")
+    if eoslog_os.rename(prepared, path) < 0:
+        return IO_FAILED
+    prepared += strlen(prepared) + 1
+    segment_path(state, path, state.next_offset, b".timeindex")
+    if eoslog_os.rename(prepared, path) < 0:
+        return IO_FAILED
+    prepared += strlen(prepared) + 1
+    segment_path(state, path, state.next_offset, b".log")
+    if eoslog_os.rename(prepared, path) < 0:
+        return IO_FAILED
+    if state.table.count <= state.rolled_capacity:
+        memcpy(state.rolled_entries, state.table.entries, <size_t>state.table.count * sizeof(ProducerEntry))
+        state.rolled_count = state.table.count
+    else:
+        state.rolled_count = -1               # no snapshot this time: the next open folds more
+    state.rolled_files = state.files
+    state.rolled_base = state.segment.base
+    state.rolled_to = state.next_offset
+    state.files = state.next_files
+    state.next_files = SegmentFiles(-1, -1, -1, -1)
+    enter_segment(&state.segment, state.next_offset)
+    state.buffer_size = 0
+    state.slot.active_base = state.segment.base
+    state.slot.end_position = 0
+    eoslog_os.point(POINT_ROLLED)
+    return 0
+
+
+cdef int index_aborts(PartitionState* state, const FoldedBatch* headers, int count) noexcept nogil:
+    """Under the lock, after a roll: the abort marker that made the log roll needs an abort
+    index in the new segment; `judge` saw the old one. Recovery makes it again if it is lost."""
+    cdef char path[NAME_SIZE]
+    cdef int i
+    for i in range(count):
+        if headers[i].attributes & CONTROL_BIT and headers[i].control_type == CONTROL_ABORT and state.files.txn < 0:
+            segment_path(state, path, state.segment.base, b".txnindex")
+            state.files.txn = eoslog_os.open(path, O_RDWR | O_CREAT, 0o600)
+            if state.files.txn < 0:
+                return IO_FAILED
+    return 0
+
+
+cdef int seal_locked(PartitionState* state, uint64_t deadline) noexcept nogil:
+    """Roll the active segment now unless it is empty; the status."""
+    cdef int rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)
+    if rc != 0:
+        return rc
+    rc = enter_lock(state, deadline, NULL, 0)
+    if rc != 0:
+        return rc
+    if state.segment.position > 0:
+        if state.next_files.log < 0:
+            rc = ROLL
+        else:
+            atomic_store_u32(&state.slot.busy, 1)
+            if roll_segment(state) == 0:
+                publish_end(state)
+            else:
+                rc = RELOAD
+    unlock_partition(state)
+    return rc

@@ -1,0 +1,84 @@
+# Recovery's fold of a segment: every byte is looked at, and the index files are made anew.
+
+cdef int64_t load_bytes(PartitionState* state, bytearray data, int64_t position, int64_t end) except -1:
+    cdef int64_t size = min(<int64_t>len(data), end - position)
+    cdef char* p = data
+    cdef int rc
+    with nogil:
+        rc = eoslog_pread_all(state.files.log, p, <size_t>size, position)
+    if rc < 0:
+        raise errors.StorageError("cannot read the segment", errno, (<bytes>state.directory).decode())
+    return size
+
+
+cdef tuple scan_segment(PartitionState* state, int64_t end_position, bint verify):
+    """Fold the segment in hand up to a byte position, with CRC and contiguity checked.
+
+    Returns:
+        (valid position, next offset, index bytes, time index bytes, abort index bytes, reason
+        of the stop or None)
+    """
+    cdef FoldedBatch b
+    cdef Effects e
+    cdef bytearray index = bytearray(), time = bytearray(), aborted = bytearray(), data
+    cdef uint8_t entry[ABORTED_ENTRY_SIZE]
+    cdef int64_t position = state.segment.position
+    cdef uint8_t* p
+    cdef int64_t size
+    cdef int rc
+    cdef uint32_t crc
+    reason = None
+    data = bytearray(1 << 20)
+    cdef int64_t at = position, have = 0
+    while position < end_position:
+        if at + have - position < HEADER_SIZE and at + have < end_position:
+            at = position
+            have = load_bytes(state, data, position, end_position)
+        p = <uint8_t*><char*>data + (position - at)
+        rc = parse_header(p, p + (at + have - position), &b)
+        if rc in (0, -1):
+            reason = "cut short" if rc == 0 else "no batch header"
+            break
+        size = b.size
+        if size > end_position - position:
+            reason = f"batch of {size} bytes, {end_position - position} left"
+            break
+        if size > at + have - position:
+            if size > len(data):
+                data = bytearray(size)
+            at = position
+            have = load_bytes(state, data, position, end_position)
+            p = <uint8_t*><char*>data
+            if have < size:
+                reason = "cut short"
+                break
+            rc = parse_header(p, p + have, &b)
+        if rc != 1:
+            reason = "no valid control record"
+            break
+        if verify:
+            with nogil:
+                crc = eoslog_crc32c(0, p + ATTRIBUTES_AT, <size_t>(size - ATTRIBUTES_AT))
+            if crc != load_u32(p + CRC_AT):
+                reason = f"CRC {crc:#010x}, header says {load_u32(p + CRC_AT):#010x}"
+                break
+        if b.base_offset < state.next_offset:
+            reason = f"base offset {b.base_offset} below {state.next_offset}"
+            break
+        if b.last_offset - state.segment.base > 0x7FFFFFFF:
+            reason = f"offset {b.last_offset} too far from base {state.segment.base}"
+            break
+        if table_reserve(&state.table, 16) < 0:
+            raise MemoryError()
+        fold_batch(state, &b, position, &e)
+        position += size
+        if e.indexed:
+            store_index_entry(entry, &e)
+            index += (<char*>entry)[:OFFSET_ENTRY_SIZE]
+        if e.timed:
+            store_time_entry(entry, &e)
+            time += (<char*>entry)[:TIME_ENTRY_SIZE]
+        if e.aborted:
+            store_aborted_entry(entry, &e.entry)
+            aborted += (<char*>entry)[:ABORTED_ENTRY_SIZE]
+    return position, state.next_offset, bytes(index), bytes(time), bytes(aborted), reason
