@@ -1,7 +1,8 @@
 """The table that the records of `__transaction_state` add up to, and the conditional append to it.
 
 Live state and replayed state are the same fold: a process that makes a change appends its record,
-and learns of it by reading it back like everybody else.
+and folds what it appended like everybody else. It spares itself the reading: what the bytes of a
+value decode to is the value (`transaction_records.py`).
 
     decide:  end = refresh();  look at the values;  append(records, end)
              None: somebody was faster, so refresh and decide again
@@ -105,7 +106,11 @@ class TransactionFold:
             if gone is not None and self.ids.get(gone.producer_id) == transactional_id:
                 del self.ids[gone.producer_id]
             return None
-        metadata = decode_value(transactional_id, value, offset)
+        return self.state(decode_value(transactional_id, value, offset))
+
+    def state(self, metadata: TransactionMetadata) -> TransactionMetadata:
+        """Take in what the record at `metadata.offset` states."""
+        transactional_id = metadata.transactional_id
         self.table[transactional_id] = metadata
         if not transactional_id.startswith(RECOVERY_PREFIX):
             self.ids[metadata.producer_id] = transactional_id
@@ -178,16 +183,18 @@ class TransactionLog:
             if offset < self._position:
                 continue
             metadata = self._fold.apply(offset, key, value)
-            if metadata is None:
-                continue
-            if metadata.state is TransactionState.ONGOING:
-                name = ("open", (metadata.producer_id, metadata.producer_epoch))
-                self._seen.setdefault(name, self._clock())
-            elif metadata.decided is not None and metadata.state.preparing:
-                self._seen.pop(("open", metadata.decided.key), None)
-                self._seen.setdefault(("decided", metadata.decided.key), self._clock())
-            elif metadata.decided is not None:
-                self._seen.pop(("decided", metadata.decided.key), None)
+            if metadata is not None:
+                self._note(metadata)
+
+    def _note(self, metadata: TransactionMetadata) -> None:
+        if metadata.state is TransactionState.ONGOING:
+            name = ("open", (metadata.producer_id, metadata.producer_epoch))
+            self._seen.setdefault(name, self._clock())
+        elif metadata.decided is not None and metadata.state.preparing:
+            self._seen.pop(("open", metadata.decided.key), None)
+            self._seen.setdefault(("decided", metadata.decided.key), self._clock())
+        elif metadata.decided is not None:
+            self._seen.pop(("decided", metadata.decided.key), None)
 
     def seconds_open(self, metadata: TransactionMetadata) -> float:
         """Seconds since this process first read that the transaction is Ongoing."""
@@ -255,10 +262,23 @@ class TransactionLog:
 
         **Durability**: published, not durable; see `make_durable`.
         """
+        values = list(values)
         rows: list[_Row] = [
             (now_ms, encode_key(v.transactional_id), encode_value(v), ()) for v in values
         ]
-        return self._append(rows, end)
+        first = self._append(rows, end)
+        if first is not None:
+            self._fold_own(values, first)
+        return first
+
+    def _fold_own(self, values: list[TransactionMetadata], first: int) -> None:
+        """Fold records just appended at `first`, unless a `refresh` was there before or lags behind."""
+        with self._lock:
+            if self._position != first:
+                return
+            for offset, value in enumerate(values, first):
+                self._note(self._fold.state(value.placed(offset)))
+            self._position = first + len(values)
 
     def append_tombstones(self, ids: Iterable[str], end: int, now_ms: int) -> int | None:
         """Forget ids, if C still ends at `end`."""

@@ -32,6 +32,7 @@ Source: Kafka `TransactionLog`, `TransactionLogValue.json`; kafka.md 5.2.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -51,6 +52,10 @@ from eoslog.storage.serde import Reader, Writer
 
 TAG_PREVIOUS_ID, TAG_NEXT_ID, TAG_CLIENT_VERSION = 0, 1, 2
 TAG_SPANS, TAG_OWNER, TAG_MARKERS, TAG_DECIDED, TAG_LAST_EPOCH = range(10000, 10005)
+_HEAD, _TIMES = struct.Struct(">hqhib"), struct.Struct(">qq")
+_OWNER, _DECIDED = struct.Struct(">iQ"), struct.Struct(">qh?b")
+_I16, _I64 = struct.Struct(">h"), struct.Struct(">q")
+_NULL_ARRAY, _EMPTY_ARRAY = b"\x00", b"\x01"
 
 
 def encode_key(transactional_id: str) -> bytes:
@@ -114,41 +119,45 @@ def _decode_markers(data: bytes) -> dict[TopicPartition, int]:
     return markers
 
 
-def encode_value(metadata: TransactionMetadata) -> bytes:
-    """The value of a record that states `metadata`."""
-    out = Writer().i16(1).i64(metadata.producer_id).i16(metadata.producer_epoch)
-    out.i32(metadata.timeout_ms).i8(int(metadata.state))
+def _encode_partitions(metadata: TransactionMetadata) -> bytes:
     if metadata.state is TransactionState.EMPTY:
-        out.compact_array(-1)
-    else:
-        grouped = _by_topic(metadata.partitions)
-        out.compact_array(len(grouped))
-        for topic, partitions in grouped.items():
-            out.compact_string(topic).compact_array(len(partitions))
-            for partition in partitions:
-                out.i32(partition)
-            out.tagged()
-    out.i64(metadata.last_update_timestamp).i64(metadata.start_timestamp)
-    tags = {TAG_CLIENT_VERSION: Writer().i16(metadata.client_version).take()}
+        return _NULL_ARRAY
+    if not metadata.partitions:
+        return _EMPTY_ARRAY
+    grouped = _by_topic(metadata.partitions)
+    out = Writer().compact_array(len(grouped))
+    for topic, partitions in grouped.items():
+        out.compact_string(topic).compact_array(len(partitions))
+        out.raw(struct.pack(f">{len(partitions)}i", *partitions)).tagged()
+    return out.take()
+
+
+def encode_value(metadata: TransactionMetadata) -> bytes:
+    """The value of a record that states `metadata`.
+
+    Three of these are written for each transaction: whole structures are packed at once.
+    """
+    tags = {TAG_CLIENT_VERSION: _I16.pack(metadata.client_version)}
     if metadata.previous_producer_id != NO_ID:
-        tags[TAG_PREVIOUS_ID] = Writer().i64(metadata.previous_producer_id).take()
+        tags[TAG_PREVIOUS_ID] = _I64.pack(metadata.previous_producer_id)
     if metadata.next_producer_id != NO_ID:
-        tags[TAG_NEXT_ID] = Writer().i64(metadata.next_producer_id).take()
+        tags[TAG_NEXT_ID] = _I64.pack(metadata.next_producer_id)
     if metadata.spans:
         tags[TAG_SPANS] = _encode_spans(metadata.spans)
     if metadata.owner is not None:
-        number, nonce = metadata.owner
-        tags[TAG_OWNER] = Writer().i32(number).take() + nonce.to_bytes(8, "big")
+        tags[TAG_OWNER] = _OWNER.pack(*metadata.owner)
     if metadata.markers:
         tags[TAG_MARKERS] = _encode_markers(metadata.markers)
     if metadata.decided is not None:
         d = metadata.decided
-        tags[TAG_DECIDED] = (
-            Writer().i64(d.producer_id).i16(d.data_epoch).boolean(d.commit).i8(int(d.cause)).take()
-        )
+        tags[TAG_DECIDED] = _DECIDED.pack(d.producer_id, d.data_epoch, d.commit, d.cause)
     if metadata.last_producer_epoch != NO_EPOCH:
-        tags[TAG_LAST_EPOCH] = Writer().i16(metadata.last_producer_epoch).take()
-    return out.tagged(tags).take()
+        tags[TAG_LAST_EPOCH] = _I16.pack(metadata.last_producer_epoch)
+    head = _HEAD.pack(
+        1, metadata.producer_id, metadata.producer_epoch, metadata.timeout_ms, metadata.state
+    )
+    times = _TIMES.pack(metadata.last_update_timestamp, metadata.start_timestamp)
+    return head + _encode_partitions(metadata) + times + Writer().tagged(tags).take()
 
 
 def _enum_state(number: int, transactional_id: str) -> TransactionState:

@@ -230,6 +230,11 @@ class TransactionMetadata:
             )
         return replace(self, state=state, last_update_timestamp=now_ms, offset=-1, **changes)  # type: ignore[arg-type]
 
+    def placed(self, offset: int) -> TransactionMetadata:
+        """This record, no longer only proposed: it was appended at `offset`."""
+        object.__setattr__(self, "offset", offset)
+        return self
+
     def needs_new_id(self, expected_epoch: int) -> bool:
         """Whether `initialised` has to rotate the producer id.
 
