@@ -49,6 +49,7 @@ logger = logging.getLogger("eoslog.client.sender")
 GROUP_BYTES = 1 << 20  # appended under one lock: held for no longer than about a millisecond
 _NEVER_NS = (1 << 63) - 1
 _IDLE_S = 1.0
+_ACTIVE_NS = 100_000_000
 _REFRESH_NS = 5_000_000_000
 _MAX_BUMPS = 5  # of one batch: a log that refuses every epoch is not helped by another
 
@@ -91,6 +92,7 @@ class Sender:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._refreshed_ns = time.monotonic_ns()
+        self._drained_ns = 0
         self.acks = Acknowledger(accumulator, engine, config)
         self.stats = self.acks.stats
         accumulator.sleeping_until = _NEVER_NS
@@ -119,6 +121,10 @@ class Sender:
             self._accumulator.sleeping_until = _NEVER_NS  # from here on every new deadline wakes us
             now = time.monotonic_ns()
             due = self._next_ns(now)
+            if now - self._drained_ns < _ACTIVE_NS:
+                # Looking once a linger while records come spares each first record of a batch the
+                # waking of this thread, which costs more than the rest of its way.
+                due = min(due, now + max(int(self._config.linger_ms * 1e6), 1_000_000))
             self._accumulator.sleeping_until = max(due, 1)
             if due > now and not self._closing:
                 self._event.wait((due - now) / 1e9)
@@ -176,6 +182,8 @@ class Sender:
 
     def _collect(self, now: int, force: bool) -> None:
         self._accumulator._drain(now, force, self._drained)
+        if self._drained:
+            self._drained_ns = now
         while self._drained:
             batch = self._drained[0]
             queue = self._pending.setdefault((batch.topic, batch.partition), deque())

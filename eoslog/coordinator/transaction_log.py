@@ -272,7 +272,7 @@ class TransactionLog:
         return first
 
     def _fold_own(self, values: list[TransactionMetadata], first: int) -> None:
-        """Fold records just appended at `first`, unless a `refresh` was there before or lags behind."""
+        """Fold records appended at `first`, unless a `refresh` took them already or lags behind."""
         with self._lock:
             if self._position != first:
                 return

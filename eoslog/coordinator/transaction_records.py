@@ -35,6 +35,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from eoslog.coordinator.transaction_state import (
     NO_EPOCH,
@@ -58,6 +59,7 @@ _I16, _I64 = struct.Struct(">h"), struct.Struct(">q")
 _NULL_ARRAY, _EMPTY_ARRAY = b"\x00", b"\x01"
 
 
+@lru_cache(maxsize=4096)
 def encode_key(transactional_id: str) -> bytes:
     """The key of a transactional id's records."""
     return Writer().i16(0).string(transactional_id).take()

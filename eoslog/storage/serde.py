@@ -69,6 +69,9 @@ class Writer:
 
     def uvarint(self, value: int) -> Writer:
         """An unsigned 32-bit integer in 1 to 5 bytes, low 7 bits first."""
+        if 0 <= value <= 0x7F:  # nearly all of them
+            self._out.append(value)
+            return self
         if not 0 <= value <= _MAX_UVARINT:
             raise OverflowError(f"uvarint out of range: {value}")
         while value > 0x7F:
