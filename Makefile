@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS := dev,spark,arrow,codecs,cli,demo
+EXTRAS := dev,spark,arrow,codecs,cli,demo,kafka
 SOURCES := $(shell find eoslog spark -name '*.py' -o -name '*.py[xi]' -o -name '*.px[di]' -o -name '*.[ch]' 2>/dev/null | grep -v '^eoslog/_core\.c$$')
 FAST ?= not slow and not spark and not process
 PYTEST_ARGS ?=
@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 timed = @start=$$SECONDS; $(2); code=$$?; printf '%-10s %4d s\n' '$(1)' $$((SECONDS - start)); exit $$code
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel inplace test test-fast run bench lint format types imports stubs mutants clean distclean
+.PHONY: help setup build wheel inplace test test-fast test-kafka run bench lint format types imports stubs mutants clean distclean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ test: build  ## Run every test on the installed wheel
 
 test-fast: build  ## Run what needs no other process and no JVM: a minute
 	$(call timed,tests,.ci/test $(BIN) -m '$(FAST)' -q $(PYTEST_ARGS))
+
+test-kafka: build  ## Run the tests against a real Kafka broker, fetched by Maven: five minutes
+	@$(BIN)/python tests/kafka/jars.py
+	$(call timed,kafka,EOSLOG_KAFKA=1 .ci/test $(BIN) tests/kafka $(PYTEST_ARGS))
 
 run: build  ## Take 336,776 flights through kills, zombies and Spark, exactly once
 	$(call timed,demo,$(BIN)/eoslog demo flights $(DEMO_ARGS))

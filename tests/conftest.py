@@ -14,6 +14,9 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "search")
 
+# A real broker is another run: `make test-kafka`.
+collect_ignore = [] if os.environ.get("EOSLOG_KAFKA") else ["kafka"]
+
 _seconds: dict[str, float] = defaultdict(float)
 _counts: dict[str, int] = defaultdict(int)
 

@@ -1,0 +1,1 @@
+"""Tests against a real Apache Kafka broker; `make test-kafka`."""

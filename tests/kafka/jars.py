@@ -1,0 +1,96 @@
+"""Kafka's jars from Maven: by coordinates, pinned versions and checksums.
+
+They are kept in a cache folder of the user (`EOSLOG_KAFKA_CACHE`, else `~/.cache/eoslog`), one folder
+a version, and compared with `jars-<version>.sha256` at each run. As a program it fetches both
+versions and prints where they are, or exits with 3 when Maven cannot be reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+DIRECTORIES = "3.9.2"
+"""The last 3.x: its directories and tools."""
+BEHAVIOUR = "4.3.1"
+"""The newest release whose artifacts are all in Maven: the oracle of behaviour."""
+UNREACHABLE = 3
+
+
+class Unreachable(Exception):
+    """Maven is missing or gives nothing."""
+
+
+def cache() -> Path:
+    """Where the jars of all versions are."""
+    base = os.environ.get("EOSLOG_KAFKA_CACHE") or Path.home() / ".cache" / "eoslog"
+    return Path(base)
+
+
+def _pinned(version: str) -> dict[str, str]:
+    lines = (HERE / f"jars-{version}.sha256").read_text().splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines)}
+
+
+def _compare(folder: Path, version: str) -> None:
+    """Raise ValueError unless the folder holds exactly the pinned files."""
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.jar")
+    }
+    pinned = _pinned(version)
+    wrong = sorted(
+        name for name in found.keys() | pinned.keys() if found.get(name) != pinned.get(name)
+    )
+    if wrong:
+        raise ValueError(f"{folder}: not the pinned jars of Kafka {version}: {', '.join(wrong)}")
+
+
+def fetch(version: str) -> Path:
+    """The folder with a version's jars, fetched when it is not in the cache.
+
+    Raises:
+        Unreachable: there is no Maven, or it could not fetch them.
+        ValueError: a jar has another checksum than the pinned one.
+    """
+    folder = cache() / f"kafka-{version}"
+    if not folder.is_dir():
+        cache().mkdir(parents=True, exist_ok=True)
+        if shutil.which("mvn") is None:
+            raise Unreachable("there is no mvn")
+        with tempfile.TemporaryDirectory(dir=cache()) as place:
+            got = Path(place) / "jars"
+            made = subprocess.run(
+                ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), "dependency:copy-dependencies",
+                 f"-Dkafka.version={version}", "-DincludeScope=runtime", "-DexcludeArtifactIds=slf4j-reload4j",
+                 f"-DoutputDirectory={got}"],
+                capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+            if made.returncode:
+                raise Unreachable(f"mvn exits with {made.returncode}: {made.stdout[-500:]}")
+            _compare(got, version)
+            with contextlib.suppress(OSError):  # another run was faster
+                got.rename(folder)
+    _compare(folder, version)
+    return folder
+
+
+def main() -> int:
+    """Fetch both versions."""
+    for version in (DIRECTORIES, BEHAVIOUR):
+        try:
+            print(f"Kafka {version}: {fetch(version)}")
+        except Unreachable as error:
+            print(f"Kafka {version} cannot be fetched: {error}", file=sys.stderr)
+            return UNREACHABLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
