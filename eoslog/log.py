@@ -6,10 +6,10 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eoslog.client.recipes import dedupe, run_transaction
+from eoslog.closing import Closing
 from eoslog.engine import Engine
 from eoslog.errors import UnknownTopicOrPartition
 from eoslog.model import (
@@ -75,7 +75,7 @@ def repair(path: str | os.PathLike[str], mode: str = "report") -> RepairReport:
     return log_checker.repair(os.path.abspath(os.fspath(path)), mode)
 
 
-class Log:
+class Log(Closing):
     """An open directory: topics, offsets, scans, transactions, groups, and the clients' maker.
 
     Thread-safe. A handle inherited through fork raises IllegalState: open the path again there.
@@ -85,17 +85,6 @@ class Log:
         """Wrap an engine; use `eoslog.open`."""
         self.engine = engine
         self._closed = False
-
-    def __enter__(self) -> Log:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Log({self.path!r}, durability={self.engine.durability!r})"

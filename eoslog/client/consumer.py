@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any
 
 from eoslog.client.consumer_arrow import empty_batch, next_batch
 from eoslog.client.consumer_offsets import ConsumerOffsets
 from eoslog.client.offsets import as_list
 from eoslog.client.subscription import Listener, Topics, normalise_topics
+from eoslog.closing import Closing
 from eoslog.config import ConsumerConfig
 from eoslog.errors import (
     ConfigError,
@@ -37,7 +37,7 @@ _TRANSACTION_STATES = frozenset(
 Partitions = TopicPartition | Iterable[TopicPartition]
 
 
-class Consumer(ConsumerOffsets):
+class Consumer(ConsumerOffsets, Closing):
     """Reads records; see the module for the three guarantees.
 
     Args:
@@ -343,17 +343,6 @@ class Consumer(ConsumerOffsets):
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._use.closed
-
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _check_producer(settings: ConsumerConfig, producer: Any) -> bool:

@@ -89,7 +89,7 @@ def start_fold(log: PartitionLog) -> None:
     bases = [base for base in offsets_in(log.path, LOG) if base <= end] or [0]
     base, entries = _newest_snapshot(log.path, bases, delete_bad=False)
     log.core.load(base, entries)
-    log.enter_segment(base)
+    log.writer_files.enter(base)
     log.fold()
 
 
@@ -225,7 +225,7 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
 
 def _open_for_scan(log: PartitionLog, base: int, read_only: bool) -> tuple[int, int, int, int]:
     if not read_only:
-        return log._open_files(base)
+        return log.writer_files.open(base)
     return files.open_file(os.path.join(log.path, file_name(base, LOG)), read_only=True), -1, -1, -1
 
 

@@ -1,58 +1,38 @@
 """PartitionLog: one partition of an open directory, for readers, writers and coordinators.
 
-Appends go through the core's conditional append; this file makes ready what that call may not do
-under the lock (files of the next segment, memory, folding) and reads below the published ends.
+Appends go through the core's conditional append; `writer_files.py` makes ready what that call may
+not do under the lock, `log_flusher.py` makes durable, `log_reader.py` reads below published ends.
 What a crash leaves and who repairs it: `log_loader.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from eoslog import _core
-from eoslog.errors import (
-    CorruptRecord,
-    IllegalState,
-    InvalidProducerEpoch,
-    InvalidTxnState,
-    LockTimeout,
-    LogPoisoned,
-    OutOfOrderSequence,
-    StorageError,
-    UnknownTopicOrPartition,
-)
+from eoslog.errors import ErrorCode, IllegalState, LockTimeout
 from eoslog.model import AppendOrigin, AppendResult, ProducerDescription
 from eoslog.storage import files
 from eoslog.storage.log_flusher import LogFlusher
 from eoslog.storage.log_reader import LogReader, Slice
 from eoslog.storage.log_settings import LogSettings
+from eoslog.storage.log_wait import wait_any
+from eoslog.storage.refusals import S, out_of_order, refusal
 from eoslog.storage.retention import apply_retention, delete_records
-from eoslog.storage.segments import (
-    INDEX,
-    LOG,
-    PREPARED,
-    TIME_INDEX,
-    TXN_INDEX,
-    Segment,
-    file_name,
-    offsets_in,
-    write_snapshot,
-)
+from eoslog.storage.segments import Segment, write_snapshot
 from eoslog.storage.session import Session
+from eoslog.storage.writer_files import WriterFiles
 
-S = _core.STATUS
 LOCK_TIMEOUT_S = 30.0
 MAX_REPEATS = 10_000
-OUT_OF_ORDER = 45
-"""Kafka's code of the refusal, which the core returns as its status."""
-_WAIT_SLICE_S = 0.05
 
 __all__ = ["LOCK_TIMEOUT_S", "LogSettings", "PartitionLog", "S", "Slice"]
+
+
+def _ignore(log: PartitionLog) -> None:
+    """Until somebody listens."""
 
 
 class PartitionLog:
@@ -93,9 +73,11 @@ class PartitionLog:
         self.configure(settings)
         self.reader = LogReader(self.name, self.path, self.core)
         self.flusher = LogFlusher(self, fd, at + 1)
-        self._prepare = threading.Lock()
+        self.writer_files = WriterFiles(self)
         self._closed = False
-        self.on_append: Any = None  # the engine's note that something waits to be flushed
+        # Whoever opens it listens: something waits to be flushed; segments are about to go.
+        self.on_append: Callable[[PartitionLog], None] | None = None
+        self.on_log_start: Callable[[PartitionLog], None] = _ignore
 
     def configure(self, settings: LogSettings) -> None:
         """Take changed topic settings."""
@@ -147,6 +129,11 @@ class PartitionLog:
         """
         return min(self.stable_end, self.high_watermark)
 
+    @property
+    def unflushed(self) -> bool:
+        """Whether something published is not durable yet."""
+        return self.durable_end < self.log_end
+
     # --- append ---------------------------------------------------------------------------------
 
     def append(
@@ -191,7 +178,7 @@ class PartitionLog:
                 data, client, expected, wait, limit, stamp
             )
             if rolled:
-                self._after_roll()
+                self.writer_files.after_roll()
             if status == S["APPENDED"]:
                 if self.on_append is not None:
                     self.on_append(self)
@@ -200,8 +187,8 @@ class PartitionLog:
                 return None
             if status == S["REPEATED"]:
                 return self._duplicate(data, base, last, timestamp, origin)
-            if status == OUT_OF_ORDER:
-                raise self._out_of_order(data)
+            if status == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                raise out_of_order(self, data)
             self._resolve(status, error, wait)
         raise LockTimeout(f"{self.name}: no append in {MAX_REPEATS} tries")
 
@@ -216,162 +203,23 @@ class PartitionLog:
                 last = rest.last_offset
         return AppendResult(base, last, True, timestamp)
 
-    def _out_of_order(self, data: bytearray) -> OutOfOrderSequence:
-        batch = _core.iter_batches(data)[0]
-        known = self.core.producer(batch.producer_id)
-        last = "unknown" if known is None else f"{known[1]} in epoch {known[0]}"
-        return OutOfOrderSequence(
-            f"{self.topic}-{self.partition}: producer {batch.producer_id} sent sequence "
-            f"{batch.base_sequence} in epoch {batch.producer_epoch}, its last one here is {last}"
-        )
-
     def _resolve(self, status: int, error: int, wait: float) -> None:
         """Do what the core could not do under the lock, or raise what it found."""
-        name = self.name
         if status == S["NEXT_SEGMENT"]:
-            self._enter_next_segment()
+            self.writer_files.enter_next()
         elif status == S["ROLL"]:
-            self._prepare_roll()
+            self.writer_files.prepare_roll()
         elif status == S["NEED_TXNINDEX"]:
-            self._make_txnindex()
+            self.writer_files.make_txnindex()
         elif status in (S["REOPEN"], S["RELOAD"]):
-            self._after_roll()
+            self.writer_files.after_roll()
             self.reload()
             if status == S["RELOAD"] and error:
                 raise files.storage_error(OSError(error, os.strerror(error)), self.path)
-        elif status == S["FOLD_AGAIN"]:
-            return
-        elif status == S["LOCKED_OUT"]:
-            view = self.session.control.slot_view(self.slot)
-            age = (time.monotonic_ns() - view["holder_since_ns"]) / 1e9
-            raise LockTimeout(
-                f"{name}: append lock not free within {wait:g} s; held by process "
-                f"{view['holder_pid']} for {age:.1f} s",
-            )
-        elif status == S["GONE"]:
-            raise UnknownTopicOrPartition(f"{name}: the topic was deleted")
-        elif status == S["POISONED"]:
-            raise LogPoisoned(
-                f"{name}: a flush failed; close every handle and open again", path=self.path
-            )
-        elif status == S["VOID_SLOT"]:
-            raise IllegalState(f"{name}: opened in another session")
-        elif status == S["UNVERIFIED"]:
-            raise InvalidTxnState(
-                f"{name}: the record is not part of a transaction that its coordinator knows"
-            )
-        elif status == S["CORRUPT"]:
-            base, *_ = self.core.current_files()
-            raise CorruptRecord(
-                f"{name}: segment {base} is damaged at byte {self.core.segment_position}, "
-                f"offset {self.core.next_offset}"
-            )
-        elif status == S["IO_FAILED"]:
-            raise files.storage_error(OSError(error, os.strerror(error)), self.path)
-        elif status == 47:
-            raise InvalidProducerEpoch(f"{name}: a newer epoch of this producer has written here")
-        elif status == 48:
-            raise InvalidTxnState(f"{name}: the batch does not fit its producer's open transaction")
-        else:
-            raise StorageError(f"{name}: unexpected status {status}", path=self.path)
+        elif status != S["FOLD_AGAIN"]:
+            raise refusal(self, status, error, wait)
 
-    # --- what happens outside the lock ----------------------------------------------------------
-
-    def _open_files(self, base: int) -> tuple[int, int, int, int]:
-        segment = os.path.join(self.path, file_name(base, ""))
-        fds = [files.open_file(segment + LOG)]
-        try:
-            fds += [
-                files.open_file(segment + INDEX, create=True),
-                files.open_file(segment + TIME_INDEX, create=True),
-            ]
-            try:
-                fds.append(files.open_file(segment + TXN_INDEX))
-            except FileNotFoundError:
-                fds.append(-1)
-        except BaseException:
-            for fd in fds:
-                files.close(fd)
-            raise
-        return fds[0], fds[1], fds[2], fds[3]
-
-    def enter_segment(self, base: int) -> None:
-        """Open a segment's files and give them to the fold; what it had is kept until durable."""
-        opened_at = self.log_end
-        fds = self._open_files(base)
-        old_base, *_ = self.core.current_files()
-        log_fd, *others = self.core.use_segment(base, *fds)
-        for fd in others:
-            files.close(fd)
-        if old_base == base or self.durable_end >= base:
-            self.flusher.retire(old_base, log_fd)
-        self.flusher.replace(base, fds[0], opened_at)
-
-    def _enter_next_segment(self) -> None:
-        with self._prepare:
-            status = self.core.fold()
-            if status not in (S["NEXT_SEGMENT"], S["APPENDED"]):
-                self._resolve(status, 0, LOCK_TIMEOUT_S)
-                return
-            current, log_fd, *_ = self.core.current_files()
-            offset = self.core.next_offset
-            bases = offsets_in(self.path, LOG)
-            behind = [base for base in bases if current < base <= offset]
-            ahead = [base for base in bases if base > max(current, offset)]
-            if log_fd < 0:
-                self.enter_segment(current)
-            elif behind:
-                self.enter_segment(behind[-1])
-            elif ahead and offset < self.log_end:
-                self.enter_segment(ahead[0])
-            elif self.core.published_segments_version != self.reader.version:
-                self.reload()
-            elif status == S["NEXT_SEGMENT"]:
-                time.sleep(0.001)  # a roll is being published
-
-    def _prepare_roll(self) -> None:
-        """Make and sync the next segment's files under names of our own (protocol.md, Rolling)."""
-        with self._prepare:
-            self._finish_roll()
-            stem = os.path.join(self.path, f"{self.session.process_number}-{time.monotonic_ns()}")
-            paths = [stem + suffix + PREPARED for suffix in (INDEX, TIME_INDEX, LOG)]
-            fds = [files.open_file(path, create=True) for path in paths]
-            files.fsync_dir(self.path)
-            names = b"".join(os.fsencode(path) + b"\0" for path in paths)
-            if not self.core.prepare_roll(fds[2], fds[0], fds[1], names):
-                for fd, path in zip(fds, paths, strict=True):
-                    files.close(fd)
-                    files.remove(path)
-
-    def _after_roll(self) -> None:
-        with self._prepare:
-            self._finish_roll()
-
-    def _finish_roll(self) -> None:
-        """Keep the sealed segment's descriptor for its flush; write the snapshot at the base."""
-        taken = self.core.take_rolled()
-        if taken is None:
-            return
-        base, new_base, fds, snapshot = taken
-        self.flusher.keep(base, fds[0], 0)
-        if self.core.segment_base == new_base:
-            _, log_fd, *_ = self.core.current_files()
-            self.flusher.replace(new_base, log_fd, new_base)
-        for fd in fds[1:]:
-            files.close(fd)
-        files.failpoint("log.rolled")
-        if snapshot is not None:
-            with contextlib.suppress(StorageError):  # an open without it folds more
-                write_snapshot(self.path, new_base, snapshot)
-
-    def _make_txnindex(self) -> None:
-        with self._prepare:
-            base, _, _, _, txn = self.core.current_files()
-            if txn < 0:
-                path = os.path.join(self.path, file_name(base, TXN_INDEX))
-                fd = files.open_file(path, create=True)
-                files.fsync_dir(self.path)
-                self.core.use_txnindex(fd)
+    # --- fold -----------------------------------------------------------------------------------
 
     def reload(self) -> None:
         """Rebuild the fold from the newest snapshot and the log (own state is no longer true)."""
@@ -438,39 +286,13 @@ class PartitionLog:
             lambda: self.core.advance_log_start(log_start, segments_changed, LOCK_TIMEOUT_S)
         )
 
-    def on_log_start(self, log: PartitionLog) -> None:
-        """Replaced by the engine: write the log-start checkpoint before segments go."""
-
     def wait(self, beyond: int, timeout: float, *, of: str = "last_stable_offset") -> bool:
         """Block until a published end is past an offset; False on timeout (s).
 
         Who waits for durability pays for it: when the bytes are there and nobody flushes within
         the topic's `flush.ms`, this call does.
         """
-        control = self.session.control
-        deadline = time.monotonic() + timeout
-        flush_due: float | None = None
-        while True:
-            counters = control.wake_counters((self.slot,))
-            if getattr(self, of) > beyond:
-                return True
-            now = time.monotonic()
-            if now >= deadline:
-                return False
-            pause = min(deadline - now, _WAIT_SLICE_S)
-            if (
-                self.strict
-                and of != "log_end"
-                and not self.session.read_only
-                and self.durable_end < self.log_end
-            ):
-                flush_due = flush_due or now + self.settings.flush_ms / 1000
-                if now >= flush_due:
-                    self.flush()
-                    flush_due = None
-                    continue
-                pause = min(pause, flush_due - now)
-            control.wait(counters, max(pause, 1e-5))
+        return wait_any([(self, beyond)], timeout, of=of)
 
     # --- state ----------------------------------------------------------------------------------
 
@@ -504,7 +326,7 @@ class PartitionLog:
     def roll(self) -> None:
         """Seal the active segment unless it is empty."""
         self._locked(lambda: self.core.seal(LOCK_TIMEOUT_S))
-        self._after_roll()
+        self.writer_files.after_roll()
 
     def _locked(self, call: Callable[[], int]) -> None:
         for _ in range(MAX_REPEATS):
@@ -524,12 +346,5 @@ class PartitionLog:
         if self._closed:
             return
         self._closed = True
-        _, *fds = self.core.current_files()
-        held = self.flusher.descriptors()
-        if _core.fork_generation() == self.session._generation:
-            for fd in {*fds, *held}:
-                files.close(fd)
-            for name in files.names(self.path) if os.path.isdir(self.path) else ():
-                if name.endswith(PREPARED) and name.startswith(f"{self.session.process_number}-"):
-                    files.remove(os.path.join(self.path, name))
+        self.writer_files.close()
         self.reader.close()

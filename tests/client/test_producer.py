@@ -1,11 +1,9 @@
-"""The producer on real directories: delivery, acks, idempotence, timeouts, fork, closing."""
+"""The producer on real directories: delivery, refusals, acks, fork, closing."""
 
 from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,67 +13,19 @@ from eoslog.client.producer import Producer
 from eoslog.client.sender import Sender
 from eoslog.errors import (
     ConfigError,
-    CorruptRecord,
     DeliveryTimeout,
-    DuplicateSequence,
     IllegalState,
     InvalidTopic,
     KafkaError,
     LockTimeout,
-    OutOfOrderSequence,
     QueueFull,
     RecordTooLarge,
     StorageError,
     UnknownTopicOrPartition,
 )
 from eoslog.log import Log
-from eoslog.log import open as open_log
 from eoslog.model import RecordMetadata
-from eoslog.storage import files
-
-
-@pytest.fixture
-def log(tmp_path: Any) -> Iterator[Log]:
-    with open_log(str(tmp_path / "log")) as opened:
-        opened.create_topic("t", 3)
-        opened.create_topic("one", 1)
-        yield opened
-    files.disarm_failpoints()
-
-
-def stored(log: Log, topic: str = "one", partition: int = 0) -> list[tuple[Any, ...]]:
-    """(offset, key, value) of a partition's data, whatever its fate."""
-    part = log.engine.partition(topic, partition)
-    return [
-        (offset, key, value)
-        for batch in part.batches(part.log_start, part.log_end)
-        if not batch.control
-        for offset, _, key, value, _ in batch.records()
-    ]
-
-
-def batches(log: Log, topic: str = "one", partition: int = 0) -> list[Any]:
-    part = log.engine.partition(topic, partition)
-    return list(part.batches(part.log_start, part.log_end))
-
-
-class Refusing:
-    """A PartitionLog.append that fails as told, then works."""
-
-    def __init__(self, log: Log, monkeypatch: pytest.MonkeyPatch, topic: str = "one") -> None:
-        self.part = log.engine.partition(topic, 0)
-        self.real = self.part.append
-        self.errors: list[Any] = []
-        self.calls = 0
-        monkeypatch.setattr(self.part, "append", self.append)
-
-    def append(self, data: Any, **keywords: Any) -> Any:
-        self.calls += 1
-        error = self.errors.pop(0) if self.errors else None
-        if error is not None:
-            raise error
-        return self.real(data, **keywords)
-
+from tests.client.helpers import Refusing, batches, stored
 
 # --- delivery -------------------------------------------------------------------------------
 
@@ -311,242 +261,6 @@ def test_acks_all_is_told_only_when_durable(log: Log) -> None:
         for i in range(20):
             metadata = producer.send("one", b"v").result(10)
             assert log.engine.partition("one", 0).durable_end > metadata.offset == i
-
-
-# --- idempotence ----------------------------------------------------------------------------
-
-
-def test_sequences_count_on_across_batches(log: Log) -> None:
-    with log.producer() as producer:
-        for _ in range(3):
-            for _ in range(5):
-                producer.produce("one", b"v")
-            producer.flush()
-        identity = (producer.producer_id, producer.producer_epoch)
-    assert [(b.base_sequence, b.last_sequence) for b in batches(log)] == [(0, 4), (5, 9), (10, 14)]
-    assert {(b.producer_id, b.producer_epoch) for b in batches(log)} == {identity}
-
-
-def test_each_producer_has_its_own_id_and_takes_it_at_the_first_batch(log: Log) -> None:
-    with log.producer() as first, log.producer() as second:
-        assert first.producer_id == -1
-        first.send("one", b"v").result(10)
-        second.send("one", b"v").result(10)
-        assert first.producer_id != second.producer_id >= 0
-
-
-def test_a_lost_acknowledgement_stores_one_copy_and_tells_its_offset(log: Log) -> None:
-    with log.producer() as producer:
-        producer.send("one", b"before").result(10)
-        files.arm_failpoint("producer.ack_lost", "trip")
-        delivery = producer.send("one", b"lost")
-        producer.flush()
-        assert delivery.result(0) == RecordMetadata("one", 0, 1, delivery.result(0).timestamp, True)
-        assert producer.stats()["acks_lost"] == producer.stats()["duplicates"] == 1
-        assert producer.send("one", b"after").result(10).offset == 2
-    assert [value for _, _, value in stored(log)] == [b"before", b"lost", b"after"]
-
-
-def test_many_lost_acknowledgements_store_each_record_once_in_order(log: Log) -> None:
-    with log.producer(eoslog_test_lose_acks=0.5, batch_size=500, linger_ms=0) as producer:
-        for i in range(3000):
-            producer.produce("t", b"%d" % i, partition=i % 3)
-            if i % 100 == 99:
-                producer.flush()
-        assert producer.stats()["acks_lost"] > 5
-    for partition in range(3):
-        values = [int(value) for _, _, value in stored(log, "t", partition)]
-        assert values == list(range(partition, 3000, 3))
-
-
-def test_lost_acknowledgements_of_a_group_of_batches_give_every_record_its_own_offset(
-    log: Log,
-) -> None:
-    told: list[int] = []
-    with log.producer(batch_size=200, linger_ms=10_000) as producer:
-        files.arm_failpoint("producer.ack_lost", "trip")
-        for i in range(100):
-            producer.produce("one", b"%d" % i * 10, on_delivery=lambda e, m: told.append(m.offset))
-        producer.flush()
-        assert producer.stats()["duplicates"] > 4
-    assert sorted(o for o in told if o >= 0) == [o for o, *_ in stored(log) if o in set(told)]
-    assert [offset for offset, *_ in stored(log)] == list(range(100))
-
-
-def test_without_idempotence_a_lost_acknowledgement_stores_two_copies(log: Log) -> None:
-    with log.producer(enable_idempotence=False) as producer:
-        files.arm_failpoint("producer.ack_lost", "trip")
-        producer.send("one", b"v").result(10)
-    assert [value for _, _, value in stored(log)] == [b"v", b"v"]
-
-
-def test_strict_duplicates_are_told_as_errors(log: Log) -> None:
-    with log.producer(strict_duplicates=True) as producer:
-        files.arm_failpoint("producer.ack_lost", "trip")
-        delivery = producer.send("one", b"v")
-        with pytest.raises(DuplicateSequence):
-            delivery.result(10)
-    assert len(stored(log)) == 1
-
-
-def test_a_busy_lock_is_tried_again_under_the_same_sequence(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusing = Refusing(log, monkeypatch)
-    refusing.errors = [LockTimeout("held by process 1"), LockTimeout("held by process 1")]
-    with log.producer(retry_backoff_ms=1) as producer:
-        assert producer.send("one", b"a").result(10).offset == 0
-        producer.send("one", b"b").result(10)
-        assert producer.stats()["retries"] == 1
-    assert [(b.base_sequence, b.producer_epoch) for b in batches(log)] == [(0, 0), (1, 0)]
-
-
-def test_nothing_overtakes_a_batch_that_waits(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusing = Refusing(log, monkeypatch)
-    refusing.errors = [LockTimeout("busy"), None, LockTimeout("busy"), LockTimeout("busy")]
-    with log.producer(retry_backoff_ms=5, batch_size=100, linger_ms=0) as producer:
-        for i in range(200):
-            producer.produce("one", b"%d" % i)
-        producer.flush()
-    assert [int(value) for _, _, value in stored(log)] == list(range(200))
-
-
-def test_a_batch_that_is_refused_for_good_leaves_no_gap(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusing = Refusing(log, monkeypatch)
-    refusing.errors = [RecordTooLarge("no")]
-    with log.producer() as producer:
-        delivery = producer.send("one", b"a")
-        with pytest.raises(RecordTooLarge):
-            delivery.result(10)
-        assert producer.send("one", b"b").result(10).offset == 0
-    assert [(b.base_sequence, b.producer_epoch) for b in batches(log)] == [(0, 0)]
-
-
-def test_flush_raises_the_first_error_that_nobody_took_once(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusing = Refusing(log, monkeypatch)
-    with log.producer(linger_ms=10_000) as producer:
-        refusing.errors = [RecordTooLarge("first")]
-        producer.produce("one", b"a")
-        with pytest.raises(RecordTooLarge, match="first"):
-            producer.flush()
-        assert producer.flush() == 0
-        told: list[Any] = []
-        refusing.errors = [RecordTooLarge("second")]
-        producer.produce("one", b"a", on_delivery=lambda e, m: told.append(e))
-        assert producer.flush() == 0
-        assert isinstance(told[0], RecordTooLarge)
-
-
-def test_a_gap_that_the_log_reports_is_left_behind_by_a_new_epoch(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusing = Refusing(log, monkeypatch)
-    with log.producer() as producer:
-        producer.send("one", b"a").result(10)
-        refusing.errors = [OutOfOrderSequence("7 after 0")]
-        assert producer.send("one", b"b").result(10).offset == 1
-        assert (producer.producer_epoch, producer.stats()["epoch_bumps"]) == (1, 1)
-    assert [(b.producer_epoch, b.base_sequence) for b in batches(log)] == [(0, 0), (1, 0)]
-
-
-def test_delivery_timeout_of_what_was_never_written(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusing = Refusing(log, monkeypatch)
-    refusing.errors = [LockTimeout("busy")] * 1000
-    with log.producer(delivery_timeout_ms=100, linger_ms=0, retry_backoff_ms=5) as producer:
-        delivery = producer.send("one", b"a")
-        with pytest.raises(DeliveryTimeout, match="was not written"):
-            delivery.result(10)
-        refusing.errors.clear()
-        assert producer.send("one", b"b").result(10).offset == 0
-        assert producer.producer_epoch == 0
-
-
-def test_delivery_timeout_in_doubt_starts_a_new_epoch(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusing = Refusing(log, monkeypatch)
-    monkeypatch.setattr(Sender, "_ack_is_lost", lambda self: self._lose_acks > 0)
-    with log.producer(delivery_timeout_ms=60, linger_ms=0, retry_backoff_ms=5) as producer:
-        producer._sender._lose_acks = 1.0
-        real = refusing.real
-
-        def slow(data: Any, **keywords: Any) -> Any:
-            time.sleep(0.02)
-            return real(data, **keywords)
-
-        refusing.real = slow
-        delivery = producer.send("one", b"a")
-        with pytest.raises(DeliveryTimeout, match="outcome is unknown"):
-            delivery.result(10)
-        producer._sender._lose_acks = 0
-        assert producer.send("one", b"b").result(10).offset == 1
-        assert producer.producer_epoch == 1
-    assert [value for _, _, value in stored(log)] == [b"a", b"b"]
-
-
-def test_sequences_wrap(log: Log) -> None:
-    part = log.engine.partition("one", 0)
-    with log.producer() as producer:
-        producer._identity.ensure()
-        part.append(
-            _core.build_batch(
-                [(0, None, b"x", ())] * 3,
-                producer_id=producer.producer_id,
-                producer_epoch=0,
-                base_sequence=2**31 - 5,
-            )
-        )
-        producer._identity.advance(("one", 0), 2**31 - 5, 3)
-        for _ in range(4):
-            producer.produce("one", b"y")
-        producer.flush()
-        producer.send("one", b"z").result(10)
-    assert [(b.base_sequence, b.last_sequence) for b in batches(log)][1:] == [
-        (2**31 - 2, 1),
-        (2, 2),
-    ]
-
-
-# --- batches that others encoded ------------------------------------------------------------
-
-
-def test_encoded_batches_are_stamped_and_follow_what_is_buffered(log: Log) -> None:
-    encoded = [
-        _core.build_batch([(5, b"k", b"%d" % i, ())] * 2, base_offset=900, compression="zstd")
-        for i in range(4)
-    ]
-    with log.producer(linger_ms=10_000) as producer:
-        producer.produce("one", b"first")
-        assert producer.produce_batches("one", 0, iter(encoded)) == 8
-        producer.produce("one", b"last")
-    values = [value for _, _, value in stored(log)]
-    assert values == [b"first"] + [b"%d" % (i // 2) for i in range(8)] + [b"last"]
-    assert [b.base_sequence for b in batches(log)] == [0, 1, 3, 5, 7, 9]
-
-
-def test_a_damaged_encoded_batch_is_refused(log: Log) -> None:
-    good = _core.build_batch([(5, b"k", b"v", ())])
-    damaged = bytearray(good)
-    damaged[-1] ^= 1
-    with log.producer() as producer:
-        for bad in (
-            damaged,
-            good[:-1],
-            good + good,
-            b"",
-            _core.build_marker(1, 0, True, timestamp=1),
-        ):
-            with pytest.raises(CorruptRecord):
-                producer.produce_batches("one", 0, [bad])
-        assert producer.produce_batches("one", 0, []) == 0
-        assert producer.produce_batches("one", 0, [good]) == 1
-    assert len(stored(log)) == 1
 
 
 # --- the end --------------------------------------------------------------------------------

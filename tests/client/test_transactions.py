@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,11 +9,8 @@ import pytest
 from eoslog.client.producer import Producer
 from eoslog.client.transactions import PREDECESSORS, ClientState
 from eoslog.errors import (
-    CommitFailed,
     CommitOutcomeUnknown,
     ConcurrentTransactions,
-    ConfigError,
-    IllegalGeneration,
     IllegalState,
     InvalidProducerEpoch,
     LockTimeout,
@@ -24,46 +20,9 @@ from eoslog.errors import (
     TransactionAborted,
 )
 from eoslog.log import Log
-from eoslog.log import open as open_log
-from eoslog.model import GroupMetadata, OffsetAndMetadata, TopicPartition
+from eoslog.model import TopicPartition
 from eoslog.storage import files
-
-
-@pytest.fixture
-def log(tmp_path: Any) -> Iterator[Log]:
-    with open_log(str(tmp_path / "log")) as opened:
-        opened.create_topic("a", 2)
-        opened.create_topic("b", 1)
-        yield opened
-    files.disarm_failpoints()
-
-
-@pytest.fixture
-def producer(log: Log) -> Iterator[Producer]:
-    with log.producer(transactional_id="x") as made:
-        made.init_transactions()
-        yield made
-
-
-def visible(log: Log, topic: str = "b", partition: int = 0) -> list[bytes]:
-    """Values that read_committed shows."""
-    part = log.engine.partition(topic, partition)
-    end = part.last_stable_offset  # once: what the bound covers, the abort index covers
-    aborted = part.aborted(0, end)
-    values = []
-    for batch in part.batches(0, end):
-        if batch.control or any(
-            batch.producer_id == p and first <= batch.base_offset <= last
-            for p, first, last in aborted
-        ):
-            continue
-        values += [value for _, _, _, value, _ in batch.records()]
-    return values
-
-
-def log_sizes(log: Log) -> list[int]:
-    return [part.log_end for part in log.engine.transaction_partitions()]
-
+from tests.client.helpers import FakeConsumer, log_sizes, visible
 
 # --- states ---------------------------------------------------------------------------------
 
@@ -356,126 +315,6 @@ def test_a_partition_that_cannot_be_listed_gets_no_record(
     with pytest.raises(ProducerFenced):
         producer.commit_transaction()
     assert log.engine.partition("b", 0).log_end == 0
-
-
-# --- offsets --------------------------------------------------------------------------------
-
-
-class FakeConsumer:
-    """What a transaction needs of a consumer."""
-
-    def __init__(self) -> None:
-        self.rewound = 0
-
-    def positions(self) -> dict[TopicPartition, int]:
-        return {TopicPartition("a", 0): 7}
-
-    def rewind(self) -> None:
-        self.rewound += 1
-
-    def group_metadata(self) -> GroupMetadata:
-        return GroupMetadata("g")
-
-
-def committed(log: Log, group: str = "g") -> dict[TopicPartition, OffsetAndMetadata]:
-    return dict(log.engine.groups.fetch_offsets(group))
-
-
-@pytest.mark.parametrize(
-    "offsets",
-    [
-        [TopicPartition("a", 0, 5)],
-        {TopicPartition("a", 0): 5},
-        {TopicPartition("a", 0): OffsetAndMetadata(5)},
-    ],
-)
-def test_offsets_count_when_the_transaction_commits(
-    log: Log, producer: Producer, offsets: Any
-) -> None:
-    producer.begin_transaction()
-    producer.send_offsets_to_transaction(offsets, "g")
-    producer.abort_transaction()
-    assert committed(log).get(TopicPartition("a", 0)) is None
-    producer.begin_transaction()
-    producer.produce("b", b"v")
-    producer.send_offsets_to_transaction(offsets, GroupMetadata("g"))
-    producer.commit_transaction()
-    assert committed(log)[TopicPartition("a", 0)].offset == 5
-    assert visible(log) == [b"v"]
-
-
-def test_the_group_may_be_taken_from_the_consumer(log: Log, producer: Producer) -> None:
-    producer.begin_transaction()
-    producer.send_offsets_to_transaction({TopicPartition("a", 1): 9}, FakeConsumer())
-    producer.end_transaction(commit=True)
-    assert committed(log)[TopicPartition("a", 1)].offset == 9
-
-
-def test_no_offsets_are_no_write(log: Log, producer: Producer) -> None:
-    before = log_sizes(log)
-    producer.begin_transaction()
-    producer.send_offsets_to_transaction({}, "g")
-    producer.commit_transaction()
-    assert log_sizes(log) == before
-
-
-@pytest.mark.parametrize(
-    ("offsets", "group", "error"),
-    [
-        ({TopicPartition("a"): -1}, "g", ConfigError),
-        ([TopicPartition("a")], "g", ConfigError),
-        ({("a", 0): 1}, "g", ConfigError),
-        ({TopicPartition("a"): 1}, None, ConfigError),
-        ({TopicPartition("a"): 1}, "", ConfigError),
-        ({TopicPartition("a"): 1}, GroupMetadata("g", "", 3), IllegalState),
-    ],
-)
-def test_malformed_offsets_are_refused_and_the_transaction_goes_on(
-    log: Log, producer: Producer, offsets: Any, group: Any, error: Any
-) -> None:
-    producer.begin_transaction()
-    with pytest.raises(error):
-        producer.send_offsets_to_transaction(offsets, group)
-    producer.produce("b", b"v")
-    producer.commit_transaction()
-    assert visible(log) == [b"v"]
-
-
-def test_a_group_that_moved_on_is_an_abortable_error(
-    log: Log, producer: Producer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def moved(*arguments: Any) -> Any:
-        raise IllegalGeneration("generation 3, current is 4")
-
-    monkeypatch.setattr(log.engine.groups, "txn_offset_commit", moved)
-    consumer = FakeConsumer()
-    with pytest.raises(CommitFailed, match="moved on"), producer.transaction() as tx:
-        tx.produce("b", b"v")
-        tx.commit_offsets(consumer)
-    assert producer.transaction_state == "READY"
-    assert consumer.rewound == 1
-    assert visible(log) == []
-
-
-def test_the_context_commits_with_the_consumers_position(log: Log, producer: Producer) -> None:
-    consumer = FakeConsumer()
-    with producer.transaction() as tx:
-        tx.produce("b", b"v")
-        tx.commit_offsets(consumer)
-    assert committed(log)[TopicPartition("a", 0)].offset == 7
-    assert consumer.rewound == 0
-    assert visible(log) == [b"v"]
-
-
-def test_an_exception_aborts_rewinds_and_goes_on(log: Log, producer: Producer) -> None:
-    consumer = FakeConsumer()
-    producer.bind(consumer)  # known before commit_offsets is reached
-    with pytest.raises(ZeroDivisionError), producer.transaction() as tx:
-        tx.produce("b", b"v")
-        raise ZeroDivisionError
-    assert producer.transaction_state == "READY"
-    assert consumer.rewound == 1
-    assert visible(log) == []
 
 
 def test_close_aborts_what_is_open(log: Log) -> None:

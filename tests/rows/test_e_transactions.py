@@ -13,7 +13,6 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition
-from eoslog.coordinator.transaction_state import TransactionState
 from eoslog.errors import ConfigError, IllegalState, KafkaError, RecordTooLarge
 from tests.rows.tools import (
     assigned,
@@ -327,47 +326,6 @@ def test_E26_a_reader_right_after_commit_sees_everything(log: Any) -> None:
             assert len(values(log, "two")) == 2 * (number + 1)
 
 
-PREVIOUS = {
-    "EMPTY": {"EMPTY", "COMPLETE_COMMIT", "COMPLETE_ABORT"},
-    "ONGOING": {"ONGOING", "EMPTY", "COMPLETE_COMMIT", "COMPLETE_ABORT"},
-    "PREPARE_COMMIT": {"ONGOING"},
-    "PREPARE_ABORT": {
-        "ONGOING",
-        "PREPARE_EPOCH_FENCE",
-        "EMPTY",
-        "COMPLETE_COMMIT",
-        "COMPLETE_ABORT",
-    },
-    "COMPLETE_COMMIT": {"PREPARE_COMMIT"},
-    "COMPLETE_ABORT": {"PREPARE_ABORT"},
-    "DEAD": {"EMPTY", "COMPLETE_ABORT", "COMPLETE_COMMIT"},
-    "PREPARE_EPOCH_FENCE": {"ONGOING"},
-}
-IDS = (
-    "EMPTY",
-    "ONGOING",
-    "PREPARE_COMMIT",
-    "PREPARE_ABORT",
-    "COMPLETE_COMMIT",
-    "COMPLETE_ABORT",
-    "DEAD",
-    "PREPARE_EPOCH_FENCE",
-)
-
-
-@pytest.mark.parametrize(("before", "after"), itertools.product(IDS, IDS))
-def test_E27_states_and_transitions_are_kafkas(before: str, after: str) -> None:
-    from eoslog.coordinator.transaction_state import VALID_PREVIOUS
-
-    assert [TransactionState[name].value for name in IDS] == list(range(8))
-    legal = TransactionState[before] in VALID_PREVIOUS[TransactionState[after]]
-    assert legal == (before in PREVIOUS[after])
-
-
-def test_E28_begin_is_the_old_name_of_ongoing(log: Any) -> None:
-    assert TransactionState["BEGIN"] is TransactionState.ONGOING
-
-
 def test_E29_outputs_and_offsets_appear_together(log: Any) -> None:
     with transactional(log) as producer:
         for commit in (False, True):
@@ -415,47 +373,6 @@ def test_E30_a_snapshot_never_cuts_a_transaction(log: Any) -> None:
         stop.set()
         for thread in threads:
             thread.join()
-
-
-def test_E31_calls_in_the_wrong_order_are_refused_and_change_nothing(log: Any) -> None:
-    producer = log.producer(transactional_id="tx", linger_ms=0)
-    for early in (
-        producer.begin_transaction,
-        producer.commit_transaction,
-        producer.abort_transaction,
-    ):
-        with pytest.raises(IllegalState):
-            early()
-    producer.init_transactions()
-    for wrong in (
-        producer.commit_transaction,
-        producer.abort_transaction,
-        producer.init_transactions,
-    ):
-        with pytest.raises(IllegalState):
-            wrong()
-    with pytest.raises(IllegalState):
-        producer.produce("t", "outside a transaction")
-    producer.begin_transaction()
-    with pytest.raises(IllegalState):
-        producer.begin_transaction()
-    put(producer, "fine")
-    producer.commit_transaction()
-    producer.close()
-    assert values(log) == [b"fine"]
-
-
-def test_E32_a_new_epoch_starts_at_sequence_0(log: Any, engine: Any) -> None:
-    with transactional(log) as producer:
-        transact(producer, "a", "b")
-        transact(producer, "c")
-    with transactional(log) as producer:
-        transact(producer, "d")
-    starts: dict[int, int] = {}
-    for batch in batches(engine):
-        if not batch.control:
-            starts.setdefault(batch.producer_epoch, batch.base_sequence)
-    assert len(starts) == 3 and set(starts.values()) == {0}
 
 
 def test_E33_messages_markers_and_the_final_record_in_their_order(log: Any, engine: Any) -> None:

@@ -1,0 +1,107 @@
+"""What a session leaves for the next: recovery points, log starts, the mark of a clean end.
+
+Checkpoints are written by whoever gets to it, under the bootstrap lock; the mark only by a process
+that is alone. A crash anywhere here leaves older hints, or no mark: the next session scans more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+
+from eoslog.errors import StorageError
+from eoslog.model import CLUSTER_METADATA_TOPIC
+from eoslog.open_partitions import OpenPartitions
+from eoslog.storage import checkpoints, files
+from eoslog.storage.partition_log import PartitionLog
+from eoslog.storage.session import POISON_FILE, Session
+
+logger = logging.getLogger("eoslog.checkpointer")
+
+
+class Checkpointer:
+    """Writes the checkpoint files of an open directory. Safe among threads and processes."""
+
+    def __init__(self, session: Session, partitions: OpenPartitions) -> None:
+        """Write into the session's directory."""
+        self._session = session
+        self._partitions = partitions
+
+    def note_log_start(self, log: PartitionLog) -> None:
+        """Write the log-start checkpoint, before segments below it go."""
+        path = os.path.join(self._session.path, checkpoints.LOG_START_CHECKPOINT)
+        with self._session.bootstrap():
+            starts = checkpoints.read_offsets(path, lenient=True)
+            starts[log.topic, log.partition] = log.log_start
+            checkpoints.write_offsets(path, starts)
+
+    def checkpoint(self) -> None:
+        """Write recovery points: an unclean restart scans only what came after them."""
+        path = os.path.join(self._session.path, checkpoints.RECOVERY_POINT_CHECKPOINT)
+        with self._session.bootstrap():
+            points = checkpoints.read_offsets(path, lenient=True)
+            for log in self._partitions:
+                key = (log.topic, log.partition)
+                points[key] = max(points.get(key, 0), log.durable_end)
+            checkpoints.write_offsets(path, points)
+
+    def close_clean(self) -> None:
+        """Flush what this process wrote; the last process out marks the directory clean."""
+        clean = True
+        for log in self._partitions:
+            try:
+                if not log.core.deleted and not log.core.poisoned:
+                    log.sync()
+                clean &= not log.core.poisoned
+            except OSError as error:  # StorageError is one
+                logger.warning("%s-%s: not flushed at close: %s", log.topic, log.partition, error)
+                clean = False
+        with contextlib.suppress(StorageError), self._session.bootstrap():
+            if not self._session.try_alone():
+                return
+            files.failpoint("close.alone")
+            clean = self._settle_all() and clean
+            if clean:
+                with contextlib.suppress(FileNotFoundError):
+                    files.remove(os.path.join(self._session.path, POISON_FILE))
+                checkpoints.write_clean_shutdown(self._session.path)
+
+    def _settle_all(self) -> bool:
+        """Alone: flush what dead processes left published, write snapshots and recovery points."""
+        session = self._session.control.session
+        path = os.path.join(self._session.path, checkpoints.RECOVERY_POINT_CHECKPOINT)
+        points = checkpoints.read_offsets(path, lenient=True)
+        metadata = self._partitions.metadata
+        metadata.refresh()
+        infos = [*metadata.internal_topics.values(), *metadata.topics.values()]
+        for info in infos:
+            for partition in info.partitions.values():
+                try:
+                    view = self._session.control.slot_view(partition.slot)
+                except IndexError:
+                    continue
+                if view["session"] != session:
+                    continue
+                if view["poison"] or view["busy"]:
+                    return False
+                # Partitions that only other processes had open; `partition` refuses at this stage.
+                known = self._partitions.known(info.name, partition.partition)
+                log = known or self._partitions.open(
+                    info.name, partition.partition, partition, info.topic_id, info.config
+                )
+                log.sync()
+                log.write_snapshot()
+                points[info.name, partition.partition] = log.log_end
+        metadata_log = self._partitions.known(CLUSTER_METADATA_TOPIC, 0)
+        assert metadata_log is not None  # opened with the directory
+        metadata_log.sync()
+        points[CLUSTER_METADATA_TOPIC, 0] = metadata_log.log_end
+        checkpoints.write_offsets(path, points)
+        # partitions that no one opened in an unclean session keep their need for a scan
+        return self._partitions.last_run.clean or all(
+            self._session.control.slot_view(p.slot)["session"] == session
+            for info in infos
+            for p in info.partitions.values()
+            if os.path.isdir(os.path.join(self._session.path, f"{info.name}-{p.partition}"))
+        )

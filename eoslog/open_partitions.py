@@ -1,0 +1,193 @@
+"""The partitions that this process has open: found, made, recovered, forgotten.
+
+A partition is opened at its first use. All of `__transaction_state` comes before any data: the fate
+of open data is read from it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+from eoslog.errors import StorageError, UnknownTopicOrPartition
+from eoslog.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from eoslog.storage import checkpoints, files, log_loader
+from eoslog.storage.last_run import LastRun
+from eoslog.storage.metadata import MetadataLog, PartitionInfo
+from eoslog.storage.partition_log import LogSettings, PartitionLog
+from eoslog.storage.session import Session
+
+
+def _ignore(log: PartitionLog) -> None:
+    """Until somebody listens."""
+
+
+class OpenPartitions:
+    """The open partitions of a directory, by name and by slot. Thread-safe.
+
+    Invariants:
+        - one PartitionLog a partition and process, of the topic id that the metadata names;
+        - when a data partition opens, all transaction logs that exist are open and folded.
+    """
+
+    metadata: MetadataLog
+    """Set once the metadata log, which is opened here too, can be read."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        strict: bool,
+        transaction_partitions: int,
+        check: Callable[[], None],
+    ) -> None:
+        """Nothing is open yet; `check` raises when the directory was closed."""
+        self.last_run = LastRun(clean=False)
+        self.session = session
+        self._strict = strict
+        self._transaction_partitions = transaction_partitions
+        self._check = check
+        self._mutex = threading.RLock()
+        self._partitions: dict[tuple[str, int], PartitionLog] = {}
+        self._slots: dict[int, PartitionLog] = {}
+        self._coordinators_ready = False
+        self.on_append: Callable[[PartitionLog], None] | None = None
+        self.on_log_start: Callable[[PartitionLog], None] = _ignore
+        self.on_recovered: Callable[[PartitionLog], object] = _ignore
+        self.on_forget: Callable[[PartitionLog], None] = _ignore
+
+    def __iter__(self) -> Iterator[PartitionLog]:
+        return iter(list(self._partitions.values()))
+
+    def known(self, topic: str, partition: int) -> PartitionLog | None:
+        """The partition if it is open already."""
+        return self._partitions.get((topic, partition))
+
+    def partition(self, topic: str, partition: int) -> PartitionLog:
+        """An open partition, recovered at the session's first use.
+
+        Raises:
+            UnknownTopicOrPartition: there is none, or it was deleted.
+            CorruptRecord, StorageError: it cannot be opened as it is.
+        """
+        log = self._partitions.get((topic, partition))
+        if log is not None and not log.core.deleted:
+            return log
+        self._check()
+        info = self.metadata.topic(topic)
+        return self.open(topic, partition, info.partition(partition), info.topic_id, info.config)
+
+    def partition_by_slot(self, slot: int) -> PartitionLog:
+        """The partition that owns a slot of the control file."""
+        log = self._slots.get(slot)
+        if log is not None:
+            return log
+        found = self.metadata.by_slot(slot)
+        if found is None or found[0].deleted:
+            raise UnknownTopicOrPartition(f"no partition has slot {slot}")
+        return self.partition(found[0].name, found[1].partition)
+
+    def open(
+        self,
+        topic: str,
+        partition: int,
+        info: PartitionInfo,
+        topic_id: bytes,
+        config: Mapping[str, str],
+    ) -> PartitionLog:
+        """Open a partition whose place is known already: recover it if this session has not yet."""
+        if (
+            topic not in (CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC)
+            and not self._coordinators_ready
+            and not self.session.read_only
+        ):
+            self._open_coordinators()
+        with self._mutex:
+            log = self._partitions.get((topic, partition))
+            if log is not None:
+                if not log.core.deleted:
+                    return log
+                self._forget(log)
+            self.session.ensure_slot(info.slot)
+            log = PartitionLog(
+                self.session,
+                topic,
+                partition,
+                slot=info.slot,
+                topic_id=topic_id,
+                strict=self._strict,
+                settings=LogSettings.of(dict(config)),
+                leader_epoch=info.leader_epoch,
+            )
+            self._make_directory(log)
+            recovered = log_loader.open_partition(log, self.last_run.partition(topic, partition))
+            log.on_append = self.on_append
+            log.on_log_start = self.on_log_start
+            self._partitions[topic, partition] = log
+            self._slots[info.slot] = log
+        if recovered and self._coordinators_ready:
+            self.on_recovered(log)
+        return log
+
+    def _make_directory(self, log: PartitionLog) -> None:
+        """Make the partition's directory at first use, with Kafka's small files."""
+        if self.session.read_only:
+            if not os.path.isdir(log.path):
+                raise StorageError(f"{log.path} is missing", path=log.path)
+            return
+        if os.path.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
+            found = checkpoints.read_partition_metadata(log.path)
+            if found == log.topic_id:
+                return
+            if found not in self.metadata.deleted:
+                raise StorageError(
+                    f"topic id {checkpoints.id_text(found or bytes(16))}, "
+                    f"the metadata says {checkpoints.id_text(log.topic_id)}",
+                    path=log.path,
+                )
+            files.remove_tree(log.path)
+        point = self.last_run.partition(log.topic, log.partition).recovery_point
+        if point > 0 and not os.path.isdir(log.path):
+            raise StorageError(
+                f"{log.path} is missing; it held offsets up to {point}", path=log.path
+            )
+        with self.session.bootstrap():
+            if os.path.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
+                return
+            log_loader.make_directory(log)
+            checkpoints.write_partition_metadata(log.path, log.topic_id)
+            checkpoints.write_leader_epochs(
+                os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT), [(log.leader_epoch, 0)]
+            )
+
+    def _open_coordinators(self) -> None:
+        """All transaction logs come first: the fate of open data is read from them."""
+        with self._mutex:
+            if self._coordinators_ready:
+                return
+            for log in self.existing(TRANSACTION_STATE_TOPIC, self._transaction_partitions):
+                log.fold()
+            self._coordinators_ready = True
+
+    def drop(self, topic: str, partition: int) -> None:
+        """Close a partition whose topic is gone."""
+        with self._mutex:
+            log = self._partitions.get((topic, partition))
+            if log is not None:
+                self._forget(log)
+
+    def _forget(self, log: PartitionLog) -> None:
+        self._partitions.pop((log.topic, log.partition), None)
+        self._slots.pop(log.slot, None)
+        self.on_forget(log)
+        log.close()
+
+    def existing(self, topic: str, count: int) -> list[PartitionLog]:
+        """The partitions of an internal topic that were ever used."""
+        return [
+            self.partition(topic, number)
+            for number in range(count)
+            if (topic, number) in self._partitions
+            or os.path.isdir(os.path.join(self.session.path, f"{topic}-{number}"))
+        ]

@@ -1,0 +1,79 @@
+"""The directory as a whole: made or recognised, freed of what deleted topics left.
+
+A crash in the making leaves eoslog's own files and no meta.properties: the next opener takes the
+directory as new. A crash in a deletion leaves `*-delete` folders, or partitions of a topic that the
+metadata knows as deleted: the first opener of the next session removes them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+from eoslog import _core
+from eoslog.errors import StorageError
+from eoslog.storage import checkpoints, files
+from eoslog.storage.metadata import TopicInfo
+from eoslog.storage.session import SESSION_FILE
+
+_OWN_PREFIXES = ("eoslog.", "meta.properties.tmp")
+
+
+def prepare_directory(
+    path: str, *, create: bool, durability: str | None
+) -> checkpoints.MetaProperties:
+    """Read meta.properties, or make a new directory.
+
+    A crash in between leaves a directory with eoslog's own files and no meta.properties: it is
+    taken as new.
+    """
+    if not os.path.isdir(path):
+        if os.path.exists(path):
+            raise StorageError("not a directory", 20, path)
+        if not create:
+            raise StorageError("no such directory", 2, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        files.make_dir(path)
+    properties = checkpoints.read_meta_properties(path)
+    if properties is not None:
+        return properties
+    foreign = [name for name in files.names(path) if not name.startswith(_OWN_PREFIXES)]
+    if foreign:
+        raise StorageError(
+            f"{path} is not an eoslog directory (no meta.properties) and not empty: {foreign[0]!r}",
+            path=path,
+        )
+    if not create:
+        raise StorageError("no meta.properties: not an eoslog directory", 2, path)
+    fd = files.open_file(os.path.join(path, SESSION_FILE), create=True)
+    try:
+        while not _core.try_lock(fd, 0):
+            time.sleep(0.001)
+        properties = checkpoints.read_meta_properties(path)
+        if properties is None:
+            properties = checkpoints.MetaProperties.new(durability or "strict")
+            checkpoints.write_meta_properties(path, properties)
+        return properties
+    finally:
+        files.close(fd)
+
+
+def remove_partition(root: str, topic: str, partition: int, topic_id: bytes) -> None:
+    """Remove a partition's directory if it is still of that topic id, renamed first."""
+    path = os.path.join(root, f"{topic}-{partition}")
+    if not os.path.isdir(path) or checkpoints.read_partition_metadata(path) != topic_id:
+        return
+    gone = os.path.join(root, f"{topic[:200]}-{partition}.{topic_id.hex()}-delete")
+    files.rename(path, gone)
+    files.remove_tree(gone)
+
+
+def remove_deleted(root: str, deleted: Iterable[TopicInfo]) -> None:
+    """Finish deletions that a crash interrupted."""
+    for name in files.names(root):
+        if name.endswith("-delete"):
+            files.remove_tree(os.path.join(root, name))
+    for info in deleted:
+        for number in info.partitions:
+            remove_partition(root, info.name, number, info.topic_id)

@@ -1,0 +1,162 @@
+"""The files that a partition's writers have open, and those of the next segment.
+
+The core's append may open nothing under the lock: what it will need is made ready here. A crash
+leaves prepared files, named after the process that made them; the next recovery removes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from eoslog import _core
+from eoslog.errors import StorageError
+from eoslog.storage import files
+from eoslog.storage.refusals import S, refusal
+from eoslog.storage.segments import (
+    INDEX,
+    LOG,
+    PREPARED,
+    TIME_INDEX,
+    TXN_INDEX,
+    file_name,
+    offsets_in,
+    write_snapshot,
+)
+
+if TYPE_CHECKING:
+    from eoslog.storage.partition_log import PartitionLog
+
+
+class WriterFiles:
+    """Descriptors of the segment that the fold is in; the next segment's files.
+
+    Invariants:
+        - one thread at a time opens, prepares or takes over files;
+        - the descriptor of a sealed segment goes to the flusher, never closed while bytes of it
+          may not be durable.
+    """
+
+    def __init__(self, log: PartitionLog) -> None:
+        """Nothing is open yet."""
+        self._log = log
+        self._core = log.core
+        self._path = log.path
+        self._prepare = threading.Lock()
+
+    def open(self, base: int) -> tuple[int, int, int, int]:
+        """Descriptors of a segment's log, offset, time and abort index (-1: it has none)."""
+        segment = os.path.join(self._path, file_name(base, ""))
+        fds = [files.open_file(segment + LOG)]
+        try:
+            fds += [
+                files.open_file(segment + INDEX, create=True),
+                files.open_file(segment + TIME_INDEX, create=True),
+            ]
+            try:
+                fds.append(files.open_file(segment + TXN_INDEX))
+            except FileNotFoundError:
+                fds.append(-1)
+        except BaseException:
+            for fd in fds:
+                files.close(fd)
+            raise
+        return fds[0], fds[1], fds[2], fds[3]
+
+    def enter(self, base: int) -> None:
+        """Open a segment's files and give them to the fold; what it had is kept until durable."""
+        opened_at = self._log.log_end
+        fds = self.open(base)
+        old_base, *_ = self._core.current_files()
+        log_fd, *others = self._core.use_segment(base, *fds)
+        for fd in others:
+            files.close(fd)
+        if old_base == base or self._log.durable_end >= base:
+            self._log.flusher.retire(old_base, log_fd)
+        self._log.flusher.replace(base, fds[0], opened_at)
+
+    def enter_next(self) -> None:
+        """Give the fold the segment that it needs to go on, where another process rolled."""
+        with self._prepare:
+            status = self._core.fold()
+            if status == S["FOLD_AGAIN"]:
+                return
+            if status not in (S["NEXT_SEGMENT"], S["APPENDED"]):
+                raise refusal(self._log, status, 0, 0.0)
+            current, log_fd, *_ = self._core.current_files()
+            offset = self._core.next_offset
+            bases = offsets_in(self._path, LOG)
+            behind = [base for base in bases if current < base <= offset]
+            ahead = [base for base in bases if base > max(current, offset)]
+            if log_fd < 0:
+                self.enter(current)
+            elif behind:
+                self.enter(behind[-1])
+            elif ahead and offset < self._log.log_end:
+                self.enter(ahead[0])
+            elif self._core.published_segments_version != self._log.reader.version:
+                self._log.reload()
+            elif status == S["NEXT_SEGMENT"]:
+                time.sleep(0.001)  # a roll is being published
+
+    def prepare_roll(self) -> None:
+        """Make and sync the next segment's files under names of our own (protocol.md, Rolling)."""
+        with self._prepare:
+            self._finish_roll()
+            own = f"{self._log.session.process_number}-{time.monotonic_ns()}"
+            stem = os.path.join(self._path, own)
+            paths = [stem + suffix + PREPARED for suffix in (INDEX, TIME_INDEX, LOG)]
+            fds = [files.open_file(path, create=True) for path in paths]
+            files.fsync_dir(self._path)
+            names = b"".join(os.fsencode(path) + b"\0" for path in paths)
+            if not self._core.prepare_roll(fds[2], fds[0], fds[1], names):
+                for fd, path in zip(fds, paths, strict=True):
+                    files.close(fd)
+                    files.remove(path)
+
+    def after_roll(self) -> None:
+        """Settle what a roll of this process left to do."""
+        with self._prepare:
+            self._finish_roll()
+
+    def _finish_roll(self) -> None:
+        """Keep the sealed segment's descriptor for its flush; write the snapshot at the base."""
+        taken = self._core.take_rolled()
+        if taken is None:
+            return
+        base, new_base, fds, snapshot = taken
+        self._log.flusher.keep(base, fds[0], 0)
+        if self._core.segment_base == new_base:
+            _, log_fd, *_ = self._core.current_files()
+            self._log.flusher.replace(new_base, log_fd, new_base)
+        for fd in fds[1:]:
+            files.close(fd)
+        files.failpoint("log.rolled")
+        if snapshot is not None:
+            with contextlib.suppress(StorageError):  # an open without it folds more
+                write_snapshot(self._path, new_base, snapshot)
+
+    def make_txnindex(self) -> None:
+        """Make the segment's abort index before its first entry."""
+        with self._prepare:
+            base, _, _, _, txn = self._core.current_files()
+            if txn < 0:
+                path = os.path.join(self._path, file_name(base, TXN_INDEX))
+                fd = files.open_file(path, create=True)
+                files.fsync_dir(self._path)
+                self._core.use_txnindex(fd)
+
+    def close(self) -> None:
+        """Close what is open here and at the flusher; remove prepared files that were not used."""
+        _, *fds = self._core.current_files()
+        held = self._log.flusher.descriptors()
+        session = self._log.session
+        if _core.fork_generation() == session._generation:
+            for fd in {*fds, *held}:
+                files.close(fd)
+            for name in files.names(self._path) if os.path.isdir(self._path) else ():
+                if name.endswith(PREPARED) and name.startswith(f"{session.process_number}-"):
+                    files.remove(os.path.join(self._path, name))

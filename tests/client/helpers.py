@@ -1,0 +1,80 @@
+"""What a directory holds after a client was at work, and a log that fails as told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eoslog.log import Log
+from eoslog.model import GroupMetadata, TopicPartition
+
+
+def stored(log: Log, topic: str = "one", partition: int = 0) -> list[tuple[Any, ...]]:
+    """(offset, key, value) of a partition's data, whatever its fate."""
+    part = log.engine.partition(topic, partition)
+    return [
+        (offset, key, value)
+        for batch in part.batches(part.log_start, part.log_end)
+        if not batch.control
+        for offset, _, key, value, _ in batch.records()
+    ]
+
+
+def batches(log: Log, topic: str = "one", partition: int = 0) -> list[Any]:
+    part = log.engine.partition(topic, partition)
+    return list(part.batches(part.log_start, part.log_end))
+
+
+class Refusing:
+    """A PartitionLog.append that fails as told, then works."""
+
+    def __init__(self, log: Log, monkeypatch: pytest.MonkeyPatch, topic: str = "one") -> None:
+        self.part = log.engine.partition(topic, 0)
+        self.real = self.part.append
+        self.errors: list[Any] = []
+        self.calls = 0
+        monkeypatch.setattr(self.part, "append", self.append)
+
+    def append(self, data: Any, **keywords: Any) -> Any:
+        self.calls += 1
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        return self.real(data, **keywords)
+
+
+def visible(log: Log, topic: str = "b", partition: int = 0) -> list[bytes]:
+    """Values that read_committed shows."""
+    part = log.engine.partition(topic, partition)
+    end = part.last_stable_offset  # once: what the bound covers, the abort index covers
+    aborted = part.aborted(0, end)
+    values = []
+    for batch in part.batches(0, end):
+        if batch.control or any(
+            batch.producer_id == p and first <= batch.base_offset <= last
+            for p, first, last in aborted
+        ):
+            continue
+        values += [value for _, _, _, value, _ in batch.records()]
+    return values
+
+
+def log_sizes(log: Log) -> list[int]:
+    return [part.log_end for part in log.engine.transaction_partitions()]
+
+
+class FakeConsumer:
+    """What a transaction needs of a consumer."""
+
+    def __init__(self) -> None:
+        self.rewound = 0
+
+    def positions(self) -> dict[TopicPartition, int]:
+        return {TopicPartition("a", 0): 7}
+
+    def rewind(self) -> None:
+        self.rewound += 1
+
+    def group_metadata(self) -> GroupMetadata:
+        return GroupMetadata("g")
