@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from eoslog.client.inspect import inspect
     from eoslog.client.producer import Delivery, Producer
     from eoslog.client.recipes import dedupe
-    from eoslog.client.scan import Scan, read_segments
+    from eoslog.client.scan import Scan, SegmentRange, read_segments, segment_range
     from eoslog.coordinator.group_coordinator import GroupCoordinator
     from eoslog.coordinator.transaction_coordinator import TransactionCoordinator
     from eoslog.errors import EoslogError, ErrorCode, KafkaError, StorageError
@@ -46,7 +46,7 @@ _WHERE = {
     "client.consumer": "Consumer",
     "client.inspect": "inspect",
     "client.producer": "Delivery Producer",
-    "client.scan": "Scan read_segments",
+    "client.scan": "Scan SegmentRange read_segments segment_range",
     "coordinator.group_coordinator": "GroupCoordinator",
     "coordinator.transaction_coordinator": "TransactionCoordinator",
     "errors": "EoslogError ErrorCode KafkaError StorageError",
@@ -64,9 +64,9 @@ __all__ = [  # noqa: RUF022
     "GroupCoordinator", "GroupDescription", "GroupMetadata", "IsolationLevel", "KafkaError",
     "Log", "MemberDescription", "OffsetAndMetadata", "Offsets", "PartitionDescription",
     "Producer", "ProducerDescription", "Record", "RecordMetadata", "RepairReport", "Scan",
-    "StorageError", "TimestampType", "TopicDescription", "TopicPartition",
+    "SegmentRange", "StorageError", "TimestampType", "TopicDescription", "TopicPartition",
     "TransactionCoordinator", "TransactionDescription", "TransactionOutcome", "dedupe",
-    "inspect", "open", "read_segments", "repair",
+    "inspect", "open", "read_segments", "repair", "segment_range",
 ]  # fmt: skip
 
 

@@ -294,6 +294,8 @@ class ColumnDecoder:
         start: int,
         end: int,
         aborted: AbortedTransactions | None = None,
+        *,
+        base_position: int = 0,
     ) -> tuple[int, int]: ...
     def take(self) -> dict[str, Any]: ...
 

@@ -288,6 +288,10 @@ class CorruptRecord(_Coded, ValueError, code=ErrorCode.CORRUPT_MESSAGE):
         self.expected, self.found = expected, found
 
 
+class UnsupportedFormat(CorruptRecord, code=ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT):
+    """A record format, codec or file version that is not known here: perhaps a newer one."""
+
+
 class SerializationError(_Coded, ValueError, TypeError, code=ErrorCode.LOCAL_SERIALIZATION):
     """A key or value has the wrong type, or its serializer failed."""
 

@@ -110,6 +110,8 @@ cdef class TransactionFold:
             step = next_batch(p, end, &size)
             if step == BATCH_WHOLE:
                 step = check_header(p)
+            if step == BATCH_CODEC:         # who wrote what where can be told all the same
+                step = BATCH_WHOLE
             if step != BATCH_WHOLE:
                 break
             attributes = load_i16(p + ATTRIBUTES_AT)

@@ -97,7 +97,7 @@ cdef class ColumnDecoder:
         clear_cells(&self._header_values)
         self.rows = self._capacity = self._header_count = self._bytes = 0
 
-    def feed(self, data, position, start, end, AbortedTransactions aborted=None):
+    def feed(self, data, position, start, end, AbortedTransactions aborted=None, *, base_position=0):
         """Decodes the batches of `data` from a byte on, as far as the limits let it.
 
         Args:
@@ -106,6 +106,7 @@ cdef class ColumnDecoder:
             start: first offset wanted.
             end: one past the last offset wanted.
             aborted: transactions to leave out, None for none.
+            base_position: of the data's first byte in its file, for messages.
 
         Returns:
             (next offset, next byte in `data`).
@@ -119,6 +120,7 @@ cdef class ColumnDecoder:
         cdef const uint8_t* stop = pin.data + pin.size
         cdef int64_t next_offset = start
         cdef int64_t bound = end
+        cdef int64_t base = base_position
         cdef int64_t size = 0
         cdef int step = BATCH_WHOLE
         cdef int status
@@ -165,7 +167,7 @@ cdef class ColumnDecoder:
             raise MemoryError()
         if status == FILL_HEADER:
             raise batch_fault(step, p, size if step == BATCH_CRC else stop - p,
-                              f"byte {p - pin.data} of the data read at offset {next_offset}")
+                              f"position {base + (p - pin.data)}, read at offset {next_offset}")
         if status == FILL_RECORDS:
             raise records_fault(&fault, p + HEADER_SIZE, load_i64(p + BASE_OFFSET_AT),
                                 f"offset {load_i64(p + BASE_OFFSET_AT)}")
@@ -197,7 +199,7 @@ cdef class ColumnDecoder:
                 return FILL_DONE
             if step[0] == BATCH_WHOLE:
                 step[0] = check_header(p)
-            if step[0] != BATCH_WHOLE:
+            if step[0] != BATCH_WHOLE and step[0] != BATCH_CODEC:
                 return FILL_HEADER
             base_offset = load_i64(p + BASE_OFFSET_AT)
             last_offset = base_offset + load_i32(p + LAST_OFFSET_DELTA_AT)
@@ -207,6 +209,8 @@ cdef class ColumnDecoder:
             if last_offset < next_offset[0]:
                 p += size[0]
                 continue
+            if step[0] == BATCH_CODEC:      # nobody asked for what lies before
+                return FILL_HEADER
             count = load_i32(p + RECORDS_COUNT_AT)
             if self.rows > 0 and (self.rows + count > self.max_rows or self._bytes >= self.max_bytes):
                 return FILL_FULL

@@ -70,10 +70,12 @@ cdef class Pin:
 
 cdef object batch_fault(int step, const uint8_t* p, int64_t room, object where):
     """Makes the CorruptRecord for a header that `next_batch` or `check_header` refused."""
+    kind = errors.CorruptRecord
     if step == BATCH_LENGTH:
         what = f"batch length {load_i32(p + BATCH_LENGTH_AT)} is less than 14"
     elif step == BATCH_MAGIC:
-        what = f"record format magic {<int8_t>p[MAGIC_AT]}, only 2 is supported"
+        kind = errors.UnsupportedFormat
+        what = f"record format magic {<int8_t>p[MAGIC_AT]}, 2 is the newest known"
     elif step == BATCH_SHORT:
         what = f"batch of {load_i32(p + BATCH_LENGTH_AT) + 12} bytes is shorter than its header of 61"
     elif step == BATCH_OFFSETS:
@@ -82,12 +84,13 @@ cdef object batch_fault(int step, const uint8_t* p, int64_t room, object where):
     elif step == BATCH_COUNT:
         what = f"negative count of records {load_i32(p + RECORDS_COUNT_AT)}"
     elif step == BATCH_CODEC:
+        kind = errors.UnsupportedFormat
         what = f"compression codec {load_i16(p + ATTRIBUTES_AT) & CODEC_MASK}, 4 is the highest known"
     else:
         stored = load_u32(p + CRC_AT)
         actual = eoslog_crc32c(0, p + ATTRIBUTES_AT, <size_t>(room - ATTRIBUTES_AT))
         what = f"CRC-32C {actual:08x} of the bytes differs from the stored {stored:08x}"
-    return errors.CorruptRecord(f"corrupt record batch at {where}: {what}")
+    return kind(f"corrupt record batch at {where}: {what}")
 
 
 cdef object records_fault(Fault* fault, const uint8_t* base, int64_t base_offset, object where):

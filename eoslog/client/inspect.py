@@ -9,7 +9,9 @@
 | checkpoints, `partition.metadata`, `meta.properties` | their lines, parsed |
 
 Bytes are in hex, null is None, timestamps are ms, ends are exclusive, `last_` is inclusive. Nothing
-is written, and damage does not stop it: what is wrong stands under `error` or `corrupt`.
+is written, and damage does not stop it: what is wrong stands under `error` or `corrupt`, and what
+can be read behind it follows. `preallocated` counts the zeros behind the last batch. Messages of
+formats 0 and 1 stand as batches too, a compressed set as one.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ import os
 from typing import Any
 
 from eoslog import _core
+from eoslog.client.record_decoders import Decoder, decoder_of
 from eoslog.errors import CorruptRecord
-from eoslog.storage import checkpoints, files, segment_files
+from eoslog.storage import checkpoints, files, running_broker, segment_files
+from eoslog.storage.legacy_messages import LegacyBatch
 from eoslog.storage.segment_files import SegmentFiles
 
 __all__ = ["batch_as_dict", "inspect"]
@@ -32,12 +36,22 @@ CONTROL_TYPES = (
 TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 
-def inspect(path: str | os.PathLike[str], *, records: bool = True) -> dict[str, Any]:
+def inspect(
+    path: str | os.PathLike[str],
+    *,
+    records: bool = True,
+    decoder: str | None = None,
+    read_only_anyway: bool = False,
+) -> dict[str, Any]:
     """Decode a partition directory, a `.log` or another Kafka file.
 
     Args:
         path: what to look at; of real Kafka or of eoslog, which is the same.
         records: False leaves out the records and the lists of offsets, and is much faster.
+        decoder: "offsets" (`__consumer_offsets`) or "transactions" (`__transaction_state`) adds
+            `decoded` to each record.
+        read_only_anyway: look into the directory of a running broker too: what it is just
+            appending may look torn.
 
     Returns:
         Nested dicts and lists that `json.dumps` takes; see the module's table.
@@ -45,11 +59,15 @@ def inspect(path: str | os.PathLike[str], *, records: bool = True) -> dict[str, 
     Raises:
         StorageError: no such path, or it cannot be read.
         CorruptRecord: an index, snapshot or checkpoint that cannot be read at all.
-        ConfigError: a directory that is no partition directory.
+        ConfigError: a directory that is no partition directory; an unknown decoder.
+        LockTimeout: a broker has the directory open.
     """
     path = os.fspath(path)
+    decode = decoder_of(decoder)
+    if not read_only_anyway:
+        running_broker.refuse(path)
     if os.path.isdir(path):
-        return _partition(path, records)
+        return _partition(path, records, decode)
     name = os.path.basename(path)
     if os.path.exists(path):
         base = segment_files.offset_of_name(path) or 0
@@ -71,10 +89,12 @@ def inspect(path: str | os.PathLike[str], *, records: bool = True) -> dict[str, 
         if name == checkpoints.CLEAN_SHUTDOWN:
             return dict(json.loads(files.read_file(path)))
     (segment,) = segment_files.list_segments(path)
-    return _segment(segment, records)[0]
+    return _segment(segment, records, decode)[0]
 
 
-def batch_as_dict(batch: _core.Batch, *, records: bool = True) -> dict[str, Any]:
+def batch_as_dict(
+    batch: _core.Batch | LegacyBatch, *, records: bool = True, decode: Decoder | None = None
+) -> dict[str, Any]:
     """One batch in the form of `inspect`."""
     valid = batch.valid
     found: dict[str, Any] = {
@@ -86,7 +106,9 @@ def batch_as_dict(batch: _core.Batch, *, records: bool = True) -> dict[str, Any]
         "crc": batch.crc,
         "valid": valid,
         "compression": batch.compression,
-        "timestamp_type": TIMESTAMP_TYPES[batch.timestamp_type],
+        "timestamp_type": TIMESTAMP_TYPES[batch.timestamp_type]
+        if batch.magic
+        else "NoTimestampType",
         "max_timestamp": batch.max_timestamp,
         "producer_id": batch.producer_id,
         "producer_epoch": batch.producer_epoch,
@@ -106,13 +128,16 @@ def batch_as_dict(batch: _core.Batch, *, records: bool = True) -> dict[str, Any]
         return found
     try:
         found["records"] = [_record(batch, *fields) for fields in batch.records()]
+        if decode is not None and not batch.control:
+            for shown, (_, _, key, value, _) in zip(found["records"], batch.records(), strict=True):
+                shown["decoded"] = decode(key, value)
     except CorruptRecord as error:
         found["error"] = str(error)
     return found
 
 
 def _record(
-    batch: _core.Batch,
+    batch: _core.Batch | LegacyBatch,
     offset: int,
     timestamp: int,
     key: bytes | None,
@@ -142,22 +167,35 @@ def _hex(data: bytes | None) -> str | None:
     return None if data is None else data.hex()
 
 
-def _segment(segment: SegmentFiles, records: bool) -> tuple[dict[str, Any], int]:
+def _segment(
+    segment: SegmentFiles, records: bool, decode: Decoder | None
+) -> tuple[dict[str, Any], int]:
     """The segment, and how many of its bytes recovery would keep."""
     batches: list[dict[str, Any]] = []
     corrupt: str | None = None
     sound, damaged = 0, False
-    try:
-        for batch in segment.batches():
-            batches.append(batch_as_dict(batch, records=records))
-            damaged = damaged or not batches[-1]["valid"] or "error" in batches[-1]
-            if not damaged:
-                sound = batch.position + batch.size
-    except CorruptRecord as error:
-        corrupt = str(error)
-    end = batches[-1]["position"] + batches[-1]["size"] if batches else 0
-    if corrupt is None and end < len(segment.data):
-        corrupt = f"{len(segment.data) - end} bytes at position {end} are no whole batch"
+    end: int | None = 0
+    blank = 0
+    while end is not None and end < len(segment.data):
+        start = end
+        try:
+            for batch in segment.batches(start):
+                batches.append(batch_as_dict(batch, records=records, decode=decode))
+                damaged = damaged or not batches[-1]["valid"] or "error" in batches[-1]
+                start = batch.position + batch.size
+                if not damaged:
+                    sound = start
+            if start == len(segment.data):
+                break
+            if segment.blank_from(start):
+                blank = len(segment.data) - start
+                break
+            rest = len(segment.data) - start
+            corrupt = corrupt or f"{rest} bytes at position {start} are no whole batch"
+        except CorruptRecord as error:
+            corrupt = corrupt or str(error)
+        damaged = True
+        end = segment.next_valid(start, batches[-1]["last_offset"] if batches else -1)
     found: dict[str, Any] = {
         "base_offset": segment.base_offset,
         "size": len(segment.data),
@@ -166,21 +204,24 @@ def _segment(segment: SegmentFiles, records: bool) -> tuple[dict[str, Any], int]
         "txn_index": _txn_index(segment.beside("txnindex")),
         "batches": batches,
     }
+    if blank:
+        found["preallocated"] = blank
     if corrupt is not None:
         found["corrupt"] = corrupt
-    return found, sound
+    return found, len(segment.data) if blank and sound + blank == len(segment.data) else sound
 
 
-def _partition(path: str, records: bool) -> dict[str, Any]:
+def _partition(path: str, records: bool, decode: Decoder | None) -> dict[str, Any]:
     segments = segment_files.list_segments(path)
     found = []
     fold = _core.TransactionFold(segment_files.open_before(segments))
     log_end, whole = segments[0].base_offset, True
     for segment in segments:
-        description, sound = _segment(segment, records)
+        description, sound = _segment(segment, records, decode)
         found.append(description)
         if whole:  # recovery deletes everything after the first damage
-            fold.feed(segment.data[:sound])
+            for window in segment.windows(0, sound or 1, end=sound):
+                fold.feed(window.data)
             log_end = max(segment.base_offset, fold.next_offset)
             whole = sound == description["size"]
     stable = min([log_end, *fold.open.values()])

@@ -19,7 +19,7 @@ from eoslog import _core
 from eoslog.client import arrow
 from eoslog.errors import ConfigError, CorruptRecord, OffsetOutOfRange, UnknownTopicOrPartition
 from eoslog.model import IsolationLevel, TopicPartition
-from eoslog.storage import segment_files
+from eoslog.storage import running_broker, segment_files
 from eoslog.storage.segment_files import SegmentFiles
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from eoslog.engine import Engine
     from eoslog.storage.partition_log import PartitionLog
 
-__all__ = ["Bound", "Scan", "read_segments", "scan"]
+__all__ = ["Bound", "Scan", "SegmentRange", "read_segments", "scan", "segment_range"]
 
 Bound = int | Mapping[TopicPartition, int] | None
 """One offset for all partitions, or one each; None leaves it to the partition."""
@@ -42,11 +42,21 @@ BATCH_BYTES = 64 << 20
 _NO_END = (1 << 63) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole batches: a buffer that begins at one."""
+
+    data: Any
+    path: str = ""
+    """Their file, where messages should name it, and the byte in it."""
+    position: int = 0
+
+
 class Pieces(Protocol):
     """Whole batches of a partition from an offset on, in order."""
 
-    def __call__(self, start: int, end: int) -> Iterator[Any]:
-        """Buffers that begin at a batch; what a piece cuts in two stands whole in the next one."""
+    def __call__(self, start: int, end: int) -> Iterator[Piece]:
+        """Pieces; what one cuts in two stands whole in the next one."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class Source:
     partition: int
     start: int
     end: int
-    pieces: Callable[[int, int], Iterator[Any]]
+    pieces: Callable[[int, int], Iterator[Piece]]
     aborted: Callable[[int, int], Sequence[tuple[int, int, int]]] | None
     """None with read_uncommitted."""
     damage: CorruptRecord | None = None
@@ -129,7 +139,15 @@ class Scan:
                 for piece in source.pieces(offset, end):
                     position = 0
                     while True:
-                        offset, position = decoder.feed(piece, position, offset, end, aborted)
+                        try:
+                            offset, position = decoder.feed(
+                                piece.data, position, offset, end, aborted,
+                                base_position=piece.position,
+                            )  # fmt: skip
+                        except CorruptRecord as error:
+                            if not piece.path:
+                                raise
+                            raise type(error)(f"{piece.path}: {error}") from error
                         if not decoder.full:
                             break
                         yield from self._taken(decoder, source, topics)
@@ -220,18 +238,75 @@ def _log_source(
             f"{log.topic}-{log.partition}: start {start} is below the log's start {log_start}"
         )
 
-    def pieces(start: int, end: int) -> Iterator[Any]:
+    def pieces(start: int, end: int) -> Iterator[Piece]:
         while start < end:
             slices = log.read(start, end, READ_SIZE)
             if not slices:
                 return
             for piece in slices:
-                yield piece.data
+                yield Piece(piece.data)
             start = slices[-1].next_offset
 
     return Source(
         log.topic, log.partition, start, bound if end is None else min(end, bound), pieces,
         log.aborted if committed else None,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRange:
+    """What a reader of one isolation may see of a partition directory; plain data, to be pickled.
+
+    Attributes:
+        path: the partition directory, or one `.log` file.
+        topic, partition: from the directory's name.
+        start, end: first offset, and one past the last; end is 2^63 - 1 with read_uncommitted.
+        aborted: (producer id, first offset, marker offset); None with read_uncommitted.
+        damage: what ends the range early, None where nothing does.
+    """
+
+    path: str
+    topic: str
+    partition: int
+    start: int
+    end: int
+    aborted: tuple[tuple[int, int, int], ...] | None
+    damage: CorruptRecord | None = None
+
+
+def segment_range(
+    path: str | os.PathLike[str],
+    *,
+    isolation: str | IsolationLevel = IsolationLevel.READ_COMMITTED,
+    read_only_anyway: bool = False,
+) -> SegmentRange:
+    """Find what `read_segments` would read, once for many readers of parts of it.
+
+    One process calls this (it walks all batch headers of the partition) and sends the result to
+    others. Each of them calls `read_segments(found.path, start=..., end=..., within=found)`, which
+    then opens only the segments of its part. Arguments and errors as for `read_segments`.
+    """
+    committed = _is_committed(isolation)
+    path = os.fspath(path)
+    if not read_only_anyway:
+        running_broker.refuse(path)
+    segments = segment_files.list_segments(path)
+    directory = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    topic, partition = segment_files.partition_of_path(directory)
+    if not committed:
+        return SegmentRange(path, topic, max(partition, 0), segments[0].base_offset, _NO_END, None)
+    # A file's transactions may end in a later file of its directory.
+    whole = segments if os.path.isdir(path) else _siblings(directory, path) or segments
+    fold = _core.TransactionFold(segment_files.open_before(whole))
+    damage: CorruptRecord | None = None
+    try:
+        segment_files.feed_transactions(fold, whole)
+    except CorruptRecord as error:
+        damage = error
+    end = fold.last_stable_offset
+    return SegmentRange(
+        path, topic, max(partition, 0), segments[0].base_offset, end, tuple(fold.aborted),
+        damage if end >= fold.next_offset else None,  # else the range ends before it
     )  # fmt: skip
 
 
@@ -244,11 +319,14 @@ def read_segments(
     columns: Sequence[str] | None = None,
     batch_rows: int = 65536,
     binary: str = "view",
+    within: SegmentRange | None = None,
+    read_only_anyway: bool = False,
 ) -> Scan:
     """Read any Kafka-format partition directory or `.log` file; nothing is opened for writing.
 
     What is aborted and where the last stable offset lies is found from the batches alone. There is
-    no high watermark on disk: a read_uncommitted scan goes to the end of the files.
+    no high watermark on disk: a read_uncommitted scan goes to the end of the files. Messages of
+    formats 0 and 1 come with the same columns, -1 where they have no time.
 
     Args:
         path: a partition directory, or one `.log` file of it.
@@ -258,42 +336,36 @@ def read_segments(
         columns: as for `Log.scan`; None is all.
         batch_rows: rows a record batch at most.
         binary: "view" or "copy", as for `Log.scan`.
+        within: from `segment_range` for this path and isolation, which is then not searched again:
+            what tasks of a parallel job hand in. It decides the isolation.
+        read_only_anyway: read beside a running broker; what it is just appending ends the scan.
 
     Raises:
         StorageError: no such path.
         ConfigError: no partition directory; an unknown column, isolation or way of binary.
+        LockTimeout: a broker has the directory open.
+        CorruptRecord, UnsupportedFormat: from the iteration, after the batches before the damage;
+            the message names file and position. A scan with a `start` behind it goes on; where the
+            bytes are no batches at all only read_uncommitted can, as nobody knows what they ended.
     """
-    committed = _is_committed(isolation)
     path = os.fspath(path)
-    segments = segment_files.list_segments(path)
-    directory = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
-    topic, partition = segment_files.partition_of_path(directory)
+    if within is None:
+        within = segment_range(path, isolation=isolation, read_only_anyway=read_only_anyway)
+    elif not read_only_anyway:
+        running_broker.refuse(path)
+    place = TopicPartition(within.topic, within.partition)
     given_start, given_end = (
-        bound.get(TopicPartition(topic, partition)) if isinstance(bound, Mapping) else bound
-        for bound in (start, end)
+        bound.get(place) if isinstance(bound, Mapping) else bound for bound in (start, end)
     )
-    bound, aborted = _NO_END, None
-    damage: CorruptRecord | None = None
-    if committed:
-        # A file's transactions may end in a later file of its directory.
-        whole = segments if os.path.isdir(path) else _siblings(directory, path) or segments
-        fold = _core.TransactionFold(segment_files.open_before(whole))
-        try:
-            segment_files.feed_transactions(fold, whole)
-        except CorruptRecord as error:
-            damage = error
-        bound = fold.last_stable_offset
-        if bound < fold.next_offset:
-            damage = None  # the scan ends before it
-        found = fold.aborted
-
-        def aborted(_first: int, _last: int) -> list[tuple[int, int, int]]:
-            return found
-
+    bound, damage = within.end, within.damage
     if given_end is not None and given_end <= bound:
         bound, damage = given_end, None
-    first = segments[0].base_offset if given_start is None else given_start
-    source = Source(topic, max(partition, 0), first, bound, _FilePieces(segments), aborted, damage)
+    found = within.aborted
+    source = Source(
+        within.topic, within.partition, within.start if given_start is None else given_start, bound,
+        _FilePieces(segment_files.list_segments(path)),
+        None if found is None else lambda _first, _last: found, damage,
+    )  # fmt: skip
     return Scan([source], columns=columns, batch_rows=batch_rows, binary=binary)
 
 
@@ -311,7 +383,7 @@ class _FilePieces:
     def __init__(self, segments: list[SegmentFiles]) -> None:
         self._segments = segments
 
-    def __call__(self, start: int, end: int) -> Iterator[Any]:
+    def __call__(self, start: int, end: int) -> Iterator[Piece]:
         following = [*(s.base_offset for s in self._segments[1:]), _NO_END]
         for segment, next_base in zip(self._segments, following, strict=True):
             if next_base <= start:
@@ -319,11 +391,9 @@ class _FilePieces:
             if segment.base_offset >= end:
                 return
             position = segment.position_of(start)
-            yield from segment.windows(position, READ_SIZE)
-            if segment is not self._segments[-1]:
-                used = _core.batches_end(segment.data, position)
-                if used < len(segment.data):
-                    raise segment.cut_short(used)
+            last = segment is self._segments[-1]
+            for window in segment.windows(position, READ_SIZE, last=last):
+                yield Piece(window.data, segment.path, window.position)
 
 
 def _is_committed(isolation: str | IsolationLevel) -> bool:

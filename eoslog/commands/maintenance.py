@@ -16,6 +16,9 @@ import eoslog
 from eoslog.commands.face import Face
 
 _EXIT_CORRUPT = 5
+READ_ONLY_ANYWAY = click.option(
+    "--read-only-anyway", is_flag=True, help="Read though a broker is running on the directory."
+)
 
 
 @click.command()
@@ -34,13 +37,25 @@ def init(face: Face, durability: str | None) -> None:
 @click.command()
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option("--records/--no-records", default=True, help="Decode the records too.")
+@click.option(
+    "--decoder", type=click.Choice(["offsets", "transactions"]), default=None,
+    help="Decode the records of __consumer_offsets or __transaction_state further.",
+)  # fmt: skip
+@READ_ONLY_ANYWAY
 @click.pass_obj
-def dump(face: Face, paths: tuple[str, ...], records: bool) -> None:
+def dump(
+    face: Face, paths: tuple[str, ...], records: bool, decoder: str | None, read_only_anyway: bool
+) -> None:
     """Decode Kafka's files: .log, .index, .timeindex, .txnindex, .snapshot, a partition directory.
 
     They may be eoslog's or those of a real broker. Exit code 5 if something is damaged.
     """
-    found = {path: eoslog.inspect(path, records=records) for path in paths}
+    found = {
+        path: eoslog.inspect(
+            path, records=records, decoder=decoder, read_only_anyway=read_only_anyway
+        )
+        for path in paths
+    }
     if face.form == "json":
         face.show_one(found if len(found) > 1 else next(iter(found.values())))
     elif face.form == "jsonl":
@@ -79,10 +94,10 @@ def _dump_tables(face: Face, content: dict[str, Any]) -> None:
         face.show([{name: batch.get(name) for name in _BATCH} for batch in batches], _BATCH)
         rows = [row for batch in batches for row in batch.get("records") or []]
         if rows:
-            face.show(
-                [_readable(row) for row in rows],
-                ("offset", "timestamp", "key", "value", "control_type"),
-            )
+            columns: tuple[str, ...] = ("offset", "timestamp", "key", "value", "control_type")
+            if any("decoded" in row for row in rows):
+                columns = ("offset", "timestamp", "decoded", "control_type")
+            face.show([_readable(row) for row in rows], columns)
     for name in ("offset_index", "time_index"):
         if content.get(name) and "batches" not in content:
             face.show([{"offset" if name[0] == "o" else "timestamp": a,

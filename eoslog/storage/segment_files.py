@@ -11,7 +11,8 @@
 
 NNN is the base offset in 20 digits (for a snapshot: the end of what it sums up); all numbers are
 big-endian. What a crash leaves is read as far as it goes: a partial batch or entry at the end is
-passed over, and so are the zeros behind the entries of an index that was preallocated.
+passed over, and so are the zeros behind the entries of an index, or behind the batches of the last
+segment, that was preallocated. Messages of formats 0 and 1: `legacy_messages.py`.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ import os
 import re
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from eoslog import _core
 from eoslog.errors import ConfigError, CorruptRecord, StorageError
-from eoslog.storage import files
+from eoslog.storage import files, legacy_messages
 
 __all__ = [
     "AbortedEntry",
     "ProducerEntry",
     "SegmentFiles",
+    "Window",
     "feed_transactions",
     "list_segments",
     "list_snapshots",
@@ -55,6 +57,15 @@ _SNAPSHOT_VERSION = 1
 _CRC_END = 6
 _WINDOW = 1 << 20
 _LONGEST_BATCH = (1 << 31) - 1
+_STEPPED_ON = 17  # bytes to the end of a magic
+_FOLDED_AT_ONCE = 64 << 20
+
+
+class Window(NamedTuple):
+    """Whole batches of a segment, and the byte of its file that the first one begins at."""
+
+    data: Any
+    position: int
 
 
 class AbortedEntry(NamedTuple):
@@ -108,19 +119,32 @@ class SegmentFiles:
         """The path of the file with another suffix (`index`, `timeindex`, `txnindex`)."""
         return self.path.removesuffix(".log") + "." + suffix
 
-    def batches(self) -> Iterator[_core.Batch]:
-        """Every whole batch, in order.
+    def batches(self, position: int = 0) -> Iterator[_core.Batch | legacy_messages.LegacyBatch]:
+        """Every whole batch from a byte on, in order, of any format.
 
         Raises:
             CorruptRecord: at the first position where no batch can be; the message names the file.
         """
-        data, position, window = self.data, 0, _WINDOW
+        data, window = self.data, _WINDOW
         while position < len(data):
+            if legacy_messages.is_legacy(data, position):
+                start = position
+                try:
+                    for message in legacy_messages.batches(data, position, len(data)):
+                        yield message
+                        position = message.position + message.size
+                except CorruptRecord as error:
+                    raise type(error)(f"{self.path}: {error}") from error
+                if position == start:
+                    return
+                continue
             end = min(len(data), position + window)
             try:
                 found = _core.iter_batches(data, position, end, strict=False)
             except CorruptRecord as error:
-                raise CorruptRecord(f"{self.path}: {error}") from error
+                if self.blank_from(position):
+                    return
+                raise type(error)(f"{self.path}: {error}") from error
             if not found:
                 if end == len(data):
                     return
@@ -129,21 +153,99 @@ class SegmentFiles:
             yield from found
             position = found[-1].position + found[-1].size
 
-    def windows(self, position: int, size: int) -> Iterator[np.ndarray]:
+    def windows(
+        self, position: int, size: int, *, last: bool = True, end: int | None = None
+    ) -> Iterator[Window]:
         """The bytes from a batch on, in pieces of whole batches of about `size` bytes.
 
-        Where no batch can be the last piece goes on to the end of the file: reading it says why.
+        Messages of formats 0 and 1 come as batches of format 2. Where no batch can be the last
+        piece goes on to the end of the file: reading it says why.
+
+        Args:
+            position: byte of the file.
+            size: bytes.
+            last: more may have been about to come: a partial batch, or zeros that were
+                preallocated, end it silently.
+            end: where to stop, at a batch's end; None is the end of the file.
+
+        Raises:
+            CorruptRecord: a message of formats 0 or 1 is damaged, or a segment that is not the
+                last one ends in bytes that are no whole batch.
+        """
+        data = self.data if end is None else self.data[:end]
+        while position < len(data):
+            if legacy_messages.is_legacy(data, position):
+                try:
+                    made, stop = legacy_messages.as_v2(data, position, size)
+                except CorruptRecord as error:
+                    raise type(error)(f"{self.path}: {error}") from error
+                if stop == position:
+                    self._refuse_hole(position)
+                    break
+                yield Window(np.frombuffer(made, np.uint8), position)
+                position = stop
+                continue
+            stop = _core.batches_end(data, position, min(len(data), position + size))
+            if stop == position:  # damage, a cut, or one long batch
+                stop = _core.batches_end(data, position, min(len(data), position + _LONGEST_BATCH))
+            if stop == position:
+                if not self.blank_from(position):
+                    self._refuse_hole(position)
+                    yield Window(data[position : position + _LONGEST_BATCH], position)
+                break
+            yield Window(data[position:stop], position)
+            position = stop
+        if position < len(data) and not last:
+            raise self.cut_short(position)
+
+    def _refuse_hole(self, position: int) -> None:
+        """What ends here is a tail that was not written to its end, unless batches follow it."""
+        length = int.from_bytes(
+            self.data[position + 8 : position + 12].tobytes(), "big", signed=True
+        )
+        if length + 12 <= len(self.data) - position:
+            return  # no batch at all: whoever reads it says why
+        following = self.next_valid(position)
+        if following is not None:
+            raise CorruptRecord(
+                f"{self.path}: the bytes at position {position} are no whole batch, "
+                f"yet a valid one follows at position {following}"
+            )
+
+    def blank_from(self, position: int) -> bool:
+        """Whether all bytes from here on are zero, as in a file that was preallocated."""
+        data = self.data
+        if len(data) - position <= _STEPPED_ON or data[position : position + _STEPPED_ON].any():
+            return False  # fewer may be the beginning of a batch: its offset
+        step = 1 << 24
+        return not any(data[at : at + step].any() for at in range(position, len(data), step))
+
+    def next_valid(self, position: int, after: int = -1) -> int | None:
+        """Where, past damage, the next batch of any format begins whose checksum is right.
+
+        Args:
+            position: of what is damaged.
+            after: the batch must have a larger base offset.
         """
         data = self.data
-        while position < len(data):
-            end = _core.batches_end(data, position, min(len(data), position + size))
-            if end == position:  # damage, a cut, or one long batch
-                end = _core.batches_end(data, position, min(len(data), position + _LONGEST_BATCH))
-            if end == position:
-                yield data[position : position + _LONGEST_BATCH]
-                return
-            yield data[position:end]
-            position = end
+        for start in range(position + 1, len(data) - _STEPPED_ON, _WINDOW):
+            # All that has a believable length, and an offset below 2^48; then one by one.
+            head = data[start : start + _WINDOW + _STEPPED_ON]
+            count = len(head) - _STEPPED_ON
+            magic = head[legacy_messages.MAGIC_AT : legacy_messages.MAGIC_AT + count]
+            marks = np.flatnonzero((magic <= 2) & (head[:count] == 0) & (head[1 : 1 + count] == 0))
+            lengths = np.zeros(len(marks), np.int64)
+            for byte in range(8, 12):
+                lengths = lengths << 8 | head[marks + byte]
+            marks = marks[(lengths >= 14) & (lengths <= len(data) - start - marks - 12)]
+            for at in (start + marks).tolist():
+                try:
+                    found = next(self.batches(at), None)
+                except CorruptRecord:
+                    continue
+                if found is not None and found.base_offset > after and found.valid:
+                    return at
+        return None
 
     def position_of(self, offset: int) -> int:
         """A batch at or before the one with this offset, by the offset index where that is true."""
@@ -153,9 +255,28 @@ class SegmentFiles:
                 try:
                     found = _core.iter_batches(self.data, position, strict=False, limit=1)
                 except CorruptRecord:
-                    return 0
-                return position if found and found[0].last_offset == last_offset else 0
-        return 0
+                    break
+                # A batch, or the last one of an append of several, ends at the entry's offset.
+                if found and found[0].base_offset <= last_offset:
+                    return self._past_damage(position, offset)
+                break
+        return self._past_damage(0, offset)
+
+    def _past_damage(self, position: int, offset: int) -> int:
+        """A place to read from for an offset; damage that lies wholly before it is stepped over."""
+        while offset > self.base_offset:
+            try:
+                first, stop, *_ = _core.walk_batches(self.data, position, offset, offset + 1, 1)
+                if stop > first:
+                    return first
+                bad = first
+            except CorruptRecord:
+                bad = _core.batches_end(self.data, position)
+            found = self.next_valid(bad) if bad < len(self.data) else None
+            if found is None or next(self.batches(found)).base_offset > offset:
+                return position
+            position = found
+        return position
 
     def cut_short(self, position: int) -> CorruptRecord:
         """The error for bytes at the end that are no whole batch."""
@@ -295,9 +416,8 @@ def feed_transactions(fold: _core.TransactionFold, segments: list[SegmentFiles])
             it does and more segments follow; the fold stands there. The message names the file.
     """
     for segment in segments:
-        try:
-            used = fold.feed(segment.data)
-        except CorruptRecord as error:
-            raise CorruptRecord(f"{segment.path}: {error}") from error
-        if used < len(segment.data) and segment is not segments[-1]:
-            raise segment.cut_short(used)
+        for window in segment.windows(0, _FOLDED_AT_ONCE, last=segment is segments[-1]):
+            try:
+                fold.feed(window.data, base_position=window.position)
+            except CorruptRecord as error:
+                raise type(error)(f"{segment.path}: {error}") from error

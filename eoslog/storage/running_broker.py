@@ -1,0 +1,55 @@
+"""Does a Kafka broker have this directory open?
+
+A broker holds an exclusive lock on `.lock` in each of its log directories for as long as it runs
+(Java's FileLock: a POSIX record lock over the whole file). The kernel is asked; nothing is locked
+or written, so that the broker's own start never meets us.
+
+Source: Kafka FileLock, LogManager.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+
+from eoslog.errors import LockTimeout
+
+__all__ = ["holder", "refuse"]
+
+LOCK_FILE = ".lock"
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock on Linux: type, whence, start, len, pid
+
+
+def holder(directory: str) -> int | None:
+    """The process that holds a directory's `.lock`; 0 if it can't be named, None if nobody does."""
+    try:
+        fd = os.open(os.path.join(directory, LOCK_FILE), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    finally:
+        os.close(fd)
+    return None if kind == fcntl.F_UNLCK else max(int(pid), 0)
+
+
+def refuse(path: str) -> None:
+    """Raise LockTimeout where a broker is running on a log directory.
+
+    Args:
+        path: the log directory, a partition directory in it, or a file of either.
+    """
+    place = os.path.abspath(path)
+    for _ in range(3):
+        if os.path.isdir(place):
+            pid = holder(place)
+            if pid is not None:
+                by = f" (process {pid})" if pid else ""
+                raise LockTimeout(
+                    f"{os.path.join(place, LOCK_FILE)} is held: a broker{by} is running on this "
+                    "directory. Stop it, or read anyway with --read-only-anyway "
+                    "(read_only_anyway=True)"
+                )
+        place = os.path.dirname(place)
