@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from eoslog import _core
 from eoslog.background import Background
 from eoslog.checkpointer import Checkpointer
+from eoslog.config import LogConfig
 from eoslog.coordinator.group_coordinator import GroupCoordinator
 from eoslog.coordinator.producer_ids import ProducerIds
 from eoslog.coordinator.transaction_coordinator import TransactionCoordinator
@@ -37,9 +38,6 @@ logger = logging.getLogger("eoslog.engine")
 
 _METADATA_SLOT = 0
 _METADATA_ID = bytes(15) + b"\x01"  # Kafka's fixed id of __cluster_metadata
-_CHECKPOINT_S = 60.0
-_SWEEP_S = 10.0  # transaction.abort.timed.out.transaction.cleanup.interval.ms
-_EXPIRY_S = 3600.0  # transaction.remove.expired.transaction.cleanup.interval.ms
 _FLUSHERS = 8
 
 _open: dict[tuple[int, int, bool], Engine] = {}
@@ -69,11 +67,17 @@ class Engine:
     """
 
     def __init__(
-        self, path: str, *, read_only: bool, properties: checkpoints.MetaProperties
+        self,
+        path: str,
+        *,
+        read_only: bool,
+        properties: checkpoints.MetaProperties,
+        config: LogConfig | None = None,
     ) -> None:
         """Join the directory's session and wire the floors."""
         self.path = path
         self.read_only = read_only
+        self.config = config = config or LogConfig.of()
         self.properties = properties
         self.durability = properties.durability
         self.clock: Callable[[], float] = time.time
@@ -112,13 +116,26 @@ class Engine:
                 self.partitions.on_forget = self._background.forget
                 if self.session.began:
                     remove_deleted(path, self.metadata.deleted.values())
-                self.schedule(_CHECKPOINT_S, self._checkpointer.checkpoint)
+                self.schedule(
+                    config.log_flush_offset_checkpoint_interval_ms / 1000,
+                    self._checkpointer.checkpoint,
+                )
             self.producer_ids = ProducerIds(self.metadata.allocate_producer_ids)
-            self.transactions = TransactionCoordinator(self)
+            self.transactions = TransactionCoordinator(
+                self,
+                max_timeout_ms=config.transaction_max_timeout_ms,
+                id_expiration_ms=config.transactional_id_expiration_ms,
+            )
             self.partitions.on_recovered = self.transactions.recover_partition
             self.groups = GroupCoordinator(self)
-            self.schedule(_SWEEP_S, lambda: self._aside(self.transactions.abort_timed_out))
-            self.schedule(_EXPIRY_S, lambda: self._aside(self.transactions.expire))
+            self.schedule(
+                config.transaction_abort_timed_out_transaction_cleanup_interval_ms / 1000,
+                lambda: self._aside(self.transactions.abort_timed_out),
+            )
+            self.schedule(
+                config.transaction_remove_expired_transaction_cleanup_interval_ms / 1000,
+                lambda: self._aside(self.transactions.expire),
+            )
         except BaseException:
             self._release()
             raise
@@ -133,6 +150,7 @@ class Engine:
         create: bool = True,
         read_only: bool = False,
         durability: str | None = None,
+        config: LogConfig | None = None,
     ) -> Engine:
         """Open a directory, or share the engine that this process has.
 
@@ -142,17 +160,20 @@ class Engine:
             read_only: take no lock that writers notice; an unclean directory that nobody writes is
                 scanned privately and not changed.
             durability: "strict" or "os"; None takes what is stored, "strict" for a new directory.
+            config: timers and sizes; None leaves them to whoever opened it first in this process.
 
         Raises:
-            ConfigError: another durability is stored.
+            ConfigError: another durability, or other counts of internal partitions, are stored;
+                or this process has the directory open with other settings.
             StorageError: the directory is foreign, damaged or on a file system that is refused.
         """
         if durability not in (None, "strict", "os"):
             raise ConfigError(f"durability: {durability!r} is neither 'strict' nor 'os'")
         where = os.path.abspath(os.fspath(path))
-        properties = prepare_directory(
-            where, create=create and not read_only, durability=durability
-        )
+        create = create and not read_only
+        if config is not None and "durability" in config.given:
+            durability = durability or config.durability
+        properties = prepare_directory(where, create=create, durability=durability, config=config)
         if durability is not None and properties.durability != durability:
             raise ConfigError(
                 f"{where}: durability {durability!r} asked for, "
@@ -165,11 +186,21 @@ class Engine:
         with _open_mutex:
             engine = _open.get(key)
             if engine is None:
-                engine = cls(where, read_only=read_only, properties=properties)
+                engine = cls(where, read_only=read_only, properties=properties, config=config)
                 _open[key] = engine
                 engine._key = key
+            elif config is not None:
+                engine._check_same(config)
             engine._references += 1
             return engine
+
+    def _check_same(self, config: LogConfig) -> None:
+        for key in sorted(config.given - {"durability"}):
+            wanted, here = (getattr(c, key.replace(".", "_")) for c in (config, self.config))
+            if wanted != here:
+                raise ConfigError(
+                    f"{key}: {wanted} asked for, but this process has {self.path} open with {here}"
+                )
 
     _key: tuple[int, int, bool]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from eoslog.client.recipes import dedupe, run_transaction
 from eoslog.closing import Closing
+from eoslog.config import LogConfig
 from eoslog.engine import Engine
 from eoslog.errors import UnknownTopicOrPartition
 from eoslog.model import (
@@ -39,26 +40,36 @@ __all__ = ["Log", "dedupe", "open", "repair"]
 
 def open(  # noqa: A001
     path: str | os.PathLike[str],
+    config: Mapping[str, Any] | None = None,
     *,
     create: bool = True,
     read_only: bool = False,
     durability: str | None = None,
+    **options: Any,
 ) -> Log:
     """Open a log directory; many processes may have it open.
 
     Args:
         path: the directory.
+        config: Kafka's keys for a broker, as {"transaction.max.timeout.ms": 60_000}: timers and
+            limits of this process's handles, counts of internal partitions of a new directory.
         create: make it when missing.
         read_only: change nothing; while nobody writes, an unclean directory is scanned privately.
         durability: "strict" (acknowledged means on disk) or "os" (means in the page cache). Fixed
             at creation; None takes what is stored, "strict" for a new directory.
+        options: more keys, in snake_case.
 
     Raises:
-        ConfigError: another durability is stored (the message names both).
+        ConfigError: an unknown key, or another value is stored or in use here (both are named).
         StorageError: foreign, damaged, or on a file system without local locks.
         LockTimeout: another process holds it for longer than 30 s.
     """
-    return Log(Engine.open(path, create=create, read_only=read_only, durability=durability))
+    settings = LogConfig.of(config, **options) if config or options else None
+    return Log(
+        Engine.open(
+            path, create=create, read_only=read_only, durability=durability, config=settings
+        )
+    )
 
 
 def repair(path: str | os.PathLike[str], mode: str = "report") -> RepairReport:

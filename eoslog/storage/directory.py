@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterable
 
 from eoslog import _core
-from eoslog.errors import StorageError
+from eoslog.config import LogConfig
+from eoslog.errors import ConfigError, StorageError
 from eoslog.storage import checkpoints, files
 from eoslog.storage.metadata import TopicInfo
 from eoslog.storage.session import SESSION_FILE
@@ -21,7 +22,7 @@ _OWN_PREFIXES = ("eoslog.", "meta.properties.tmp")
 
 
 def prepare_directory(
-    path: str, *, create: bool, durability: str | None
+    path: str, *, create: bool, durability: str | None, config: LogConfig | None = None
 ) -> checkpoints.MetaProperties:
     """Read meta.properties, or make a new directory.
 
@@ -37,6 +38,7 @@ def prepare_directory(
         files.make_dir(path)
     properties = checkpoints.read_meta_properties(path)
     if properties is not None:
+        _check_counts(path, properties, config)
         return properties
     foreign = [name for name in files.names(path) if not name.startswith(_OWN_PREFIXES)]
     if foreign:
@@ -52,11 +54,31 @@ def prepare_directory(
             time.sleep(0.001)
         properties = checkpoints.read_meta_properties(path)
         if properties is None:
-            properties = checkpoints.MetaProperties.new(durability or "strict")
+            counts = config or LogConfig.of()
+            properties = checkpoints.MetaProperties.new(
+                durability or "strict",
+                counts.transaction_state_log_num_partitions,
+                counts.offsets_topic_num_partitions,
+            )
             checkpoints.write_meta_properties(path, properties)
         return properties
     finally:
         files.close(fd)
+
+
+def _check_counts(
+    path: str, properties: checkpoints.MetaProperties, config: LogConfig | None
+) -> None:
+    stored = {
+        "transaction.state.log.num.partitions": properties.transaction_partitions,
+        "offsets.topic.num.partitions": properties.offsets_partitions,
+    }
+    for key in sorted(stored.keys() & (config.given if config is not None else set())):
+        wanted = getattr(config, key.replace(".", "_"))
+        if wanted != stored[key]:
+            raise ConfigError(
+                f"{path}: {key} {wanted} asked for, the directory was made with {stored[key]}"
+            )
 
 
 def remove_partition(root: str, topic: str, partition: int, topic_id: bytes) -> None:
