@@ -68,6 +68,7 @@ cdef class RecordAccumulator:
     cdef readonly int64_t buffered      # records not yet delivered
     cdef readonly int64_t produced      # records taken so far
     cdef public int gate                # not 0: produce calls _refuse()
+    cdef MemoryPool pool                # of the buffers of batches that are delivered
     cdef public int64_t sleeping_until  # when the sender looks again by itself; 0: it is awake
     cdef public bint exhausted          # somebody waits for memory: send what there is
     cdef bint must_wake
@@ -77,6 +78,7 @@ cdef class RecordAccumulator:
                  size_t max_request_size=1048576, str compression="none", level=None,
                  key_serializer=None, value_serializer=None, partitioner=None,
                  bint ignore_keys=False):
+        self.pool = MemoryPool()
         self.topics = {}
         self.active = {}
         self.ready = []
@@ -350,6 +352,7 @@ cdef class RecordAccumulator:
 
         # From here to the end no object is made.
         if builder.count == 0:
+            self.pool.lend(&builder.buffer, builder.last_size)
             if reserve(&builder.buffer, max(builder.last_size, layout.HEADER_SIZE + size)) < 0:
                 raise MemoryError()
             builder.buffer.size = layout.HEADER_SIZE
@@ -383,6 +386,7 @@ cdef class RecordAccumulator:
         if builder.count == 0:
             return 0
         batch.builder = builder
+        batch.pool = self.pool
         batch.topic = builder.topic.name
         batch.partition = builder.partition
         batch.count = builder.count

@@ -15,6 +15,7 @@ cdef class SealedBatch:
     """
 
     cdef ByteBuffer buffer
+    cdef MemoryPool pool                # where the buffer came from and goes back to
     cdef PartitionBuilder builder
     cdef int exports
     cdef int state
@@ -42,8 +43,11 @@ cdef class SealedBatch:
         self.producer_epoch = -1
         self.base_sequence = -1
 
-    def __dealloc__(self):
-        clear_buffer(&self.buffer)
+    def __dealloc__(self):              # nobody reads the bytes any more: a view holds the batch
+        if self.pool is not None and self.buffer.data != NULL:
+            self.pool.take_back(self.buffer.data, self.buffer.capacity)
+        else:
+            clear_buffer(&self.buffer)
 
     @property
     def callbacks(self):

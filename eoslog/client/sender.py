@@ -261,11 +261,11 @@ class Sender:
             self._identity.ensure()
             if not doubtful:
                 self._stamp(place, group)
-            data = bytearray().join([batch.data for batch in group])
             for batch in group:
                 batch.attempts += 1
                 batch.doubtful = True  # until the log has answered
-            result = self._append(log, place, data)
+            with memoryview(_joined(group)) as data:
+                result = self._append(log, place, data)
         except EoslogError as error:
             for batch in group:
                 batch.doubtful = doubtful
@@ -312,7 +312,7 @@ class Sender:
             if sequence >= 0:
                 sequence = next_sequence(sequence, batch.count)
 
-    def _append(self, log: Any, place: Place, data: bytearray) -> AppendResult:
+    def _append(self, log: Any, place: Place, data: memoryview) -> AppendResult:
         if self._transactions is not None:
             return self._transactions.append(log, place, data)  # type: ignore[no-any-return]
         result = log.append(data, timeout=self._config.request_timeout_ms / 1000)
@@ -393,3 +393,10 @@ class Sender:
             self._identity.bump()
             self.stats.epoch_bumps += 1
         self.acks.settle(batch, error, None)
+
+
+def _joined(group: list[Any]) -> Any:
+    """The bytes of batches that go together; those of one alone are not copied."""
+    if len(group) == 1:
+        return group[0].data
+    return bytearray().join([batch.data for batch in group])

@@ -247,7 +247,7 @@ class TransactionManager:
 
     # -- the sender's calls -------------------------------------------------------------------
 
-    def append(self, log: Any, place: Place, data: bytearray) -> AppendResult:
+    def append(self, log: Any, place: Place, data: memoryview) -> AppendResult:
         """Append to a partition; its first batch only while the coordinator lists the partition.
 
         Source: protocol.md row 19.

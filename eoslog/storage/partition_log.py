@@ -147,7 +147,8 @@ class PartitionLog:
         """Append whole v2 batches; offsets and the leader epoch are stamped.
 
         Args:
-            batch: one or more complete batches; several must continue each other's sequence.
+            batch: one or more complete batches; several must continue each other's sequence. A
+                writable buffer is stamped in place.
             expect: (log, end) pairs that the caller's decision rests on.
             origin: a coordinator may append markers and skips the sequence check.
             timeout: seconds to wait for the partition's lock (30 by default).
@@ -167,7 +168,9 @@ class PartitionLog:
         """
         if self.session.read_only:
             raise IllegalState(f"{self.name}: the log was opened read_only")
-        data = batch if isinstance(batch, bytearray) else bytearray(batch)
+        data = memoryview(batch)  # its own bytes get the stamps, where they may be written
+        if data.readonly:
+            data = memoryview(bytearray(batch))
         client = origin is AppendOrigin.CLIENT
         expected = [(log.core, end) for log, end in expect]
         limit = self.settings.max_message_bytes if client else 1 << 30
@@ -193,7 +196,7 @@ class PartitionLog:
         raise LockTimeout(f"{self.name}: no append in {MAX_REPEATS} tries")
 
     def _duplicate(
-        self, data: bytearray, base: int, last: int, timestamp: int, origin: AppendOrigin
+        self, data: memoryview, base: int, last: int, timestamp: int, origin: AppendOrigin
     ) -> AppendResult:
         """The first batch is stored already; what follows it is judged batch by batch."""
         size = int.from_bytes(data[8:12], "big") + 12

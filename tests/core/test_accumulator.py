@@ -344,3 +344,23 @@ def test_threads_that_the_collector_lets_in_lose_nothing() -> None:
     assert sum(map(len, seen.values())) == a.buffered == 1600
     assert all(numbers == sorted(numbers) for numbers in seen.values())
     assert told == 4 * 134
+
+
+def test_the_memory_of_a_batch_is_used_again_only_when_nobody_can_read_it() -> None:
+    """What a retry or a view still holds must not become the bytes of later records."""
+    a = make(batch_size=1 << 18)
+    views, kept, wanted = [], [], []
+    for turn in range(12):
+        a.produce_many("t", [b"%06d-%06d" % (turn, i) * 8 for i in range(2500)])
+        for batch in a._drain(0, True):
+            batch.stamp(7, 0, 0, False)
+            a._release(batch)
+            if turn % 3 == 0:
+                views.append(memoryview(batch))
+                wanted.append(bytes(batch))
+            elif turn % 3 == 1:
+                kept.append((batch, bytes(batch)))
+        del batch
+    assert [bytes(view) for view in views] == wanted
+    assert all(bytes(batch) == data for batch, data in kept)
+    assert all(reference.decode_batch(data).valid for data in wanted)
