@@ -72,7 +72,7 @@ def refusal(log: PartitionLog, status: int, error: int, wait: float) -> EoslogEr
     return StorageError(f"{name}: unexpected status {status}", path=log.path)
 
 
-def out_of_order(log: PartitionLog, data: bytearray) -> OutOfOrderSequence:
+def out_of_order(log: PartitionLog, data: memoryview) -> OutOfOrderSequence:
     """The refusal of a batch whose sequence is not the next, with the two that disagree."""
     batch = _core.iter_batches(data)[0]
     known = log.core.producer(batch.producer_id)
