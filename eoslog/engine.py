@@ -60,6 +60,15 @@ def _close_all() -> None:
             engine.close()
 
 
+def shard_of(name: str, count: int) -> int:
+    """The internal partition of a transactional id or group, of `count`, as Kafka places it.
+
+    The hash without a positive twin is 0 there (`Utils.abs`), which Python's `abs` does not do.
+    """
+    code = _core.java_hash(name)
+    return 0 if code == -(2**31) else abs(code) % count
+
+
 class Engine:
     """A directory open in this process.
 
@@ -263,12 +272,12 @@ class Engine:
 
     def transaction_partition(self, transactional_id: str) -> PartitionLog:
         """The `__transaction_state` partition of an id, made at first use."""
-        number = abs(_core.java_hash(transactional_id)) % self.properties.transaction_partitions
+        number = shard_of(transactional_id, self.properties.transaction_partitions)
         return self.partition(TRANSACTION_STATE_TOPIC, number)
 
     def group_partition(self, group_id: str) -> PartitionLog:
         """The `__consumer_offsets` partition of a group, made at first use."""
-        number = abs(_core.java_hash(group_id)) % self.properties.offsets_partitions
+        number = shard_of(group_id, self.properties.offsets_partitions)
         return self.partition(CONSUMER_OFFSETS_TOPIC, number)
 
     def transaction_partitions(self) -> list[PartitionLog]:

@@ -146,16 +146,18 @@ def build(path: Path, seed: int = 1) -> Iterator[eoslog.Log]:
             yield log
 
 
-def rows_of(log: eoslog.Log, topic: str, isolation: str) -> list[Row]:
-    """Everything that eoslog's reader gives of a topic, by partition and offset."""
-    table = log.scan(topic, isolation=isolation, binary="copy").to_table().to_pylist()
-    return sorted(
-        (
-            Row(
-                row["partition"], row["offset"], row["timestamp_type"], round(row["timestamp"].timestamp() * 1000),
-                row["key"], row["value"], tuple((h["key"], h["value"]) for h in row["headers"] or ()),
-            )
-            for row in table
-        ),
-        key=lambda row: row[:2],
+def rows_of_scan(scan: eoslog.Scan) -> list[Row]:
+    """The rows of a scan, sorted by partition and offset."""
+    rows = (
+        Row(
+            row["partition"], row["offset"], row["timestamp_type"], round(row["timestamp"].timestamp() * 1000),
+            row["key"], row["value"], tuple((h["key"], h["value"]) for h in row["headers"] or ()),
+        )
+        for row in scan.to_table().to_pylist()
     )  # fmt: skip
+    return sorted(rows, key=lambda row: row[:2])
+
+
+def rows_of(log: eoslog.Log, topic: str, isolation: str) -> list[Row]:
+    """Everything that eoslog's reader gives of a topic."""
+    return rows_of_scan(log.scan(topic, isolation=isolation, binary="copy"))
