@@ -8,7 +8,8 @@ What happens to an open (producer id, epoch) of a partition:
     a decision speaks of it           its marker is written, also if one was lost before
     Ongoing, owner dead / timed out   PREPARE_ABORT under its id
     Ongoing otherwise                 left alone: somebody works on it
-    id known, not Ongoing             its Ongoing was lost by a power cut: PREPARE_ABORT under it
+    id known, not Ongoing             its Ongoing was lost by a power cut: what was decided before
+                                      it is driven to its end, then PREPARE_ABORT under it
     unknown                           PREPARE_ABORT under the reserved id `__recovery-<producer id>`
 
 Presumed abort always goes through C as a durable PREPARE_ABORT with the epoch bumped, never as a
@@ -155,6 +156,14 @@ class Resolver:
         known = self._logs.of_producer(producer_id)
         if known is not None and known[1].producer_epoch == epoch:
             clog, metadata = known
+            if metadata.state.preparing and metadata.decided is not None:
+                # The COMPLETE of what came before was lost together with this one's Ongoing.
+                self._driver.drive(clog, metadata.decided.key)
+                clog.refresh()
+                driven = clog.get(metadata.transactional_id)
+                if driven is None or driven.state.preparing or driven.producer_epoch != epoch:
+                    return False
+                metadata = driven
             cause = self.due(clog, metadata)
             if cause is None and metadata.state.expirable:
                 cause = Cause.RECOVERY

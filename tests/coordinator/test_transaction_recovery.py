@@ -105,6 +105,23 @@ def test_ongoing_that_was_lost_with_the_power_is_aborted_under_its_id(world: Wor
         world.coordinator.end_txn(*writer.identity, True)
 
 
+def test_the_next_transaction_is_aborted_where_complete_and_its_ongoing_were_lost(
+    world: World,
+) -> None:
+    """C ends with PREPARE_COMMIT of the last one: it is driven, then the open one ended."""
+    writer = Writer(world, "t")
+    writer.write(A0, b"1")
+    writer.commit()
+    writer.write(A0, b"2")
+    writer.write(B0, b"3")
+    for tp in (A0, B0):
+        world.log(tp).flush()  # the data of the second is durable, its Ongoing is not
+    world.crash()
+    assert world.values(A0) == [b"1"]
+    assert world.values(B0) == []
+    assert world.log(A0).open_transactions() == world.log(B0).open_transactions() == []
+
+
 def test_an_abort_reaches_partitions_whose_registration_was_lost(world: World) -> None:
     writer = Writer(world, "t")
     writer.write(A0, b"1")
