@@ -42,8 +42,7 @@ class Checkpointer:
         with self._session.bootstrap():
             points = checkpoints.read_offsets(path, lenient=True)
             for log in self._partitions:
-                key = (log.topic, log.partition)
-                points[key] = max(points.get(key, 0), log.durable_end)
+                _raise_point(points, log, log.durable_end)
             checkpoints.write_offsets(path, points)
 
     def close_clean(self) -> None:
@@ -92,11 +91,11 @@ class Checkpointer:
                 )
                 log.sync()
                 log.write_snapshot()
-                points[info.name, partition.partition] = log.log_end
+                _raise_point(points, log, log.log_end)
         metadata_log = self._partitions.known(CLUSTER_METADATA_TOPIC, 0)
         assert metadata_log is not None  # opened with the directory
         metadata_log.sync()
-        points[CLUSTER_METADATA_TOPIC, 0] = metadata_log.log_end
+        _raise_point(points, metadata_log, metadata_log.log_end)
         checkpoints.write_offsets(path, points)
         # partitions that no one opened in an unclean session keep their need for a scan
         return self._partitions.last_run.clean or all(
@@ -105,3 +104,11 @@ class Checkpointer:
             for p in info.partitions.values()
             if os.path.isdir(os.path.join(self._session.path, f"{info.name}-{p.partition}"))
         )
+
+
+def _raise_point(points: dict[tuple[str, int], int], log: PartitionLog, end: int) -> None:
+    """Move a recovery point up; the index files that it leaves behind are durable first."""
+    key = (log.topic, log.partition)
+    old = points.get(key, 0)
+    log.flusher.sync_indexes(old, max(old, end))
+    points[key] = max(old, end)

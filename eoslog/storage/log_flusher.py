@@ -9,12 +9,13 @@ import contextlib
 import os
 import threading
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from eoslog import _core
 from eoslog.errors import LogPoisoned, StorageError
 from eoslog.storage import files
-from eoslog.storage.segments import LOG, file_name
+from eoslog.storage.segments import INDEX, LOG, TIME_INDEX, TXN_INDEX, file_name, offsets_in
 from eoslog.storage.session import POISON_FILE
 
 if TYPE_CHECKING:
@@ -103,6 +104,29 @@ class LogFlusher:
         with self._flushing:
             if self._log.durable_end < self._log.log_end:
                 self._flush_now()
+
+    def sync_indexes(self, old_point: int, new_point: int) -> None:
+        """Make the index files durable of segments that a risen recovery point leaves behind.
+
+        Recovery rebuilds the indexes of what it scans, and it scans from the recovery point on. An
+        abort index that was lost below it would show aborted records.
+        """
+        bases = offsets_in(self._log.path, LOG)  # the empty active one as well
+        sealed = [b for b, end in pairwise(bases) if old_point <= end <= new_point]
+        for base in sealed:
+            for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
+                path = os.path.join(self._log.path, file_name(base, suffix))
+                try:
+                    fd = files.open_file(path)
+                except FileNotFoundError:
+                    continue  # there are no aborts in it
+                try:
+                    with files.naming(path):
+                        _core.os_sync(fd)
+                finally:
+                    files.close(fd)
+        if sealed:
+            files.fsync_dir(self._log.path)
 
     def _flush_now(self) -> None:
         started = time.monotonic_ns()

@@ -170,10 +170,12 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
         files.fsync_dir(path)
         bases = [first]
     log_start = max(last.log_start, bases[0])
+    # A segment that ends at the recovery point was active when that was written: its indexes were
+    # not synced with it.
     verify_from = (
         bases[-1]
         if last.clean
-        else max((b for b in bases if b <= last.recovery_point), default=bases[0])
+        else max((b for b in bases if b < last.recovery_point), default=bases[0])
     )
     base, entries = _newest_snapshot(
         path, [b for b in bases if b <= verify_from], delete_bad=not read_only

@@ -1,0 +1,141 @@
+"""What can be seen of an open directory: records, and a digest of the whole state."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from eoslog.coordinator.group_state import GroupTable
+from eoslog.coordinator.transaction_log import TransactionFold
+from eoslog.engine import Engine
+from eoslog.storage.partition_log import PartitionLog
+from tests.simulation.model import Model, Seen
+
+
+def visible(log: PartitionLog, end: int | None = None) -> list[tuple[int, str]]:
+    """(offset, value) of what read_committed shows, read batch by batch and filtered here."""
+    bound = log.last_stable_offset if end is None else min(end, log.last_stable_offset)
+    start = log.log_start
+    aborted = log.aborted(start, bound)
+    found = []
+    for batch in log.batches(start, bound):
+        if batch.control:
+            continue
+        hidden = batch.transactional and any(
+            pid == batch.producer_id and first <= batch.base_offset <= last
+            for pid, first, last in aborted
+        )
+        if not hidden:
+            found += [
+                (offset, bytes(value).decode())
+                for offset, _, _, value, _ in batch.records()
+                if offset < bound
+            ]
+    return found
+
+
+def all_partitions(engine: Engine) -> list[PartitionLog]:
+    """Every partition there is, opened."""
+    user = [engine.partition(*place) for place in engine.user_partitions()]
+    return [
+        engine.partitions.known("__cluster_metadata", 0),
+        *engine.transaction_partitions(),
+        *engine.group_partitions(),
+        *user,
+    ]
+
+
+def everything(engine: Engine) -> Seen:
+    """What read_committed shows of every topic."""
+    return {place: visible(engine.partition(*place)) for place in engine.user_partitions()}
+
+
+def positions(engine: Engine, groups: set[str]) -> dict[str, int]:
+    """The stable committed offset of each group (they use one partition)."""
+    found = {}
+    for group in sorted(groups):
+        offsets = engine.groups.fetch_offsets(group, timeout=5.0)
+        found.update({group: stored.offset for stored in offsets.values()})
+    return found
+
+
+def check_structure(engine: Engine, model: Model, *, settled: bool) -> None:
+    """O4 dense offsets, O5 the order of the ends; after settling nothing may be open."""
+    for log in all_partitions(engine):
+        log.flush()
+        ends = (log.log_start, log.last_stable_offset, log.high_watermark, log.log_end)
+        if list(ends) != sorted(ends):
+            model.violated(f"O5 ends of {log.name}: {ends}")
+        following = log.log_start
+        for batch in log.batches(log.log_start, log.log_end):
+            if batch.base_offset != following:
+                model.violated(f"O4 hole in {log.name}: {batch.base_offset} after {following - 1}")
+            if not batch.valid:
+                model.violated(f"O4 {log.name}: bad CRC at offset {batch.base_offset}")
+            following = batch.last_offset + 1
+        if following != log.log_end:
+            model.violated(f"O4 {log.name}: batches end at {following}, log end is {log.log_end}")
+        if settled and log.open_transactions():
+            model.violated(f"O2 still open in {log.name}: {log.open_transactions()}")
+
+
+def state(engine: Engine) -> dict[str, Any]:
+    """Everything that folds know, and the bytes that they are folds of, by name."""
+    found: dict[str, Any] = {}
+    for log in all_partitions(engine):
+        log.fold()
+        content = hashlib.blake2b(digest_size=8)
+        for part in (
+            log.read(log.log_start, log.log_end, 1 << 30) if log.log_end > log.log_start else ()
+        ):
+            content.update(bytes(part.data))
+        found[log.name] = {
+            "bytes": content.hexdigest(),
+            "ends": (log.log_start, log.log_end, log.stable_end),
+            "producers": sorted(map(repr, log.producers())),
+            "batches kept": sorted(
+                log.core.export_producers()[1][i : i + 46]
+                for i in range(0, len(log.core.export_producers()[1]), 46)
+            ),
+            "open": log.open_transactions(),
+            "aborted": log.aborted(log.log_start, log.log_end),
+        }
+    for clog in engine.transactions.logs.all():
+        found[f"coordinator {clog.log.name}"] = {
+            "ids": sorted(map(repr, clog.values())),
+            "undecided": sorted(d.decided.key for d in clog.decisions() if not d.complete),
+        }
+        replayed = TransactionFold()
+        for batch in clog.log.batches(clog.log.log_start, clog.log.log_end):
+            for offset, _, key, value, _ in () if batch.control else batch.records():
+                replayed.apply(offset, key, value)
+        found[f"coordinator {clog.log.name} replayed"] = sorted(map(repr, replayed.table.values()))
+        assert (
+            found[f"coordinator {clog.log.name} replayed"]
+            == found[f"coordinator {clog.log.name}"]["ids"]
+        )
+    for log in engine.group_partitions():
+        table = GroupTable()
+        for batch in log.batches(log.log_start, log.log_end):
+            table.apply(batch)
+        with engine.groups._shard_of(log).folded() as (live, _):
+            found[f"groups {log.name}"] = repr(
+                (sorted(map(repr, live.groups.values())), sorted(live.pending))
+            )
+            assert live == table, f"{log.name}: live groups are not the replayed ones"
+    return found
+
+
+def difference(live: dict[str, Any], replayed: dict[str, Any]) -> list[str]:
+    """Where two states differ."""
+    out = []
+    for name in sorted(live.keys() | replayed.keys()):
+        a, b = live.get(name), replayed.get(name)
+        if a != b:
+            keys = (
+                [k for k in a if a[k] != b.get(k)]
+                if isinstance(a, dict) and isinstance(b, dict)
+                else []
+            )
+            out += [f"{name} {k}: {a[k]} / {b[k]}" for k in keys] or [f"{name}: {a} / {b}"]
+    return out

@@ -1,0 +1,482 @@
+"""The OS-call table, the clocks and the failpoints, routed through a world.
+
+The entries of the core's table (`os_table.h`) become Python functions: each tells the world that a call comes,
+makes it for real on tmpfs, and tells the disk model. Standard modules that eoslog's modules hold (`time`, `random`,
+`secrets`, `uuid`, and `threading` where it starts threads) are replaced by ones that ask the world, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import random
+import secrets
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from ctypes import CFUNCTYPE, c_char_p, c_int, c_int64, c_size_t, c_ssize_t, c_uint32, c_void_p
+from types import ModuleType
+from typing import Any
+
+import eoslog.engine
+from eoslog import _core
+from eoslog.storage import files
+from tests.simulation.disk import File
+from tests.simulation.world import Killed, Process, World
+
+_SIGNATURES: list[tuple[str, tuple[Any, ...]]] = [  # in the order of eoslog_os_table
+    ("open", (c_int, c_char_p, c_int, c_int)),
+    ("pread", (c_ssize_t, c_int, c_void_p, c_size_t, c_int64)),
+    ("pwrite", (c_ssize_t, c_int, c_void_p, c_size_t, c_int64)),
+    ("fdatasync", (c_int, c_int)),
+    ("fsync", (c_int, c_int)),
+    ("ftruncate", (c_int, c_int, c_int64)),
+    ("rename", (c_int, c_char_p, c_char_p)),
+    ("unlink", (c_int, c_char_p)),
+    ("lock", (c_int, c_int, c_int, c_int64)),
+    ("point", (None, c_int)),
+    ("mkdir", (c_int, c_char_p, c_int)),
+    ("rmdir", (c_int, c_char_p)),
+    ("map", (c_void_p, c_int, c_int64, c_size_t, c_int)),
+    ("clock_ns", (c_int64, c_int)),
+    ("wait", (c_int, c_void_p, c_void_p, c_int, c_int64)),
+]
+_TYPES = {name: CFUNCTYPE(*types, use_errno=True) for name, types in _SIGNATURES}
+
+
+class _Table(ctypes.Structure):
+    _fields_ = [(name, c_void_p) for name, _ in _SIGNATURES]
+
+
+_table = _Table.from_address(_core.os_table())
+_real_entries = {name: getattr(_table, name) for name, _ in _SIGNATURES}
+real: dict[str, Any] = {name: _TYPES[name](address) for name, address in _real_entries.items()}
+"""The functions that the table had before."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = c_void_p
+_libc.mmap.argtypes = (c_void_p, c_size_t, c_int, c_int, c_int, c_int64)
+_libc.munmap.argtypes = (c_void_p, c_size_t)
+_NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+def _fail(code: int) -> int:
+    ctypes.set_errno(code)
+    return -1
+
+
+def _name(world: World, fd: int) -> str:
+    node = world.fds.get(fd)
+    return (
+        "/".join(node.live.split("/")[-2:])
+        if isinstance(node, File) and isinstance(node.live, str)
+        else ""
+    )
+
+
+class Calls:
+    """The table's functions for one world."""
+
+    def __init__(self, world: World) -> None:
+        """Route to this world."""
+        self.world = world
+
+    def _fault(self, call: str) -> int:
+        faults = self.world.faults
+        if faults.call != call or self.world.current is None:
+            return 0
+        faults.seen += 1
+        if faults.seen == faults.nth or (faults.for_good and faults.seen > faults.nth):
+            faults.hit += 1
+            return faults.error
+        return 0
+
+    def open(self, path: bytes, flags: int, mode: int) -> int:
+        world, name = self.world, path.decode()
+        if not world.step("open", os.path.relpath(name, world.disk.root)):
+            return _fail(errno.EBADF)
+        code = self._fault("open")
+        if code:
+            return _fail(code)
+        fd = int(real["open"](path, flags, mode))
+        if fd >= 0:
+            world.fds[fd] = world.disk.opened(name)
+            for process in world.processes:
+                process.fds.discard(fd)  # whoever had this number has closed it
+            if world.current is not None:
+                world.current.fds.add(fd)
+        return fd
+
+    def pread(self, fd: int, data: int, size: int, at: int) -> int:
+        if not self.world.step("pread", at):
+            return _fail(errno.EBADF)
+        code = self._fault("pread")
+        if code:
+            return _fail(code)
+        return int(real["pread"](fd, data, size, at))
+
+    def pwrite(self, fd: int, data: int, size: int, at: int) -> int:
+        world = self.world
+        node = world.fds.get(fd)
+        me = world.current
+        was_alive = me is not None and not me.dead
+        if not world.step("pwrite", (_name(world, fd), at, size)):
+            if (
+                was_alive
+                and me is world.current
+                and isinstance(node, File)
+                and size > 1
+                and world.steps == world.crash_at
+            ):
+                # death in the middle of the call: a part of it is there (not even power is needed)
+                at_fd = os.open(node.live, os.O_RDWR) if isinstance(node.live, str) else -1
+                if at_fd >= 0:
+                    real["pwrite"](at_fd, data, world.rng.randrange(size), at)
+                    os.close(at_fd)
+            return _fail(errno.EBADF)
+        code = self._fault("pwrite")
+        if code:
+            if code == errno.ENOSPC and size > 1 and world.rng.random() < 0.5:
+                size = world.rng.randrange(1, size)  # a full disk takes what still fits
+                world.faults.seen -= 1
+                world.faults.nth = world.faults.seen + 1
+            else:
+                return _fail(code)
+        elif world.faults.short and size > 1 and world.rng.random() < world.faults.short:
+            size = world.rng.randrange(1, size)
+        written = int(real["pwrite"](fd, data, size, at))
+        if isinstance(node, File) and written > 0:
+            node.rewritten(at, written)
+        return written
+
+    def fdatasync(self, fd: int) -> int:
+        return self._sync("fdatasync", fd)
+
+    def fsync(self, fd: int) -> int:
+        return self._sync("fsync", fd)
+
+    def _sync(self, call: str, fd: int) -> int:
+        world = self.world
+        if not world.step(call, _name(world, fd)):
+            return _fail(errno.EBADF)
+        node = world.fds.get(fd)
+        code = self._fault("sync")
+        if code:
+            if isinstance(node, File):
+                node.fail_sync()
+            return _fail(code)
+        if node is not None:
+            node.sync()  # type: ignore[attr-defined]
+        world.disk.syncs += 1
+        return 0
+
+    def ftruncate(self, fd: int, size: int) -> int:
+        if not self.world.step("ftruncate", (_name(self.world, fd), size)):
+            return _fail(errno.EBADF)
+        code = self._fault("ftruncate")
+        return _fail(code) if code else int(real["ftruncate"](fd, size))
+
+    def rename(self, source: bytes, target: bytes) -> int:
+        disk, old, new = self.world.disk, source.decode(), target.decode()
+        if not self.world.step("rename", os.path.basename(new)):
+            return _fail(errno.EBADF)
+        code = self._fault("rename")
+        if code:
+            return _fail(code)
+        if os.path.exists(new):
+            disk.leaving(new)
+        rc = int(real["rename"](source, target))
+        if rc == 0:
+            disk.renamed(old, new)
+        return rc
+
+    def unlink(self, path: bytes) -> int:
+        disk, name = self.world.disk, path.decode()
+        if not self.world.step("unlink", os.path.basename(name)):
+            return _fail(errno.EBADF)
+        code = self._fault("unlink")
+        if code:
+            return _fail(code)
+        if os.path.exists(name):
+            disk.leaving(name)
+        rc = int(real["unlink"](path))
+        if rc == 0:
+            disk.removed(name)
+        return rc
+
+    def lock(self, fd: int, kind: int, at: int) -> int:
+        if not self.world.step("lock", (kind, at)):
+            return _fail(errno.EBADF)
+        return int(real["lock"](fd, kind, at))
+
+    def point(self, number: int) -> None:
+        self.world.step("point", number)
+
+    def mkdir(self, path: bytes, mode: int) -> int:
+        if not self.world.step("mkdir", os.path.basename(path.decode())):
+            return _fail(errno.EBADF)
+        code = self._fault("mkdir")
+        if code:
+            return _fail(code)
+        rc = int(real["mkdir"](path, mode))
+        if rc == 0:
+            self.world.disk.made_folder(path.decode())
+        return rc
+
+    def rmdir(self, path: bytes) -> int:
+        if not self.world.step("rmdir", os.path.basename(path.decode())):
+            return _fail(errno.EBADF)
+        rc = int(real["rmdir"](path))
+        if rc == 0:
+            self.world.disk.removed(path.decode())
+        return rc
+
+    def map(self, fd: int, at: int, size: int, writable: int) -> int | None:
+        world = self.world
+        if not world.step("map"):
+            _fail(errno.EBADF)
+            return _MAP_FAILED
+        address = real["map"](fd, at, size, writable)
+        if world.current is not None and address != _MAP_FAILED:
+            world.current.maps.append((address, size))
+        return address  # type: ignore[no-any-return]
+
+    def clock_ns(self, wall: int) -> int:
+        return self.world.clock_ns + (self.world.wall_ns if wall else 0)
+
+    def wait(self, words: int, expected: int, n: int, timeout_ns: int) -> int:
+        awaits = None
+        if n:
+            addresses = (c_void_p * n).from_address(words)
+            values = (c_uint32 * n).from_address(expected)
+            pairs = [(c_uint32.from_address(addresses[i] or 0), values[i]) for i in range(n)]
+
+            def awaits() -> bool:
+                return any(word.value != value for word, value in pairs)
+
+            if awaits():
+                return 0
+        self.world.sleep(timeout_ns, awaits)
+        return 0
+
+
+def _guarded(world: World, name: str, function: Callable[..., Any]) -> Any:
+    """What goes wrong in here must not vanish in a C frame."""
+
+    def call(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except BaseException:
+            traceback.print_exc()
+            world.kept.append(sys.exc_info()[1])
+            return None if name == "point" else -1
+
+    return _TYPES[name](call)
+
+
+# -- Python's side ----------------------------------------------------------------------------------
+
+
+class _Clock:
+    """`time`, for eoslog's modules."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def monotonic_ns(self) -> int:
+        self._world.alive()
+        return self._world.clock_ns
+
+    def monotonic(self) -> float:
+        return self.monotonic_ns() / 1e9
+
+    perf_counter = monotonic
+    perf_counter_ns = monotonic_ns
+
+    def time_ns(self) -> int:
+        self._world.alive()
+        return self._world.wall_ns + self._world.clock_ns
+
+    def time(self) -> float:
+        return self.time_ns() / 1e9
+
+    def sleep(self, seconds: float) -> None:
+        self._world.sleep(int(seconds * 1e9))
+        self._world.alive()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+class _Secrets:
+    """`secrets` and `uuid`, drawn from the world's generator."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def randbits(self, n: int) -> int:
+        return self._world.rng.getrandbits(n)
+
+    def token_bytes(self, n: int) -> bytes:
+        return self._world.rng.randbytes(n)
+
+    def uuid4(self) -> uuid.UUID:
+        return uuid.UUID(bytes=self._world.rng.randbytes(16), version=4)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(uuid, name)
+
+
+class _Thread:
+    """A thread that never runs by itself: the process does its work in steps. The sweep runs at once."""
+
+    def __init__(self, *, target: Callable[[], None], name: str = "", daemon: bool = True) -> None:
+        self.target, self.name = target, name
+
+    def start(self) -> None:
+        if self.name == "eoslog-sweep":
+            self.target()
+
+    def join(self, timeout: float | None = None) -> None:
+        pass
+
+    def is_alive(self) -> bool:
+        return False
+
+
+class _Threading:
+    Thread = _Thread
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(threading, name)
+
+
+class _Pool:
+    """Runs what is submitted at once: participants are flushed one after another."""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args))
+        except Killed:
+            raise
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, wait: bool = True) -> None:
+        pass
+
+
+class _Armed(dict[str, list[str]]):
+    """`files._armed`: every failpoint is a step."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __contains__(self, name: object) -> bool:
+        self._world.step("failpoint", name)
+        self._world.alive()
+        return False
+
+
+def _control_mappings(root: str) -> set[int]:
+    """Addresses at which a file below the root is mapped: a closed engine has unmapped its own."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        return {int(line.split("-", 1)[0], 16) for line in maps if root in line}
+
+
+def detach(world: World, process: Process) -> None:
+    """A process is gone: its descriptors are /dev/null, its mappings its own, its locks free."""
+    for fd in sorted(process.fds):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(world.disk.root):
+                os.dup2(_NULL, fd, inheritable=False)
+                _core.release_guard(fd)
+    mapped = _control_mappings(world.disk.root) if process.maps else set()
+    process.maps = [(address, size) for address, size in process.maps if address in mapped]
+    for address, size in process.maps:
+        content = ctypes.string_at(address, size)
+        _libc.munmap(address, size)
+        _libc.mmap(address, size, 3, 0x02 | 0x10 | 0x20, -1, 0)  # private, fixed, anonymous
+        ctypes.memmove(address, content[: len(content.rstrip(b"\0"))], len(content.rstrip(b"\0")))
+    world.kept.extend(process.engines.values())
+
+
+def bury(process: Process) -> None:
+    """Its thread has ended: give back what it still holds."""
+    for fd in process.fds:
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}") == os.devnull and fd != _NULL:
+                os.close(fd)
+    for address, size in process.maps:
+        _libc.munmap(address, size)
+    process.maps.clear()
+    process.fds.clear()
+
+
+@contextlib.contextmanager
+def installed(world: World, *, reads: bool = False) -> Iterator[World]:
+    """Route everything of eoslog in this process through a world."""
+    calls = Calls(world)
+    entries = {
+        n: _guarded(world, n, getattr(calls, n)) for n, _ in _SIGNATURES if reads or n != "pread"
+    }
+    clock, drawn, armed = _Clock(world), _Secrets(world), files._armed
+    pool: Any = _Pool
+    undo: list[tuple[ModuleType, str, Any]] = []
+
+    def put(module: ModuleType, name: str, value: Any) -> None:
+        undo.append((module, name, getattr(module, name)))
+        setattr(module, name, value)
+
+    starts_threads = ("eoslog.engine", "eoslog.background", "eoslog.client.sender")
+    for name, module in sorted(sys.modules.items()):
+        if not name.startswith("eoslog.") or name == "eoslog._core":
+            continue
+        held = vars(module)
+        for attribute, value, ours in (
+            ("time", time, clock),
+            ("random", random, world.rng),
+            ("secrets", secrets, drawn),
+            ("uuid", uuid, drawn),
+        ):
+            if held.get(attribute) is value:
+                put(module, attribute, ours)
+        if name in starts_threads:
+            put(module, "threading", _Threading())
+        if held.get("ThreadPoolExecutor") is ThreadPoolExecutor:
+            put(module, "ThreadPoolExecutor", pool)
+    put(files, "_armed", _Armed(world))
+    put(eoslog.engine, "_open", {})
+    put(eoslog.engine, "_open_mutex", threading.Lock())
+
+    def switched(process: Process) -> None:
+        eoslog.engine._open = process.engines  # type: ignore[assignment]
+        eoslog.engine._open_mutex = process.engines_mutex  # type: ignore[assignment]
+
+    world.on_switch = switched
+    for name, entry in entries.items():
+        setattr(_table, name, ctypes.cast(entry, c_void_p).value)
+    try:
+        yield world
+    finally:
+        for name, address in _real_entries.items():
+            setattr(_table, name, address)
+        for module, name, value in reversed(undo):
+            setattr(module, name, value)
+        assert files._armed is armed

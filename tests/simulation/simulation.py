@@ -1,0 +1,283 @@
+"""One seed, one run: lives of several processes, crashes, recoveries that crash, and looks at what is left.
+
+run      a directory on a simulated disk, and one model of what was promised
+life     one to three processes work until they are done, or everything stops
+crash    all processes die; the power goes with them or not
+recovery one process opens everything; it may crash too, three deep
+look     by a process that nothing disturbs: the oracles, and live state = replayed state
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import eoslog
+from eoslog.storage import checkpoints, files
+from tests.simulation import looks, seam
+from tests.simulation.disk import Disk, Image
+from tests.simulation.model import Model
+from tests.simulation.workload import Client
+from tests.simulation.world import Faults, Process, World
+
+ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+
+@dataclass
+class Report:
+    """What a number of runs found."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+    trace: str = ""
+
+    def add(self, other: Report) -> None:
+        self.counts.update(other.counts)
+        self.violations += other.violations
+
+    def line(self) -> str:
+        """The live line."""
+        c = self.counts
+        return (
+            f"{c['seeds']} seeds, {c['crashes']} crashes ({c['power cuts']} power cuts, {c['nested']} in recovery, "
+            f"{c['kills']} single kills), {c['looks']} looks, {c['steps']} steps, {c['committed']} commits, "
+            f"{len(self.violations)} violations"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does; a seed draws from it."""
+
+    lives: int = 4
+    images: int = 2  # power cuts drawn, and looked at, at one crash
+    processes: int = 3
+    operations: int = 10
+    faults: bool = True
+
+
+class Run:
+    """The run of one seed."""
+
+    def __init__(self, seed: int, plan: Plan | None = None) -> None:
+        """Nothing happens yet."""
+        self.seed, self.plan = seed, plan or Plan()
+        self.rng = Random(seed)
+        self.report = Report()
+        self.model = Model()
+        self.base = tempfile.mkdtemp(prefix="eoslog-sim-", dir=ROOT)
+        self.roots = 0
+        self.traces: list[str] = []
+
+    def execute(self) -> Report:
+        """Run; what is violated is in the report, never raised."""
+        try:
+            image: Image = {}
+            for life in range(self.rng.randint(1, self.plan.lives)):
+                image = self._life(life, image)
+                if self.model.violations or self.report.violations:
+                    break
+        except Exception as error:
+            self.report.violations.append(f"{type(error).__name__}: {error}")
+            if os.environ.get("EOSLOG_SIM_TRACEBACK"):
+                raise
+        finally:
+            shutil.rmtree(self.base, ignore_errors=True)
+        self.report.violations += self.model.violations
+        self.report.violations = [f"seed {self.seed}: {what}" for what in self.report.violations]
+        self.report.counts.update(self.model.counts)
+        self.report.counts["seeds"] += 1
+        self.report.trace = "".join(self.traces)
+        return self.report
+
+    # -- pieces -------------------------------------------------------------------------------------
+
+    def _disk(self, image: Image) -> Disk:
+        """A new root. It bears the same name for every disk, which files of the log may hold."""
+        self.roots += 1
+        return Disk(os.path.join(self.base, f"{self.roots:06d}"), image)
+
+    def _run(self, world: World, bodies: list[tuple[str, Callable[[], None]]]) -> None:
+        processes = [world.spawn(name, body) for name, body in bodies]
+        try:
+            with seam.installed(world):
+                world.run()
+        finally:
+            for process in [*processes, *world.processes]:
+                seam.bury(process)
+            self.report.counts["steps"] += world.steps
+            self.traces.append(world.trace.hexdigest())
+        for problem in world.kept:
+            if isinstance(problem, BaseException):
+                raise problem
+
+    def _life(self, number: int, image: Image) -> Image:
+        rng = self.rng
+        disk = self._disk(image)
+        if not image:
+            checkpoints.write_meta_properties(
+                disk.root, checkpoints.MetaProperties.new("strict", 2, 1)
+            )
+            disk = self._adopt(disk)
+        world = World(rng, disk, self._faults())
+        world.step_limit = 60_000
+        if rng.random() < 0.9:
+            world.crash_at = rng.choice((rng.randrange(1, 400), rng.randrange(1, 4000)))
+        names = [f"{number}{chr(97 + i)}" for i in range(rng.randint(1, self.plan.processes))]
+        clients = [
+            Client(world, self.model, disk.root, n, rng.randint(1, self.plan.operations))
+            for n in names
+        ]
+
+        def killed(process: Process) -> None:
+            self.report.counts["kills"] += 1
+
+        world.on_kill = killed
+        self._run(world, [(client.name, client) for client in clients])
+        if not world.crashed:
+            self.report.counts["clean ends"] += 1
+            return self._look(disk, depth=0)
+        return self._after_crash(disk, depth=0)
+
+    def _adopt(self, disk: Disk) -> Disk:
+        """What was written without a world counts as durable."""
+        image = {
+            name: files.read_file(os.path.join(disk.root, name)) for name in files.names(disk.root)
+        }
+        return self._disk(dict(image))
+
+    def _faults(self) -> Faults:
+        rng = self.rng
+        if not self.plan.faults:
+            return Faults()
+        return Faults(
+            switch=rng.choice((0.02, 0.1, 0.3)),
+            writeback=rng.choice((0.0, 0.02, 0.2)),
+            short=rng.choice((0.0, 0.0, 0.2)),
+            kill=rng.choice((0.0, 0.0, 0.002)),
+        )
+
+    def _after_crash(self, disk: Disk, depth: int) -> Image:
+        """The power went, or only the processes; then recovery, which may crash as well."""
+        rng = self.rng
+        self.report.counts["crashes"] += 1
+        self.report.counts["nested"] += depth > 0
+        if rng.random() < 0.75:
+            self.report.counts["power cuts"] += 1
+            for _ in range(self.plan.images - 1 if depth == 0 else 0):
+                # Another fate of the same moment; what it resolves binds only itself.
+                self._other_fate(disk)
+            disk = self._disk(disk.power_cut(rng))
+        if depth < 3 and rng.random() < 0.5:
+            world = World(rng, disk, Faults(writeback=0.05))
+            world.crash_at = rng.choice((rng.randrange(1, 100), rng.randrange(1, 1200)))
+            self._run(world, [(f"recovery{depth}", lambda: self._open_all(disk.root))])
+            if world.crashed:
+                return self._after_crash(disk, depth + 1)
+            self.report.counts["recoveries"] += 1
+        return self._look(disk, depth)
+
+    def _other_fate(self, disk: Disk) -> None:
+        import copy
+
+        kept = self.model
+        self.model = copy.deepcopy(kept)
+        try:
+            self.report.counts["crashes"] += 1
+            self.report.counts["power cuts"] += 1
+            self._look(self._disk(disk.power_cut(self.rng)), depth=0)
+            kept.violations += [v for v in self.model.violations if v not in kept.violations]
+        finally:
+            self.model = kept
+
+    @staticmethod
+    def _open_all(path: str) -> None:
+        log = eoslog.open(path)
+        looks.all_partitions(log.engine)
+        log.close()
+
+    def _look(self, disk: Disk, depth: int) -> Image:
+        """Open, check everything, compare with a second opening; what is on the disk then."""
+        self.report.counts["looks"] += 1
+        found: list[dict[str, object]] = []
+
+        def look(path: str, settle: bool) -> None:
+            with eoslog.open(path) as log:
+                engine = log.engine
+                logs = looks.all_partitions(engine)
+                for one in logs:
+                    engine.transactions.resolve_blockers(one)
+                looks.check_structure(engine, self.model, settled=True)
+                if settle:
+                    self.model.settle(
+                        looks.everything(engine), looks.positions(engine, set(self.model.positions))
+                    )
+                found.append(looks.state(engine))
+                if settle and self.rng.random() < 0.5:
+                    world.crash()  # the second one replays what this one had live
+                    world.alive()
+
+        world = World(self.rng, disk, Faults(writeback=0))
+        self._run(world, [("look", lambda: look(disk.root, True))])
+        if not world.crashed and not os.path.exists(
+            os.path.join(disk.root, checkpoints.CLEAN_SHUTDOWN)
+        ):
+            self.model.violated("O7 the last one out closed, and the directory is not clean")
+        if self.model.violations:
+            return {}
+        if self.rng.random() < 0.5:
+            world = World(self.rng, disk, Faults(writeback=0))
+            self._run(world, [("again", lambda: look(disk.root, False))])
+            for what in looks.difference(found[0], found[1]):
+                self.model.violated(f"O6 live is not replayed: {what}")
+        self.report.counts["max depth"] = max(self.report.counts["max depth"], depth)
+        return disk.power_cut(self.rng)
+
+    def shown(self) -> str:
+        return f"python -m tests.simulation --seed {self.seed} --runs 1"
+
+
+def run(
+    seconds: float,
+    seed: int,
+    *,
+    plan: Plan | None = None,
+    runs: int | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Report:
+    """Run seeds from `seed` on until the time is over.
+
+    Args:
+        seconds: how long; a run that began is finished.
+        seed: the first one; the next ones follow.
+        plan: what a run does.
+        runs: at most so many.
+        say: told a line about once a second.
+
+    Returns:
+        Counts (`crashes`, `power cuts`, `nested`, `steps`, ...) and violations, each with its seed.
+    """
+    total = Report()
+    end, next_line = time.monotonic() + seconds, time.monotonic() + 1
+    gc.disable()
+    try:
+        while time.monotonic() < end and (runs is None or total.counts["seeds"] < runs):
+            one = Run(seed, plan).execute()
+            total.add(one)
+            total.trace = one.trace
+            seed += 1
+            if seed % 16 == 0:
+                gc.collect()
+            if say is not None and time.monotonic() >= next_line:
+                next_line = time.monotonic() + 1
+                say(total.line())
+    finally:
+        gc.enable()
+    return total

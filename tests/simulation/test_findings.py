@@ -1,0 +1,130 @@
+"""What the simulator found, each as a test of its own: a crash at the worst moment, all unsynced bytes lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import eoslog
+from eoslog import Producer
+from eoslog.storage import checkpoints, files
+from tests.simulation import looks, seam
+from tests.simulation.disk import Disk
+from tests.simulation.world import Faults, World
+
+CALM = Faults(writeback=0)
+
+
+class Power:
+    """A directory whose power can be cut so that only what was synced is left."""
+
+    def __init__(self, base: Path) -> None:
+        self.base, self.count = base, 0
+        checkpoints.write_meta_properties(str(base), checkpoints.MetaProperties.new("strict", 2, 1))
+        image = {path.name: path.read_bytes() for path in base.iterdir()}
+        self.disk = Disk(str(base / "disk0"), dict(image))
+
+    def life(self, body: Callable[[str], None], *, crash_at: int = -1) -> World:
+        """One process works on the directory, until its `crash_at`th step."""
+        world = World(Random(1), self.disk, CALM)
+        world.crash_at = crash_at
+        process = world.spawn("p", lambda: body(self.disk.root))
+        with seam.installed(world):
+            world.run()
+        seam.bury(process)
+        return world
+
+    def cut(self, losing: str = "") -> None:
+        self.count += 1
+        self.disk = Disk(str(self.base / f"disk{self.count}"), self.disk.synced(losing))
+
+
+@pytest.fixture()
+def power(tmp_path: Path) -> Iterator[Power]:
+    yield Power(tmp_path)
+
+
+def shown(found: list[str]) -> Callable[[str], None]:
+    """A life that reads topic a."""
+
+    def body(path: str) -> None:
+        with eoslog.open(path) as log:
+            found[:] = [value for _, value in looks.visible(log.engine.partition("a", 0))]
+
+    return body
+
+
+def one_abort(path: str) -> None:
+    with eoslog.open(path) as log:
+        log.create_topic("a")
+        with Producer({"log.dir": path, "transactional.id": "t"}) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.produce("a", "aborted")
+            producer.flush()
+            producer.abort_transaction()
+            producer.begin_transaction()
+            producer.produce("a", "kept")
+            producer.commit_transaction()
+
+
+def roll(path: str) -> None:
+    with eoslog.open(path) as log:
+        log.engine.partition("a", 0).roll()
+
+
+def test_an_aborted_record_stays_hidden_when_the_abort_index_was_never_synced(power: Power) -> None:
+    """A clean close moves the recovery point past a sealed segment: its indexes are durable first."""
+    power.life(one_abort)
+    power.life(roll)
+    power.cut(losing=".txnindex")
+    found: list[str] = []
+    power.life(shown(found))
+    assert found == ["kept"]
+
+
+def test_a_checkpoint_syncs_the_indexes_that_recovery_will_not_rebuild(power: Power) -> None:
+    """A roll, a checkpoint and a power cut, by one process that never closes."""
+
+    def body(path: str) -> None:
+        one_abort(path)
+        log = eoslog.open(path)
+        log.engine.partition("a", 0).roll()
+        log.engine._checkpointer.checkpoint()
+
+    power.life(body)
+    power.cut(losing=".txnindex")
+    found: list[str] = []
+    power.life(shown(found))
+    assert found == ["kept"]
+
+
+def test_a_segment_that_ends_at_the_recovery_point_is_scanned(power: Power) -> None:
+    """It was active when the point was written: its indexes are only what recovery makes of them."""
+    power.life(one_abort)  # clean: the recovery point is the end of the only segment
+
+    def body(path: str) -> None:
+        log = eoslog.open(path)
+        log.engine.partition("a", 0).roll()
+
+    power.life(body)
+    power.cut(losing=".txnindex")
+    found: list[str] = []
+    power.life(shown(found))
+    assert found == ["kept"]
+
+
+def test_a_directory_made_by_a_dead_process_becomes_durable(power: Power) -> None:
+    """Killed between mkdir and the sync of its parent: the next process finds it and relies on it."""
+
+    def make(path: str) -> None:
+        files.make_dir(f"{path}/a-0")
+
+    power.life(make, crash_at=2)
+    assert power.disk.as_is().get("a-0", b"") is None, "killed before the mkdir, or not at all"
+    assert "a-0" not in power.disk.synced()
+    power.life(make)
+    assert "a-0" in power.disk.synced()
