@@ -120,8 +120,10 @@ class OpenPartitions:
                 settings=LogSettings.of(dict(config)),
                 leader_epoch=info.leader_epoch,
             )
-            self._make_directory(log)
-            recovered = log_loader.open_partition(log, self.last_run.partition(topic, partition))
+            last = self.last_run.partition(topic, partition)
+            if self._make_directory(log):
+                last = log_loader.LastSession(clean=False)
+            recovered = log_loader.open_partition(log, last)
             log.on_append = self.on_append
             log.on_log_start = self.on_log_start
             self._partitions[topic, partition] = log
@@ -130,16 +132,16 @@ class OpenPartitions:
             self.on_recovered(log)
         return log
 
-    def _make_directory(self, log: PartitionLog) -> None:
-        """Make the partition's directory at first use, with Kafka's small files."""
+    def _make_directory(self, log: PartitionLog) -> bool:
+        """Make the partition's directory at first use, with Kafka's small files; True if it did."""
         if self.session.read_only:
             if not os.path.isdir(log.path):
                 raise StorageError(f"{log.path} is missing", path=log.path)
-            return
+            return False
         if os.path.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
             found = checkpoints.read_partition_metadata(log.path)
             if found == log.topic_id:
-                return
+                return False
             if found not in self.metadata.deleted:
                 raise StorageError(
                     f"topic id {checkpoints.id_text(found or bytes(16))}, "
@@ -147,19 +149,25 @@ class OpenPartitions:
                     path=log.path,
                 )
             files.remove_tree(log.path)
+        recreated = log.topic != CLUSTER_METADATA_TOPIC and any(
+            topic.name == log.topic for topic in self.metadata.deleted.values()
+        )
         point = self.last_run.partition(log.topic, log.partition).recovery_point
-        if point > 0 and not os.path.isdir(log.path):
+        if point > 0 and not recreated and not os.path.isdir(log.path):
             raise StorageError(
                 f"{log.path} is missing; it held offsets up to {point}", path=log.path
             )
         with self.session.bootstrap():
             if os.path.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
-                return
+                return False
+            if recreated:  # checkpoints know names only: what they say is of the deleted topic
+                checkpoints.forget(self.session.path, (log.topic, log.partition))
             log_loader.make_directory(log)
             checkpoints.write_partition_metadata(log.path, log.topic_id)
             checkpoints.write_leader_epochs(
                 os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT), [(log.leader_epoch, 0)]
             )
+        return True
 
     def _open_coordinators(self) -> None:
         """All transaction logs come first: the fate of open data is read from them."""

@@ -32,7 +32,8 @@ class Facts:
         for read in history.reads:
             self._see(read.partition, read.offset, read.value)
         for write in history.writes.values():
-            if write.offset is not None and write.offset >= 0:
+            kept = write.txn is not None or write.acks not in lossy
+            if kept and write.offset is not None and write.offset >= 0:
                 self._see(write.partition, write.offset, write.value)
         for drain in history.drains.values():
             for offset, value in drain.values.items():
@@ -222,15 +223,18 @@ def _bounds(facts: Facts) -> Found:
 
 
 def _zombies(facts: Facts) -> Found:
-    fences: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    fences: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
     for event in facts.history.events["fence"]:
-        fences[event["inst"]].append((event["time"], event["session"]))
+        row = int(event.get("start") or event["time"]), int(event["time"]), event["session"]
+        fences[event["inst"]].append(row)
     for txn in facts.history.txns.values():
         if txn.requested is None or not facts.effective(txn):
             continue
-        row = fences[txn.inst]
-        own = next((at for at, (_, session) in enumerate(row) if session == txn.session), None)
-        if own is not None and any(time < txn.requested for time, _ in row[own + 1 :]):
+        ready = next((end for _, end, session in fences[txn.inst] if session == txn.session), None)
+        if ready is None:
+            continue
+        # Two inits that overlap may have fenced each other either way.
+        if any(ready < start and end < txn.requested for start, end, _ in fences[txn.inst]):
             yield "zombie-commit", f"{txn.id} of {txn.session}, fenced before it asked to commit"
 
 

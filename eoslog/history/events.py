@@ -8,7 +8,7 @@ A history is JSON lines, one file a process, in the order in which that process 
     send      ok, fail, info    id, sends [["t-0", value, offset], ...]
     end       invoke            txn, commit (bool), consumed [[group, "t-0", first, next], ...]
     end       ok, fail, info    txn, commit
-    fence     ok                inst, session: an init_transactions that succeeded
+    fence     ok                start, inst, session: an init_transactions that succeeded
     poll      ok                consumer, isolation, start, txn or null, reads [["t-0", offset, v]]
     move      ok                consumer: a seek, assign or revoke, order starts anew
     scan      ok                start, isolation, from {"t-0": offset}, to {"t-0": offset}, reads

@@ -154,8 +154,9 @@ class Producing:
             options["transactional_id"] = transactional_id
         self.producer: Producer = log.producer(**options)
         if transactional_id is not None:
+            start = time.monotonic_ns()
             self.producer.init_transactions()
-            recorder.write("fence", inst=transactional_id, session=self.session)
+            recorder.write("fence", inst=transactional_id, session=self.session, start=start)
 
     def close(self) -> None:
         """Close the producer."""

@@ -145,6 +145,15 @@ def write_offsets(path: str, offsets: Mapping[tuple[str, int], int]) -> None:
     _store(path, (f"{topic} {p} {offset}" for (topic, p), offset in sorted(offsets.items())))
 
 
+def forget(root: str, key: tuple[str, int]) -> None:
+    """Take a partition out of the offset checkpoints; the caller holds the bootstrap lock."""
+    for name in (RECOVERY_POINT_CHECKPOINT, LOG_START_CHECKPOINT):
+        path = os.path.join(root, name)
+        offsets = read_offsets(path, lenient=True)
+        if offsets.pop(key, None) is not None:
+            write_offsets(path, offsets)
+
+
 def read_leader_epochs(path: str) -> list[tuple[int, int]]:
     """Read a leader-epoch checkpoint as (epoch, start offset), rising in both."""
     entries = _entries(path, lambda words: (int(words[0]), int(words[1])))

@@ -34,7 +34,8 @@ def prepare_directory(
             raise StorageError("not a directory", 20, path)
         if not create:
             raise StorageError("no such directory", 2, path)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with files.naming(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
         files.make_dir(path)
     properties = checkpoints.read_meta_properties(path)
     if properties is not None:

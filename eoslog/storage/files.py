@@ -14,7 +14,7 @@ import signal
 from collections.abc import Iterator
 
 from eoslog import _core
-from eoslog.errors import DiskFull, StorageError
+from eoslog.errors import DiskFull, EoslogError, StorageError
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -31,10 +31,10 @@ def storage_error(error: OSError, path: str) -> StorageError:
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Turn an OSError inside into a StorageError that names the file."""
+    """Turn an OSError inside into a StorageError that names the file; typed ones go through."""
     try:
         yield
-    except StorageError:
+    except EoslogError:
         raise
     except OSError as error:
         raise storage_error(error, path) from error

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 
 from eoslog.errors import StorageError
+from eoslog.storage import files
 
 REFUSED = ("nfs", "cifs", "smb3", "9p", "fuse", "afs", "ceph", "glusterfs", "lustre", "virtiofs")
 
 
 def filesystem_type(path: str) -> str:
     """The type of the mount that a path lies on, "" when it cannot be told."""
-    device = os.stat(path).st_dev
+    with files.naming(path):
+        device = os.stat(path).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:

@@ -61,17 +61,21 @@ def open_partition(log: PartitionLog, last: LastSession) -> bool:
     Raises:
         CorruptRecord: a damaged batch that no crash explains; nothing was changed.
         LockTimeout: another process holds the partition.
+        StorageError: the disk failed; it can be tried again.
     """
     recovered = False
-    if log.core.session != log.session.control.session:
-        if log.session.private:
-            _scan(log, last, read_only=True)
-        elif log.session.read_only:
-            raise LockTimeout(f"{log.topic}-{log.partition}: its writers have not recovered it yet")
-        else:
-            recovered = _recover(log, last)
-    if not log.session.read_only:
-        start_fold(log)
+    with files.naming(log.path):
+        if log.core.session != log.session.control.session:
+            if log.session.private:
+                _scan(log, last, read_only=True)
+            elif log.session.read_only:
+                raise LockTimeout(
+                    f"{log.topic}-{log.partition}: its writers have not recovered it yet"
+                )
+            else:
+                recovered = _recover(log, last)
+        if not log.session.read_only:
+            start_fold(log)
     return recovered
 
 
@@ -221,6 +225,7 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
     end = core.next_offset
     if not read_only:
         _drop_stray_snapshots(path, end)
+        _drop_torn_snapshots(path, [] if last.clean else offsets_in(path, SNAPSHOT))
         files.fsync_dir(path)
     core.publish_recovered(log.topic_id, min(log_start, end), end)
 
@@ -315,6 +320,14 @@ def _rewrite(fd: int, size: int) -> None:
                 f"{len(data)} bytes at {position}, expected {min(step, size - position)}"
             )
         _core.os_pwrite(fd, data, position)
+
+
+def _drop_torn_snapshots(path: str, offsets: list[int]) -> None:
+    """What a crash left of a snapshot is not shown to whoever opens the directory next."""
+    for offset in offsets:
+        name = os.path.join(path, file_name(offset, SNAPSHOT))
+        if read_snapshot(name) is None:
+            files.remove(name)
 
 
 def _drop_stray_snapshots(path: str, end: int) -> None:

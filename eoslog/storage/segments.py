@@ -155,11 +155,15 @@ class Segment:
 
 
 def write_snapshot(directory: str, offset: int, entries: bytes) -> None:
-    """Write a producer snapshot (kafka.md 2.5). A torn one is found by its CRC and deleted."""
+    """Write a producer snapshot (kafka.md 2.5). A torn one is found by its CRC and deleted.
+
+    Durability: the content is durable before the name is there: once retention has removed what
+    lies before it, nothing else knows the producers that wrote only there (KAFKA-9892).
+    """
     body = struct.pack(">i", len(entries) // 46) + entries
     header = struct.pack(">hI", 1, _core.crc32c(body))
     temporary = os.path.join(directory, file_name(offset, SNAPSHOT) + ".tmp")
-    files.write_file(temporary, header + body)
+    files.write_file(temporary, header + body, durable=True)
     files.rename(temporary, os.path.join(directory, file_name(offset, SNAPSHOT)))
 
 

@@ -105,14 +105,16 @@ class Session:
                 _core.os_sync(fd, data_only=False)
             files.fsync_dir(self.path)
             size = CHUNK_SIZE
-        found = bytes(_core.os_pread(fd, 12, 0))
+        with files.naming(CONTROL_FILE):
+            found = bytes(_core.os_pread(fd, 12, 0))
         if found[:8] != MAGIC or int.from_bytes(found[8:12], "little") != FORMAT:
             raise StorageError(
                 f"control file begins with {found!r}, expected {MAGIC!r} format {FORMAT}",
                 path=os.path.join(self.path, CONTROL_FILE),
             )
-        self.control = _core.ControlFile(fd)
-        self.control.map_chunks(size // CHUNK_SIZE)
+        with files.naming(CONTROL_FILE):
+            self.control = _core.ControlFile(fd)
+            self.control.map_chunks(size // CHUNK_SIZE)
 
     def _begin(self) -> None:
         """Alone: draw a new session number and note how the last session ended."""

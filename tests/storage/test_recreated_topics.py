@@ -1,0 +1,55 @@
+"""A topic that comes back under an old name owes nothing to the one that was deleted.
+
+The checkpoint files are Kafka's and know topics by name: entries of the deleted topic must not be
+taken for the new one's. A stale log start hid every record of the new topic at the next opening.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import eoslog
+from eoslog import TopicPartition
+from tests.rows.tools import values
+
+TP = TopicPartition("t", 0)
+
+
+def put(log, count):
+    with log.producer() as producer:
+        for number in range(count):
+            producer.produce("t", str(number))
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A directory whose checkpoints say: t-0 starts at 10 and is durable up to 20."""
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        put(log, 20)
+        log.delete_records({TP: 10})
+    return tmp_path / "log"
+
+
+@pytest.mark.parametrize("reopen", [False, True])
+def test_the_new_topic_begins_at_0_and_shows_all_its_records(path, reopen):
+    with eoslog.open(path) as log:
+        log.delete_topic("t")
+        log.create_topic("t")
+        if not reopen:
+            put(log, 5)
+    with eoslog.open(path) as log:
+        if reopen:
+            put(log, 5)
+        assert values(log) == [b"0", b"1", b"2", b"3", b"4"]
+    with eoslog.open(path) as log:
+        assert values(log) == [b"0", b"1", b"2", b"3", b"4"]
+        assert tuple(log.offsets("t", 0)) == (0, 5, 5, 5)
+
+
+def test_a_directory_that_was_lost_is_still_missed(path):
+    import shutil
+
+    shutil.rmtree(path / "t-0")
+    with eoslog.open(path) as log, pytest.raises(eoslog.errors.StorageError, match="up to 20"):
+        log.offsets("t", 0)
