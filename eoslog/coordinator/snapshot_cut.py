@@ -29,6 +29,8 @@ from eoslog.errors import EoslogError, IllegalState, UnknownTopicOrPartition
 from eoslog.model import TopicPartition
 
 Spans = Mapping[TopicPartition, Span]
+_ANY_TOPIC = bytes(16)
+"""What a span says that was decided before topics had ids."""
 
 
 def closed_cut(
@@ -67,6 +69,15 @@ def closed_cut(
     return cut
 
 
+def _present(spans: Spans, ids: Mapping[TopicPartition, bytes]) -> Spans:
+    """Without the spans in topics that were deleted and made anew: other records lie there now."""
+    return {
+        tp: span
+        for tp, span in spans.items()
+        if tp in ids and span.topic_id in (_ANY_TOPIC, ids[tp])
+    }
+
+
 def snapshot(
     host: Host, logs: TransactionLogs, driver: MarkerDriver,
     partitions: Iterable[TopicPartition], topics: Iterable[str] | None = None,
@@ -101,15 +112,17 @@ def snapshot(
                 continue  # its partitions' last stable offsets hold it back
     # 3
     ends: dict[TopicPartition, int] = {}
+    ids: dict[TopicPartition, bytes] = {}
     for tp in partitions:
         try:
-            ends[tp] = host.partition(tp.topic, tp.partition).last_stable_offset
+            log = host.partition(tp.topic, tp.partition)
         except UnknownTopicOrPartition:
             continue  # deleted meanwhile
+        ends[tp], ids[tp] = log.last_stable_offset, log.topic_id
     # 4: whatever could have moved those ends was in C before.
     logs.all()
     # 5, 6
-    cut = closed_cut(ends, (d.spans for _, d in logs.decisions() if d.commit))
+    cut = closed_cut(ends, (_present(d.spans, ids) for _, d in logs.decisions() if d.commit))
     if topics is None:
         return cut
     wanted = set(topics)
@@ -126,20 +139,22 @@ def settled(host: Host, logs: TransactionLogs) -> list[tuple[TransactionLog, Key
     candidates = [(clog, d) for clog, d in logs.decisions()]
     ends: dict[TopicPartition, int] = {}
     durable: dict[TopicPartition, int] = {}
+    ids: dict[TopicPartition, bytes] = {}
     for tp in {tp for _, d in candidates for tp in d.spans}:
         try:
             log = host.partition(tp.topic, tp.partition)
         except UnknownTopicOrPartition:
             continue
         ends[tp], durable[tp] = log.last_stable_offset, log.high_watermark
+        ids[tp] = log.topic_id
     # Again after the ends were read: what has passed them is known now.
     logs.all()
-    cut = closed_cut(ends, (d.spans for _, d in logs.decisions() if d.commit))
+    cut = closed_cut(ends, (_present(d.spans, ids) for _, d in logs.decisions() if d.commit))
 
     def done(decision: Decision) -> bool:
         if not decision.complete:
             return False
-        for tp, span in decision.spans.items():
+        for tp, span in _present(decision.spans, ids).items():
             if tp not in cut:
                 continue
             marker = decision.markers.get(tp, -1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+import eoslog
 from eoslog import errors
 from eoslog.coordinator.snapshot_cut import closed_cut
 from eoslog.coordinator.transaction_state import Span
@@ -148,3 +150,19 @@ def test_snapshots_are_whole_and_never_go_back_while_decisions_are_forgotten() -
                         counts[value] = counts.get(value, 0) + 1
                 for tag, count in counts.items():
                     assert count == whole.get(tag), (seed, step, tag)
+
+
+def test_transactions_of_a_topic_that_was_deleted_say_nothing_of_one_made_anew(
+    tmp_path: Path,
+) -> None:
+    with eoslog.open(tmp_path / "log") as log, log.producer(transactional_id="t") as producer:
+        producer.init_transactions()
+        for count in (40, 3):
+            log.create_topic("orders")
+            with producer.transaction():
+                for _ in range(count):
+                    producer.produce("orders", b"x", partition=0)
+            # Without its marker, which need not be durable yet.
+            assert log.snapshot(["orders"])[TopicPartition("orders", 0)] >= count
+            if count == 40:
+                log.delete_topic("orders")
