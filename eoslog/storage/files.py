@@ -160,7 +160,9 @@ def arm_failpoint(name: str, action: str, nth: int = 1) -> None:
 
     Args:
         name: a failpoint, or an OS call (`pwrite`, `fdatasync`, ...), or `point` (nth is its id).
-        action: `kill`, `kill-after`, `short` (calls only), or an errno name such as `EIO`.
+        action: `kill`, `stop`, `trip`, `kill-after`, `short` (the last two for calls only), or an
+            errno name such as `EIO`. `ACTION@FILE` acts at any pass of a failpoint for which FILE
+            has been made, and takes it away: FILE.PID is left of it.
         nth: 1 is the next pass.
     """
     if name in _core.FAULT_CALLS:
@@ -186,9 +188,14 @@ def failpoint(name: str) -> bool:
     if not _armed or name not in _armed:
         return False
     queue = _armed[name]
-    action = queue.pop(0)
-    if not queue:
-        del _armed[name]
+    action, _, claim = queue[0].partition("@")
+    if claim:
+        if not _claimed(claim):
+            return False
+    else:
+        queue.pop(0)
+        if not queue:
+            del _armed[name]
     if not action:
         return False
     if action == "kill":
@@ -200,6 +207,15 @@ def failpoint(name: str) -> bool:
         return True
     code = getattr(errno, action)
     raise storage_error(OSError(code, os.strerror(code)), name)
+
+
+def _claimed(path: str) -> bool:
+    """Whether a test laid this file out, and no other process has taken it."""
+    try:
+        os.rename(path, f"{path}.{os.getpid()}")
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _arm_from_environment() -> None:

@@ -2,6 +2,7 @@
 registration.
 """
 
+from pyspark_eoslog.foreach_batch import write_once
 from pyspark_eoslog.source import DefaultSource
 
-__all__ = ["DefaultSource"]
+__all__ = ["DefaultSource", "write_once"]

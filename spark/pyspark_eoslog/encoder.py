@@ -1,13 +1,18 @@
-"""Rows of a DataFrame into record batches, each row routed as a producer would route it."""
+"""Rows of a DataFrame into record batches, each row routed as a producer would route it.
+
+Arrow columns go into the core's accumulator as they are, no Python object is made of a row; what it
+fills is staged instead of sent.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
-from itertools import repeat
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from eoslog import _core
+from eoslog.client.arrow_produce import produce_stream
 from eoslog.errors import ConfigError, RecordTooLarge, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -15,20 +20,15 @@ if TYPE_CHECKING:
 
     from eoslog.client.staging import AttemptWriter
 
-# Larger batches make publishing and scanning cheaper; a batch must stay below a topic's
-# max.message.bytes.
-BATCH_BYTES = 512 << 10
 # Rows without a key change their partition after so many bytes, as a sticky producer does with
 # every batch.
 STICKY_BYTES = 16 << 10
-# Upper bound of what a record costs beside key, value and headers: varints of lengths, deltas and
-# counts.
-RECORD_OVERHEAD = 40
-HEADER_OVERHEAD = 10
-BATCH_OVERHEAD = 61
-
-Headers = tuple[tuple[str, bytes | None], ...]
-Row = tuple[int, bytes | None, bytes | None, Headers]
+# What a record costs beside key and value, about: lengths and deltas.
+RECORD_OVERHEAD = 12
+# Full batches are staged when so many bytes are held.
+HELD_BYTES = 128 << 20
+NEVER_MS = 1e9
+NO_LIMIT = (1 << 31) - 1
 
 
 class TopicTarget:
@@ -39,17 +39,7 @@ class TopicTarget:
         self.max_message_bytes = max_message_bytes
 
 
-class _Bucket:
-    """Rows of one partition that are not a batch yet."""
-
-    __slots__ = ("rows", "size")
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.size = 0
-
-
-class RowEncoder:
+class RowEncoder(_core.RecordAccumulator):
     """Turns Arrow batches into record batches in an `AttemptWriter`; one per task attempt.
 
     A row goes to its `partition` column, else to the murmur2 partition of its key (the same as
@@ -73,129 +63,152 @@ class RowEncoder:
             compression: Codec of the batches.
             seed: Where the turns of rows without a key begin; differs between tasks.
         """
+        super().__init__(
+            linger_ms=NEVER_MS,
+            buffer_memory=HELD_BYTES,
+            max_request_size=NO_LIMIT,
+            compression=compression,
+        )
         self._out = out
         self._targets = targets
         self._topic = topic
-        self._compression = compression
         self._seed = seed
-        self._buckets: dict[tuple[str, int], _Bucket] = {}
-        self._sticky: dict[str, tuple[int, int]] = {}
+        self._turned: dict[str, int] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Takes the rows of a batch.
 
         Raises:
-            ConfigError: A null topic, or a partition the topic doesn't have.
+            ConfigError: A null topic, a header without a key, or a partition the topic doesn't
+            have.
             RecordTooLarge: A row that doesn't fit the topic's max.message.bytes.
             UnknownTopicOrPartition: A topic that doesn't exist.
         """
-        columns = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
-        values = _bytes(columns["value"])
-        keys = _bytes(columns["key"]) if "key" in columns else repeat(None)
-        topics: Iterable[str | None] = repeat(self._topic)
-        if self._topic is None:
-            topics = columns["topic"].to_pylist()
-        partitions: Iterable[int | None] = repeat(None)
-        if "partition" in columns:
-            partitions = columns["partition"].to_pylist()
-        times = _milliseconds(columns["timestamp"]) if "timestamp" in columns else repeat(None)
-        headers = columns["headers"].to_pylist() if "headers" in columns else repeat(None)
-        now = int(time.time() * 1000)
-        buckets = self._buckets
-        for value, key, topic, partition, stamp, pairs in zip(
-            values, keys, topics, partitions, times, headers, strict=False
-        ):
-            size = RECORD_OVERHEAD + (len(value) if value else 0) + (len(key) if key else 0)
-            header: Headers = ()
-            if pairs:
-                header = _headers(pairs)
-                size += sum(
-                    len(name) * 3 + len(data or b"") + HEADER_OVERHEAD for name, data in header
-                )
-            target = self._targets.get(topic) if topic is not None else None
+        for topic, rows in self._by_topic(batch):
+            target = self._targets.get(topic)
             if target is None:
-                raise _no_topic(topic)
-            if size + BATCH_OVERHEAD > target.max_message_bytes:
-                raise RecordTooLarge(
-                    f"a row of about {size} bytes for topic '{topic}' exceeds its "
-                    f"max.message.bytes of {target.max_message_bytes}"
+                raise UnknownTopicOrPartition(
+                    f"topic '{topic}' does not exist; create it first, "
+                    "nothing is created by writing"
                 )
-            if partition is None:
-                if key is None:
-                    partition = self._turn(topic, target.partitions, size)
-                else:
-                    partition = _core.partition_for_key(key, target.partitions)
-            elif not 0 <= partition < target.partitions:
-                raise ConfigError(
-                    f"column 'partition' is {partition}, "
-                    f"topic '{topic}' has partitions 0 to {target.partitions - 1}"
-                )
-            bucket = buckets.get((topic, partition))
-            if bucket is None:
-                bucket = buckets[topic, partition] = _Bucket()
-            elif bucket.size + size > min(BATCH_BYTES, target.max_message_bytes - BATCH_OVERHEAD):
-                self._emit(topic, partition, bucket)
-            bucket.rows.append((now if stamp is None else stamp, key, value, header))
-            bucket.size += size
+            produce_stream(self, topic, self._columns(topic, target, rows))
+            self._stage(force=False)
 
     def flush(self) -> None:
         """Emits what is left."""
-        for (topic, partition), bucket in sorted(self._buckets.items()):
-            if bucket.rows:
-                self._emit(topic, partition, bucket)
+        self._stage(force=True)
 
-    def _emit(self, topic: str, partition: int, bucket: _Bucket) -> None:
-        self._out.add(
-            topic,
-            partition,
-            _core.build_batch(bucket.rows, compression=self._compression),
-            len(bucket.rows),
-        )
-        bucket.rows = []
-        bucket.size = 0
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        from pyarrow import compute
 
-    def _turn(self, topic: str, partitions: int, size: int) -> int:
-        chosen, used = self._sticky.get(topic, (self._seed % partitions, 0))
-        if used and used + size > STICKY_BYTES:
-            chosen, used = (chosen + 1) % partitions, 0
-        self._sticky[topic] = (chosen, used + size)
-        return chosen
+        if self._topic is not None:
+            yield self._topic, batch
+            return
+        topics = batch.column(batch.schema.names.index("topic"))
+        if topics.null_count:
+            raise ConfigError(
+                "column 'topic' is null in a row, and the option 'topic' is not given"
+            )
+        for name in compute.unique(topics).to_pylist():
+            yield name, batch.filter(compute.equal(topics, name))
+
+    def _columns(self, topic: str, target: TopicTarget, batch: pa.RecordBatch) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        names = batch.schema.names
+        columns: dict[str, Any] = {
+            name: batch.column(names.index(name))
+            for name in ("value", "key", "headers")
+            if name in names
+        }
+        if "timestamp" in names:
+            columns["timestamp"] = _milliseconds(batch.column(names.index("timestamp")))
+        if "headers" in columns:
+            _check_headers(columns["headers"])
+        places = batch.column(names.index("partition")) if "partition" in names else None
+        columns["partition"] = self._places(topic, target, columns, places)
+        if columns["partition"] is None:
+            del columns["partition"]
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+    def _places(
+        self, topic: str, target: TopicTarget, columns: dict[str, Any], given: pa.Array | None
+    ) -> pa.Array | None:
+        """The partition of each row, null where the key decides."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        if given is not None and given.null_count < len(given):
+            bounds = compute.min_max(given).as_py()
+            wrong = bounds["min"] if bounds["min"] < 0 else bounds["max"]
+            if not 0 <= wrong < target.partitions:
+                raise ConfigError(
+                    f"column 'partition' is {wrong}, "
+                    f"topic '{topic}' has partitions 0 to {target.partitions - 1}"
+                )
+        value, key = columns["value"], columns.get("key")
+        loose = np.ones(len(value), bool)
+        if key is not None:
+            loose &= key.is_null().to_numpy(zero_copy_only=False)
+        if given is not None:
+            loose &= given.is_null().to_numpy(zero_copy_only=False)
+        if not loose.any():
+            return given
+        sizes = compute.binary_length(value).fill_null(0).to_numpy(zero_copy_only=False)
+        sizes = np.where(loose, sizes.astype(np.int64) + RECORD_OVERHEAD, 0)
+        before = self._turned.get(topic, 0)
+        written = before + np.cumsum(sizes)
+        self._turned[topic] = int(written[-1])
+        turns = (self._seed + (written - sizes) // STICKY_BYTES) % target.partitions
+        chosen = np.zeros(len(turns), np.int32)
+        if given is not None:
+            chosen[:] = given.fill_null(0).to_numpy(zero_copy_only=False)
+        chosen[loose] = turns[loose]
+        by_key = ~loose
+        if given is not None:
+            by_key &= given.is_null().to_numpy(zero_copy_only=False)
+        return pa.array(chosen, mask=by_key)
+
+    def _stage(self, *, force: bool) -> None:
+        for batch in self._drain(0, force):
+            batch.stamp(-1, -1, -1, False)
+            limit = self._targets[batch.topic].max_message_bytes
+            if len(batch) > limit:
+                raise RecordTooLarge(
+                    f"a batch of {batch.count} records is {len(batch)} bytes compressed, topic "
+                    f"'{batch.topic}' has max.message.bytes = {limit}"
+                )
+            self._out.add(batch.topic, batch.partition, bytes(batch), batch.count)
+            self._release(batch)
+
+    # What the accumulator asks for.
+
+    def _describe_topic(self, topic: str) -> tuple[int, int]:
+        target = self._targets[topic]
+        return target.partitions, target.max_message_bytes
+
+    def _wait_for_space(self, size: int) -> None:
+        before = self.used
+        self._stage(force=False)
+        if self.used == before:
+            self._stage(force=True)
 
 
-def _no_topic(topic: Any) -> Exception:
-    if topic is None:
-        return ConfigError("column 'topic' is null in a row, and the option 'topic' is not given")
-    return UnknownTopicOrPartition(
-        f"topic '{topic}' does not exist; create it first, nothing is created by writing"
-    )
-
-
-def _bytes(column: pa.Array) -> list[bytes | None]:
-    """Key or value as bytes; a string is its UTF-8."""
+def _milliseconds(column: pa.Array) -> pa.Array:
+    """Milliseconds since 1970, rounded down; null stays null."""
     import pyarrow as pa
-
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = column.cast(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
-    return column.to_pylist()
-
-
-def _milliseconds(column: pa.Array) -> list[int | None]:
-    """Microseconds since 1970 to milliseconds, rounded down."""
-    import pyarrow as pa
-    from pyarrow import compute
 
     micros = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
-    return (
-        compute.floor(compute.divide(micros.cast(pa.float64()), 1000.0))
-        .cast(pa.int64())
-        .to_pylist()
-    )
+    values = np.floor_divide(micros.fill_null(0).to_numpy(zero_copy_only=False), 1000)
+    return pa.array(values, mask=micros.is_null().to_numpy(zero_copy_only=False))
 
 
-def _headers(pairs: Iterable[Mapping[str, Any] | None]) -> Headers:
-    result = []
-    for pair in pairs:
-        if pair is None or pair["key"] is None:
-            raise ConfigError("column 'headers' holds a null header or a header without a key")
-        result.append((pair["key"], pair["value"]))
-    return tuple(result)
+def _check_headers(column: pa.Array) -> None:
+    """Every header must have a key.
+
+    Raises:
+        ConfigError: A null header, or one without a key.
+    """
+    items = column.flatten()
+    if items.null_count or items.field("key").null_count:
+        raise ConfigError("column 'headers' holds a null header or a header without a key")

@@ -25,12 +25,15 @@ _READ = {
     "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp",
     "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "isolationLevel",
     "kafka.isolation.level", "includeHeaders", "minPartitions", "maxRecordsPerPartition",
-    "failOnDataLoss", "columns", "valueFormat", "keyFormat", "batchRows",
+    "failOnDataLoss", "columns", "valueFormat", "keyFormat", "batchRows", "layout",
+    "maxBytesPerPartition", "minBytesPerPartition",
 }  # fmt: skip
 _STREAM_READ = {
     "maxOffsetsPerTrigger",
     "maxRecordsPerTrigger",
+    "maxBytesPerTrigger",
     "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "commitGroup",
 }
 _WRITE = {
@@ -46,7 +49,7 @@ _SHARED = {"path", "checkpointLocation", "location"}
 # moves unchanged.
 _IGNORED = {
     "kafka.bootstrap.servers", "kafka.group.id", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
-    "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "maxTriggerDelay", "queryName",
+    "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "queryName",
     # What the catalog adds to the options of a table.
     "provider", "serialization.format", "owner", "external", "is_managed_location", "comment",
     "collation", "table_type",
@@ -54,6 +57,11 @@ _IGNORED = {
 _IGNORED_PREFIXES = ("kafka.security.", "kafka.sasl.", "kafka.ssl.", "option.")
 _KNOWN = {name.lower(): name for name in _READ | _STREAM_READ | _WRITE | _SHARED | _IGNORED}
 _COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_TIMES = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+# A task costs 30 to 60 ms before its first row: what is smaller shares one.
+MIN_BYTES_PER_PARTITION = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,15 @@ class Options:
         write. starting: First offset wanted, None where the default of batch or stream applies.
         ending: Offset after the last one wanted, None where the default applies.
         columns: Columns to read, in this order; None for all.
+        layout: `eoslog`, or `kafka` for the data directory of a Kafka broker.
+        max_bytes_per_partition: No task reads more bytes of batches than this, unless one batch
+            is larger.
+        min_bytes_per_partition: Ranges are packed together in one task up to so many bytes; 0
+            leaves each on its own.
+        max_offsets_per_trigger, max_records_per_trigger, max_bytes_per_trigger: Bounds of a
+            micro-batch; the smallest counts. Offsets count markers and aborted records too.
+        max_trigger_delay_s: After so long a micro-batch runs with less than
+            `min_offsets_per_trigger`.
     """
 
     path: str
@@ -91,12 +108,18 @@ class Options:
     include_headers: bool = False
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
+    max_bytes_per_partition: int | None = None
+    min_bytes_per_partition: int = MIN_BYTES_PER_PARTITION
+    layout: str = "eoslog"
     fail_on_data_loss: bool = True
     columns: tuple[str, ...] | None = None
     key_format: str = "binary"
     value_format: str = "binary"
     batch_rows: int = 32768
     max_records_per_trigger: int | None = None
+    max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    max_trigger_delay_s: float = 900.0
     min_offsets_per_trigger: int | None = None
     commit_group: str | None = None
     topic: str | None = None
@@ -122,7 +145,11 @@ class Options:
         path = values.text("path") or values.text("location")
         if not path:
             raise ConfigError(
-                "option 'path' is missing: give the eoslog directory, .option(\"path\", DIR)"
+                "option 'path' is missing: give the eoslog directory, .option(\"path\", DIR). "
+                "Spark keeps no options of a table: make it by CREATE TABLE name USING eoslog "
+                "OPTIONS (path '...', subscribe '...') without a list of columns, and write with "
+                "INSERT INTO name WITH (path='...', topic='...') (key, value) ..., or into a "
+                "temporary view, or by writeStream.option('path', ...).toTable(name)"
             )
         version = values.integer("txnVersion", minimum=0)
         app_id = values.text("txnAppId")
@@ -145,12 +172,20 @@ class Options:
             include_headers=values.boolean("includeHeaders", False),
             min_partitions=values.integer("minPartitions", minimum=1),
             max_records_per_partition=values.integer("maxRecordsPerPartition", minimum=1),
+            max_bytes_per_partition=values.size("maxBytesPerPartition", minimum=1),
+            min_bytes_per_partition=_or(
+                values.size("minBytesPerPartition", minimum=0), MIN_BYTES_PER_PARTITION
+            ),
+            layout=values.choice("layout", ("eoslog", "kafka"), "eoslog"),
             fail_on_data_loss=values.boolean("failOnDataLoss", True),
             columns=_columns(values),
             key_format=values.choice("keyFormat", ("binary", "string"), "binary"),
             value_format=values.choice("valueFormat", ("binary", "string"), "binary"),
             batch_rows=values.integer("batchRows", minimum=1) or 32768,
-            max_records_per_trigger=_trigger_limit(values),
+            max_records_per_trigger=values.integer("maxRecordsPerTrigger", minimum=1),
+            max_offsets_per_trigger=values.integer("maxOffsetsPerTrigger", minimum=1),
+            max_bytes_per_trigger=values.size("maxBytesPerTrigger", minimum=1),
+            max_trigger_delay_s=values.seconds("maxTriggerDelay", 900.0),
             min_offsets_per_trigger=values.integer("minOffsetsPerTrigger", minimum=1),
             commit_group=values.text("commitGroup"),
             topic=values.text("topic"),
@@ -170,11 +205,8 @@ class Options:
     @property
     def is_stream_only(self) -> bool:
         """Whether they only make sense for a stream, so that no batch range is to be pinned."""
-        return (
-            self.max_records_per_trigger is not None
-            or self.min_offsets_per_trigger is not None
-            or self.commit_group is not None
-            or (self.starting is not None and self.starting.word == LATEST)
+        return bool(self.given & _STREAM_READ) or (
+            self.starting is not None and self.starting.word == LATEST
         )
 
     def require_read(self) -> None:
@@ -183,6 +215,11 @@ class Options:
             raise ConfigError(
                 "nothing to read: give the option 'subscribe', 'subscribePattern' or 'assign'"
             )
+
+
+def names_directory(options: Mapping[str, str]) -> bool:
+    """Whether the options say where to work; those of a table of the catalog are empty."""
+    return any(name.lower() in ("path", "location") for name in options)
 
 
 class _Values:
@@ -213,6 +250,29 @@ class _Values:
         if value < minimum:
             raise ConfigError(f"option '{name}' must be at least {minimum}, got {value}")
         return value
+
+    def size(self, name: str, *, minimum: int) -> int | None:
+        """Bytes: `1048576`, `64k`, `64m`, `1g`."""
+        text = self.text(name)
+        if text is None:
+            return None
+        match = re.fullmatch(r"(\d+)\s*([kmg]?)b?", text.strip().lower())
+        if match is None:
+            raise ConfigError(f"option '{name}' must be bytes like 1048576 or 64m, got {text!r}")
+        value = int(match[1]) * _UNITS[match[2]]
+        if value < minimum:
+            raise ConfigError(f"option '{name}' must be at least {minimum}, got {text!r}")
+        return value
+
+    def seconds(self, name: str, default: float) -> float:
+        """A time: `90s`, `15m`, `500ms`."""
+        text = self.text(name)
+        if text is None:
+            return default
+        match = re.fullmatch(r"(\d+)\s*(ms|s|m|min|h|d)", text.strip().lower())
+        if match is None:
+            raise ConfigError(f"option '{name}' must be a time like 90s or 15m, got {text!r}")
+        return int(match[1]) * _TIMES[match[2]]
 
     def boolean(self, name: str, default: bool) -> bool:
         text = self.text(name)
@@ -363,9 +423,3 @@ def _columns(values: _Values) -> tuple[str, ...] | None:
     if not names:
         raise ConfigError(f"option 'columns' names no column, got {text!r}")
     return names
-
-
-def _trigger_limit(values: _Values) -> int | None:
-    """`maxRecordsPerTrigger`, or Kafka's name for it; both count offsets of data as planned."""
-    ours = values.integer("maxRecordsPerTrigger", minimum=1)
-    return ours if ours is not None else values.integer("maxOffsetsPerTrigger", minimum=1)

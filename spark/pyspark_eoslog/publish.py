@@ -19,6 +19,7 @@ import eoslog
 from eoslog.client import staging
 from eoslog.errors import CommitOutcomeUnknown
 from eoslog.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata, TopicPartition
+from eoslog.storage import files
 
 if TYPE_CHECKING:
     from eoslog.client.staging import Attempt
@@ -75,6 +76,7 @@ def publish_once(
 
     **Durability:** data and version are durable on return.
     """
+    files.failpoint("spark.commit.begun")
     log = eoslog.open(options.path, create=False)
     try:
         published = _publish(log, options, app_id, version, attempts)
@@ -85,6 +87,7 @@ def publish_once(
     for job in jobs:
         staging.discard_job(options.path, job)
     staging.sweep(options.path, options.staging_retention_hours * 3600)
+    files.failpoint("spark.commit.finished")
     return published
 
 

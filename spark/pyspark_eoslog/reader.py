@@ -1,140 +1,149 @@
-"""Batch read: one Arrow batch after the other out of `[start, end)` of a partition, on any
-executor.
+"""Batch read: Arrow batches out of the byte ranges that a task was given, on any executor.
+
+A task opens segment files and nothing else: no lock, no shared mapping, no directory state. So a
+long job keeps nobody from anything, and a host that sees the files can read them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from eoslog.errors import ConfigError, OffsetOutOfRange
-from pyspark_eoslog.planning import Range, split
+from eoslog.errors import ConfigError, CorruptRecord, OffsetOutOfRange, StorageError
 from pyspark_eoslog.schema import SCAN_COLUMNS, arrow_schema, check_source_schema
+from pyspark_eoslog.segments import PartitionFiles, Span, log_path, windows
+from pyspark_eoslog.splitting import Piece, Pinned, plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from eoslog.log import Log
     from pyspark_eoslog.options import Options
 
+READ_BYTES = 4 << 20
+"""Bytes handed to the decoder at once."""
 
-class OffsetRange(InputPartition):
-    """What one task reads. Plain values only: it is pickled to an executor that has its own
-    eoslog.
-    """
+RELISTINGS = 16
+"""How often a task looks again for segments that were replaced under it."""
 
-    def __init__(self, topic: str, partition: int, start: int, end: int) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.start = start
-        self.end = end
+
+class ReadTask(InputPartition):
+    """What one task reads: pieces of partitions, in order. Plain values only."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = list(pieces)
 
     def __repr__(self) -> str:
-        return f"OffsetRange({self.topic}-{self.partition}, [{self.start}, {self.end}))"
+        shown = (f"{one.topic}-{one.partition} [{one.start}, {one.end})" for one in self.pieces)
+        return f"ReadTask({', '.join(shown)})"
 
 
-# Worker processes serve many tasks; opening a directory anew for each would cost more than a small
-# task.
-_open_logs: dict[tuple[int, int, int], Log] = {}
-
-
-def executor_log(path: str) -> Log:
-    """A read-only handle, cached per directory and process.
+def read_task(options: Options, schema: StructType, task: ReadTask) -> Iterator[pa.RecordBatch]:
+    """Yields the records of a task as batches of exactly `schema`.
 
     Raises:
-        ConfigError: The directory can't be read on this host.
-    """
-    import eoslog
-
-    key = _key_of(path)
-    log = _open_logs.get(key)
-    if log is None:
-        log = _open_logs[key] = eoslog.open(path, create=False, read_only=True)
-    return log
-
-
-def _forget(path: str) -> None:
-    log = _open_logs.pop(_key_of(path), None)
-    if log is not None:
-        log.close()
-
-
-def _key_of(path: str) -> tuple[int, int, int]:
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise ConfigError(
-            f"option 'path' = {path!r}: "
-            f"the executor on {os.uname().nodename} can't read it: {error.strerror}"
-        ) from None
-    return os.getpid(), status.st_dev, status.st_ino
-
-
-def _log_that_sees(path: str, isolation: str, piece: OffsetRange) -> Log:
-    """A handle from which the whole range can be read.
-
-    A read-only handle may have fixed its ends when it was opened: it is replaced once where they
-    lie below what the driver saw.
-    """
-    for attempt in range(2):
-        log = executor_log(path)
-        ends = log.offsets(piece.topic, piece.partition)
-        bound = ends.last_stable if isolation == "read_committed" else ends.high_watermark
-        if bound >= piece.end:
-            return log
-        if attempt == 0:
-            _forget(path)
-    raise OffsetOutOfRange(
-        f"{piece.topic}-{piece.partition}: the driver planned up to {piece.end}, the executor on "
-        f"{os.uname().nodename} sees {isolation} records up to {bound} only"
-    )
-
-
-def read_range(
-    options: Options, schema: StructType, piece: OffsetRange
-) -> Iterator[pa.RecordBatch]:
-    """Yields the records of a range as batches of exactly `schema`.
-
-    Raises:
-        OffsetOutOfRange: Retention has deleted a part of the range since it was planned (unless
-            `failOnDataLoss` is off), or this host doesn't see all of it.
-        CorruptRecord: A batch whose checksum is wrong.
+        OffsetOutOfRange: Retention has deleted a part since it was planned, unless
+            `failOnDataLoss` is off.
+        CorruptRecord: A batch whose checksum is wrong, or a file that this host sees shorter than
+            the driver.
     """
     import pyarrow as pa
 
-    from eoslog.model import TopicPartition
+    from eoslog.client.scan import Scan, Source
+    from eoslog.storage import codecs, files  # noqa: F401  binds the codecs of batches
 
-    log = _log_that_sees(options.path, options.isolation, piece)
-    start = piece.start
-    if not options.fail_on_data_loss:
-        start = max(start, log.offsets(piece.topic, piece.partition).log_start)
-        if start >= piece.end:
-            return
     target = arrow_schema(schema)
     names = [SCAN_COLUMNS[name] for name in schema.fieldNames()]
-    key = TopicPartition(piece.topic, piece.partition)
-    scan = log.scan(
-        piece.topic,
-        partitions=[piece.partition],
-        start={key: start},
-        end={key: piece.end},
-        isolation=options.isolation,
-        # A scan without columns has no row count to hand on.
-        columns=names or ["offset"],
-        batch_rows=options.batch_rows,
-        binary="copy",
-    )
-    for batch in scan:
-        if batch.num_rows:
-            arrays = [
-                _as(batch.column(name), field.type)
-                for name, field in zip(names, target, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=target)
+    sources = [
+        Source(
+            piece.topic,
+            piece.partition,
+            piece.start,
+            piece.end,
+            _Bytes(piece, options.fail_on_data_loss),
+            _aborted_of(piece),
+        )
+        for piece in task.pieces
+    ]
+    # A scan without columns has no row count to hand on.
+    columns = names or ["offset"]
+    for batch in Scan(sources, columns=columns, batch_rows=options.batch_rows, binary="copy"):
+        files.failpoint("spark.read")
+        arrays = [
+            _as(batch.column(name), field.type) for name, field in zip(names, target, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def _aborted_of(piece: Piece) -> Callable[[int, int], Sequence[tuple[int, int, int]]] | None:
+    return (lambda *_: piece.aborted) if piece.aborted else None
+
+
+class _Bytes:
+    """The batches of a piece, in windows read from its files.
+
+    Where a file is not what the planner saw (deleted, or replaced by the cleaner), the directory
+    is listed anew once and the offsets are looked up again.
+    """
+
+    def __init__(self, piece: Piece, fail_on_data_loss: bool) -> None:
+        self._piece = piece
+        self._strict = fail_on_data_loss
+
+    def __call__(self, start: int, end: int) -> Iterator[Any]:
+        spans: Sequence[Span] = self._piece.spans
+        for _ in range(RELISTINGS):
+            try:
+                for span in spans:
+                    path = log_path(self._piece.directory, span.base)
+                    for _, data in windows(path, span.position, span.end, READ_BYTES, span.inode):
+                        yield data
+                        start = max(start, _next_offset(data))
+                return
+            except FileNotFoundError:
+                spans = self._again(start, end)
+            except StorageError as error:
+                raise self._unreadable(error) from None
+        raise OffsetOutOfRange(f"{self._name}: the segments of {start} change again and again")
+
+    @property
+    def _name(self) -> str:
+        return f"{self._piece.topic}-{self._piece.partition}"
+
+    def _unreadable(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"{self._name}: the executor on {os.uname().nodename} can't read "
+            f"{self._piece.directory}: {error}; option 'path' must name the same directory on "
+            "every host, readable by the user that Spark runs as"
+        )
+
+    def _again(self, start: int, end: int) -> list[Span]:
+        """The spans of what is left, by the files that are there now."""
+        directory = self._piece.directory
+        try:
+            files = PartitionFiles(directory)
+        except (StorageError, ConfigError) as error:
+            raise self._unreadable(error) from None
+        first = files.bases[0]
+        if first > start:
+            if self._strict:
+                raise OffsetOutOfRange(
+                    f"{self._name}: offset {start} was deleted since the read was planned, the "
+                    f"log starts at {first} now; set failOnDataLoss to false to begin there"
+                )
+            start = first
+        return files.spans(start, end) if start < end else []
+
+
+def _next_offset(data: Any) -> int:
+    """The offset behind the last whole batch of a window."""
+    from eoslog import _core
+
+    _, _, _, next_offset, _ = _core.walk_batches(data, 0, 0, 1 << 62, len(data))
+    return int(next_offset)
 
 
 def _as(array: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -143,7 +152,13 @@ def _as(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """
     if array.type.equals(wanted):
         return array
-    return array.cast(wanted)
+    try:
+        return array.cast(wanted)
+    except ValueError as error:
+        raise CorruptRecord(
+            f"option 'valueFormat' or 'keyFormat' = string, or a schema that says so: "
+            f"a record is no UTF-8 text ({error})"
+        ) from None
 
 
 class EoslogReader(DataSourceReader):
@@ -153,8 +168,8 @@ class EoslogReader(DataSourceReader):
     relation and silently drops rows of other scans of the same DataFrame. Ranges are options.
     """
 
-    def __init__(self, options: Options, schema: StructType, ranges: Sequence[Range]) -> None:
-        """Splits the ranges into tasks.
+    def __init__(self, options: Options, schema: StructType, ranges: Sequence[Pinned]) -> None:
+        """Takes what is to be read.
 
         Args:
             options: Parsed options.
@@ -167,14 +182,18 @@ class EoslogReader(DataSourceReader):
         check_source_schema(schema)
         self.options = options
         self.schema = schema
-        self.ranges = split(ranges, options.min_partitions, options.max_records_per_partition)
+        self.ranges = list(ranges)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks carry what they read; the whole plan would go to each of them.
+        return {**self.__dict__, "ranges": []}
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One task per range."""
-        return [OffsetRange(*one) for one in self.ranges]
+        """The tasks."""
+        return [ReadTask(pieces) for pieces in plan(self.ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task: the records of one range."""
+        """Runs in a task: the records of its pieces."""
         # With nothing to read Spark still runs one task, on a partition of its own making.
-        if isinstance(partition, OffsetRange):
-            yield from read_range(self.options, self.schema, partition)
+        if isinstance(partition, ReadTask):
+            yield from read_task(self.options, self.schema, partition)

@@ -4,6 +4,8 @@ forms.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import (
@@ -44,6 +46,8 @@ SINK_TYPES: dict[str, tuple[DataType, ...]] = {
     name: SOURCE_TYPES[name]
     for name in ("key", "value", "topic", "partition", "headers", "timestamp")
 }
+# What the catalog adds when a table is made.
+CATALOG_OPTIONS = {"provider", "owner", "location", "external", "comment", "is_managed_location"}
 # Spark's column -> the column of `Log.scan`.
 SCAN_COLUMNS = {
     name: "timestamp_type" if name == "timestampType" else name for name in SOURCE_TYPES
@@ -74,6 +78,33 @@ def source_schema(options: Options) -> StructType:
             for name in wanted
         ]
     )
+
+
+TABLE_OPTIONS = "eoslog.options"
+
+
+def with_table_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """The columns of a table that is being made: its options lie in their metadata, the one place
+    of a table that Spark hands to a Python source.
+    """
+    kept = {
+        name: value
+        for name, value in options.items()
+        if name.lower() not in CATALOG_OPTIONS and not name.lower().startswith("option.")
+    }
+    text = json.dumps(kept, sort_keys=True)
+    return StructType(
+        [StructField(one.name, one.dataType, True, {TABLE_OPTIONS: text}) for one in schema.fields]
+    )
+
+
+def table_options(schema: StructType) -> dict[str, str]:
+    """What `with_table_options` put there; empty for other columns."""
+    for field in schema.fields:
+        text = (field.metadata or {}).get(TABLE_OPTIONS)
+        if text:
+            return dict(json.loads(text))
+    return {}
 
 
 def check_source_schema(schema: StructType) -> None:

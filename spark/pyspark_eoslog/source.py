@@ -15,7 +15,9 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from pyspark_eoslog.options import Options
     from pyspark_eoslog.reader import EoslogReader
+    from pyspark_eoslog.splitting import Pinned
     from pyspark_eoslog.stream_reader import EoslogStreamReader
     from pyspark_eoslog.stream_writer import EoslogStreamWriter
     from pyspark_eoslog.writer import EoslogWriter
@@ -27,6 +29,9 @@ class EoslogDataSource(DataSource):
     Where a batch read begins and ends is settled here, at `load()`, and travels with the pickled
     instance: the same DataFrame gives the same rows however often it is evaluated and however much
     the log has grown. It can't wait for `schema()`, which Spark skips when the user gives a schema.
+
+    A table of the catalog is read without any option: Spark 4 keeps none for Python sources. They
+    lie in the metadata of the table's columns, put there by `schema()` when the table was made.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -40,17 +45,45 @@ class EoslogDataSource(DataSource):
             other. UnknownTopicOrPartition: A topic that is not there.
         """
         super().__init__(options)
-        from pyspark_eoslog.options import Options
+        from pyspark_eoslog.options import Options, names_directory
 
-        self.parsed = Options.parse(options)
-        self._ranges: list[tuple[str, int, int, int]] | None = None
-        if self.parsed.is_read and not self.parsed.is_stream_only:
-            self._pin()
+        self._given = dict(options)
+        self._ranges: list[Pinned] | None = None
+        self._refused: Exception | None = None
+        self.parsed: Options | None = None
+        if names_directory(options):
+            self.parsed = Options.parse(options)
+            if self.parsed.is_read and not self.parsed.is_stream_only:
+                self._pin()
 
     def _pin(self) -> None:
+        """Fixes the ranges. Bounds that don't fit are told when a batch is read: for a stream,
+        which has not been told apart yet, they mean nothing once it has a checkpoint.
+        """
+        from eoslog.errors import ConfigError, OffsetOutOfRange
         from pyspark_eoslog.planning import pin_ranges
 
-        self._ranges = pin_ranges(self.parsed)
+        assert self.parsed is not None
+        try:
+            self._ranges = pin_ranges(self.parsed)
+        except (ConfigError, OffsetOutOfRange) as error:
+            if self.parsed.starting is None and self.parsed.ending is None:
+                raise
+            self._refused = error
+
+    def _options(self, schema: StructType | None = None) -> Options:
+        """The options given, or those of the table whose columns these are.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        if self.parsed is None:
+            from pyspark_eoslog.options import Options
+            from pyspark_eoslog.schema import table_options
+
+            table = table_options(schema) if schema is not None else {}
+            self.parsed = Options.parse({**table, **self._given})
+        return self.parsed
 
     @classmethod
     def name(cls) -> str:
@@ -59,38 +92,47 @@ class EoslogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of a read, where the user gives no schema."""
-        from pyspark_eoslog.schema import source_schema
+        from pyspark_eoslog.schema import source_schema, with_table_options
 
-        return source_schema(self.parsed)
+        schema = source_schema(self._options())
+        # Only the making of a table brings its provider.
+        made = any(name.lower() == "provider" for name in self._given)
+        return with_table_options(schema, self._given) if made else schema
 
     def reader(self, schema: StructType) -> EoslogReader:
         """A batch read of the ranges pinned at `load()`."""
         from pyspark_eoslog.reader import EoslogReader
 
-        self.parsed.require_read()
+        options = self._options(schema)
+        options.require_read()
+        if self._refused is not None:
+            raise self._refused
         if self._ranges is None:
             self._pin()
+            if self._refused is not None:
+                raise self._refused
         assert self._ranges is not None
-        return EoslogReader(self.parsed, schema, self._ranges)
+        return EoslogReader(options, schema, self._ranges)
 
     def writer(self, schema: StructType, overwrite: bool) -> EoslogWriter:
         """A batch write, atomic over all partitions."""
         from pyspark_eoslog.writer import EoslogWriter
 
-        return EoslogWriter(self.parsed, schema, overwrite)
+        return EoslogWriter(self._options(), schema, overwrite)
 
     def streamReader(self, schema: StructType) -> EoslogStreamReader:
         """A stream of committed records."""
         from pyspark_eoslog.stream_reader import EoslogStreamReader
 
-        self.parsed.require_read()
-        return EoslogStreamReader(self.parsed, schema)
+        options = self._options(schema)
+        options.require_read()
+        return EoslogStreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> EoslogStreamWriter:
         """An exactly-once sink; `overwrite` means complete mode, which appends."""
         from pyspark_eoslog.stream_writer import EoslogStreamWriter
 
-        return EoslogStreamWriter(self.parsed, schema)
+        return EoslogStreamWriter(self._options(), schema)
 
 
 DefaultSource = EoslogDataSource

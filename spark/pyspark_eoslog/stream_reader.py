@@ -1,35 +1,41 @@
 """Streaming source: offsets as JSON of topics and partitions, whole transactions up to the latest
 offset.
 
-Runs in one long-lived process of the driver; `read` runs in tasks from a pickled copy and keeps no
-state.
+Runs in one long-lived process of the driver, which keeps the directory open; `read` runs in tasks
+from a pickled copy and keeps no state.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from eoslog.errors import ConfigError
-from pyspark_eoslog.options import LATEST, Bound, Options, PartitionKey
-from pyspark_eoslog.planning import (
-    latest_offsets,
-    open_for_planning,
-    resolve,
-    split,
-    subscribed_partitions,
-    within_log,
+from eoslog.errors import (
+    ConfigError,
+    EoslogError,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
 )
-from pyspark_eoslog.reader import OffsetRange, read_range
+from eoslog.model import TopicPartition
+from pyspark_eoslog.catalog import LogCatalog, open_log
+from pyspark_eoslog.limits import Offsets, limited
+from pyspark_eoslog.options import LATEST, Bound, Options, PartitionKey
+from pyspark_eoslog.planning import pinned, resolve, subscribed_partitions, within_log
+from pyspark_eoslog.reader import ReadTask, read_task
 from pyspark_eoslog.schema import check_source_schema
+from pyspark_eoslog.splitting import plan
 
 try:
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
         ReadLimit,
+        ReadMaxBytes,
         ReadMaxRows,
+        ReadMinRows,
         SupportsTriggerAvailableNow,
     )
 except ImportError:  # pyspark 4.0 and 4.1 have no rate limits
@@ -39,7 +45,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-Offsets = dict[PartitionKey, int]
+    from eoslog.log import Log
+
+logger = logging.getLogger(__name__)
 
 
 class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -49,92 +57,221 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Checks options and schema.
 
         Raises:
-            ConfigError: A user schema with a column or type that there is not, or an end, which a
-            stream has not.
+            ConfigError: A user schema with a column or type that there is not, an end, which a
+            stream has not, or a layout that streams don't read.
         """
         check_source_schema(schema)
         if options.ending is not None:
             raise ConfigError(
                 f"option '{options.ending.option}' has no meaning in a stream: it has no end"
             )
+        if options.layout != "eoslog":
+            raise ConfigError(
+                f"option 'layout' = {options.layout!r} is for batch reads: a stream needs the "
+                "ends that an eoslog directory publishes"
+            )
         self.options = options
         self.schema = schema
         self._pinned: Offsets | None = None
+        self._log: Log | None = None
+        self._reported: Offsets = {}
+        self._moved_at = time.monotonic()
+        self._done = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks read files by path; a handle belongs to its process.
+        return {**self.__dict__, "_log": None}
+
+    def _catalog(self) -> LogCatalog:
+        if self._log is None:
+            self._log = open_log(self.options.path)
+            if self.options.commit_group is not None and self._log.engine.read_only:
+                raise ConfigError(
+                    f"option 'commitGroup' = {self.options.commit_group!r} needs a directory that "
+                    f"may be written: {self.options.path} is read-only here"
+                )
+        return LogCatalog(self._log, self.options.isolation)
+
+    def _rest(self) -> None:
+        """Spark kills this process at the end of a query: by then the directory must be closed, or
+        the next to open it has to recover it. An AvailableNow run knows when it has come there.
+        """
+        if self._done:
+            self.stop()
+
+    def stop(self) -> None:
+        """The query ends: lets go of the directory."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins."""
         bound = self.options.starting or Bound("startingOffsets", word=LATEST)
-        with open_for_planning(self.options.path) as log:
-            keys = subscribed_partitions(log, self.options)
-            return to_json(
-                resolve(log, self.options, bound, latest_offsets(log, keys, self.options.isolation))
-            )
+        catalog = self._catalog()
+        latest = catalog.latest(subscribed_partitions(catalog, self.options))
+        starts = resolve(catalog, self.options, bound, latest)
+        checked = {
+            key: within_log(catalog, self.options, key, start, max(start, latest[key]), latest[key])
+            for key, start in starts.items()
+        }
+        return to_json({key: start for key, (start, _) in checked.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """`maxRecordsPerTrigger`, or everything."""
-        limit = self.options.max_records_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        """What bounds a micro-batch, so that Spark says when to ignore it (trigger once).
+
+        Spark knows one limit at a time; `latestOffset` applies all of those given.
+        """
+        options = self.options
+        rows = options.max_records_per_trigger or options.max_offsets_per_trigger
+        if rows is not None:
+            return ReadMaxRows(rows)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Pins the end of an AvailableNow run."""
         self._pinned = self._latest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next batch ends; `start` itself if there is nothing to read."""
-        begin = from_json(start)
+        """Where the next batch ends; `start` itself if there is nothing to read.
+
+        Raises:
+            OffsetOutOfRange, UnknownTopicOrPartition: Under `failOnDataLoss`, a partition ends
+            before what was read of it, or is gone.
+        """
+        seen = from_json(start)
+        # Spark asks for the next batch once the one before is in its commit log.
+        self._report(seen)
         end = self._latest() if self._pinned is None else self._pinned
-        # Partitions that the query never saw begin where they begin.
-        with_new = self._with_new_partitions(begin, end)
-        end = {key: max(end.get(key, offset), offset) for key, offset in with_new.items()}
-        pending = sum(end[key] - with_new[key] for key in end)
-        if pending == 0:
+        begin = self._with_new_partitions(seen, end)
+        begin, end = self._without_lost(begin, end)
+        pending = sum(max(end[key] - begin[key], 0) for key in end)
+        if pending == 0 and end == seen:
+            self._done = self._pinned is not None
+            self._rest()
             return start
-        least = self.options.min_offsets_per_trigger
-        if least is not None and pending < least and self._pinned is None:
-            return start
-        if isinstance(limit, ReadMaxRows):
-            end = limited(with_new, end, limit.max_rows)
+        if not isinstance(limit, ReadAllAvailable):
+            least = self.options.min_offsets_per_trigger
+            waited = time.monotonic() - self._moved_at
+            late = self._pinned is not None or waited >= self.options.max_trigger_delay_s
+            if least is not None and pending < least and not late:
+                return start
+            end = limited(self._catalog(), self.options, begin, end)
+        self._moved_at = time.monotonic()
         return to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The end of the log, so that progress reports show the lag."""
-        return to_json(self._latest())
+        latest = to_json(self._latest())
+        self._rest()
+        return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of a batch; asked again after a restart, for the range it was in."""
+        """The tasks of a batch; asked again after a restart, for the range it was in.
+
+        Raises:
+            OffsetOutOfRange: Retention deleted what was not read yet, under `failOnDataLoss`.
+        """
         stop = from_json(end)
+        catalog = self._catalog()
         begin = self._with_new_partitions(from_json(start), stop)
         ranges = []
-        with open_for_planning(self.options.path) as log:
-            latest = latest_offsets(log, sorted(stop), self.options.isolation)
-            for (topic, partition), last in sorted(stop.items()):
-                first, last = within_log(
-                    log, self.options, topic, partition, begin[topic, partition], last,
-                    max(latest[topic, partition], last),
-                )  # fmt: skip
-                ranges.append((topic, partition, first, last))
-        pieces = split(ranges, self.options.min_partitions, self.options.max_records_per_partition)
-        return [OffsetRange(*piece) for piece in pieces]
+        for key, last in sorted(stop.items()):
+            first = begin[key]
+            if not self._exists(catalog, key):
+                self._lose(UnknownTopicOrPartition(f"{key[0]}-{key[1]} is gone"))
+                continue
+            if first > last:  # made anew, and read from its start because loss is accepted
+                first = catalog.earliest(*key)
+            latest = max(catalog.latest([key])[key], last)
+            if self.options.fail_on_data_loss and last > catalog.end(*key):
+                latest = catalog.end(*key)
+            first, last = within_log(catalog, self.options, key, first, last, latest)
+            ranges.append(pinned(catalog, key, first, min(last, catalog.end(*key))))
+        return [ReadTask(pieces) for pieces in plan(ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task: the records of one range."""
-        if isinstance(partition, OffsetRange):
-            yield from read_range(self.options, self.schema, partition)
+        """Runs in a task: the records of its pieces."""
+        if isinstance(partition, ReadTask):
+            yield from read_task(self.options, self.schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark's checkpoint is the truth."""
+        """Spark has finished with everything below: told to `commitGroup`, for tools that show
+        lag. Spark's checkpoint stays the truth.
+        """
+        self._report(from_json(end))
+        self._rest()
+
+    def _report(self, offsets: Offsets) -> None:
+        group = self.options.commit_group
+        if group is None or offsets == self._reported:
+            return
+        try:
+            self._catalog().log.reset_offsets(
+                group, {TopicPartition(*key): offset for key, offset in offsets.items()}
+            )
+            self._reported = offsets
+        except ConfigError:
+            raise
+        except EoslogError as error:
+            # Progress is for show: a query doesn't end because it can't be shown.
+            logger.warning(
+                "option 'commitGroup' = %r: progress was not committed: %s", group, error
+            )
 
     def _latest(self) -> Offsets:
-        with open_for_planning(self.options.path) as log:
-            keys = subscribed_partitions(log, self.options)
-            return latest_offsets(log, keys, self.options.isolation)
+        catalog = self._catalog()
+        return catalog.latest(subscribed_partitions(catalog, self.options))
 
     def _with_new_partitions(self, begin: Offsets, end: Offsets) -> Offsets:
         new = [key for key in end if key not in begin]
-        if not new:
-            return dict(begin)
-        with open_for_planning(self.options.path) as log:
-            return begin | {key: log.offsets(*key).log_start for key in new}
+        catalog = self._catalog()
+        return begin | {key: catalog.earliest(*key) for key in new if self._exists(catalog, key)}
+
+    def _without_lost(self, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
+        """Both vectors over the partitions that there are; ends never fall, unless a topic was
+        made anew and loss is accepted.
+        """
+        catalog = self._catalog()
+        starts, stops = {}, {}
+        for key, first in begin.items():
+            name = f"{key[0]}-{key[1]}"
+            if not self._exists(catalog, key):
+                self._lose(
+                    UnknownTopicOrPartition(
+                        f"{name} is gone, the query has read it up to {first}; "
+                        "set failOnDataLoss to false to go on without it"
+                    )
+                )
+                continue
+            last = end.get(key, first)
+            if last < first and catalog.end(*key) < first:
+                self._lose(
+                    OffsetOutOfRange(
+                        f"{name}: the query has read up to {first}, the log ends at "
+                        f"{catalog.end(*key)}: it was deleted and made anew; "
+                        "set failOnDataLoss to false to read it from its start"
+                    )
+                )
+            elif last < first:
+                last = first
+            starts[key], stops[key] = min(first, last), last
+        return starts, stops
+
+    def _exists(self, catalog: LogCatalog, key: PartitionKey) -> bool:
+        try:
+            return key[1] in catalog.partitions(key[0])
+        except UnknownTopicOrPartition:
+            return False
+
+    def _lose(self, error: EoslogError) -> None:
+        if self.options.fail_on_data_loss:
+            raise error
+        logger.warning("failOnDataLoss is off: %s", error)
 
 
 def to_json(offsets: Offsets) -> dict[str, Any]:
@@ -152,23 +289,3 @@ def from_json(offsets: dict[str, Any]) -> Offsets:
         for topic, inner in offsets.items()
         for partition, offset in inner.items()
     }
-
-
-def limited(begin: Offsets, end: Offsets, most: int) -> Offsets:
-    """Ends moved back so that about `most` offsets lie between, shared by how much each partition
-    has waiting.
-
-    At least one offset moves, or the query would stand still.
-    """
-    sizes = {key: end[key] - begin[key] for key in end}
-    total = sum(sizes.values())
-    if total <= most:
-        return end
-    result, carried = {}, 0.0
-    for key in sorted(sizes):
-        # Shares are carried over, so that rounding down never leaves the sum at zero.
-        carried += sizes[key] * most / total
-        taken = min(sizes[key], int(carried + 1e-9))
-        carried -= taken
-        result[key] = begin[key] + taken
-    return result

@@ -91,7 +91,9 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
         # Comes after a failed commit too, which may have become durable: only staged files go,
         # never published data.
         from eoslog.client.staging import discard
+        from eoslog.storage import files
 
+        files.failpoint("spark.abort")
         discard(self.options.path, attempts_of(messages))
 
 

@@ -67,6 +67,7 @@ class StagingTask:
         from pyspark import TaskContext
 
         from eoslog.client.staging import AttemptWriter
+        from eoslog.storage import files
         from pyspark_eoslog.encoder import RowEncoder
 
         context = TaskContext.get()
@@ -76,11 +77,15 @@ class StagingTask:
             self.path, job, name, number, self.inline_limit, make_folder=make_folder
         )
         try:
+            files.failpoint("spark.write.begun")
             encoder = RowEncoder(out, self.targets, self.topic, self.compression, seed=number)
             for batch in rows:
                 encoder.add(batch)
+                files.failpoint("spark.write.rows")
             encoder.flush()
-            return out.finish()
+            attempt = out.finish()
+            files.failpoint("spark.write.finished")
+            return attempt
         except BaseException:
             out.discard()
             raise
@@ -92,7 +97,7 @@ def topic_targets(path: str, topic: str | None) -> dict[str, TopicTarget]:
     Raises:
         UnknownTopicOrPartition: `topic` is given and doesn't exist.
     """
-    from pyspark_eoslog.planning import open_for_planning
+    from pyspark_eoslog.catalog import open_for_planning
 
     with open_for_planning(path) as log:
         names = (
@@ -157,7 +162,9 @@ class EoslogWriter(DataSourceArrowWriter):
         # Published data lies in the topics: what is removed here can't undo a commit that became
         # durable.
         from eoslog.client.staging import discard_job
+        from eoslog.storage import files
 
+        files.failpoint("spark.abort")
         discard_job(self.options.path, self.job)
 
 

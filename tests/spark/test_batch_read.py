@@ -45,14 +45,17 @@ def test_columns_and_types_are_those_of_the_kafka_source(spark, log):
 def test_a_partition_is_a_task_and_options_split_it(spark, log):
     log.create_topic("t", 3)
     produce(log, "t", [(b"%d" % n, None, n % 2, None) for n in range(200)])
-    whole = read(spark, log, "t")
+    whole = read(spark, log, "t", minBytesPerPartition="0")
     assert whole.rdd.getNumPartitions() == 2, "the empty partition needs no task"
+    packed = read(spark, log, "t")
+    assert packed.rdd.getNumPartitions() == 1, "small partitions share a task"
     split = read(spark, log, "t", minPartitions="6")
     assert split.rdd.getNumPartitions() == 6
     capped = read(spark, log, "t", maxRecordsPerPartition="30")
     assert capped.rdd.getNumPartitions() == 8
     expected = rows(whole, "partition", "offset", "value")
     assert len(expected) == 200
+    assert rows(packed, "partition", "offset", "value") == expected
     assert rows(split, "partition", "offset", "value") == expected
     assert rows(capped, "partition", "offset", "value") == expected
 
@@ -121,7 +124,7 @@ def test_times_choose_the_range(spark, log):
     )
     assert rows(frame, "partition", "value") == [(0, b"8"), (0, b"9"), (1, b"9")]
     with pytest.raises(Exception, match="no record at or after") as caught:
-        read(spark, log, "t", startingTimestamp=99 * DAY)
+        read(spark, log, "t", startingTimestamp=99 * DAY).count()
     assert "'startingTimestamp'" in message_of(caught)
     late = read(
         spark, log, "t", startingTimestamp=99 * DAY, startingOffsetsByTimestampStrategy="latest"
@@ -195,14 +198,14 @@ def test_ranges_that_are_not_there_are_errors_unless_loss_is_accepted(spark, log
     log.create_topic("t")
     produce(log, "t", [(b"%d" % n, None, 0, None) for n in range(10)])
     with pytest.raises(Exception, match="offset 99 is beyond the end 1"):
-        read(spark, log, "t", endingOffsets='{"t": {"0": 99}}')
+        read(spark, log, "t", endingOffsets='{"t": {"0": 99}}').count()
     assert (
         read(spark, log, "t", endingOffsets='{"t": {"0": 99}}', failOnDataLoss="false").count()
         == 10
     )
     log.delete_records({TopicPartition("t", 0): 4})
     with pytest.raises(Exception, match="start offset 2 is gone, the log starts at 4"):
-        read(spark, log, "t", startingOffsets='{"t": {"0": 2}}')
+        read(spark, log, "t", startingOffsets='{"t": {"0": 2}}').count()
     kept = read(spark, log, "t", startingOffsets='{"t": {"0": 2}}', failOnDataLoss="false")
     assert kept.count() == 6 and read(spark, log, "t").count() == 6
 

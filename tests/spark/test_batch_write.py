@@ -187,7 +187,7 @@ def test_readers_are_not_held_up_by_a_job_that_only_stages(spark, log):
         ),
         ("'x' as value, 9 as partition", {"topic": "t"}, ["'partition' is 9", "0 to 1"]),
         ("'x' as value, cast(null as string) as topic", {}, ["'topic' is null"]),
-        ("repeat('x',2000000) as value", {"topic": "t"}, ["max.message.bytes of 1048588"]),
+        ("repeat('x',2000000) as value", {"topic": "t"}, ["max.message.bytes = 1048588"]),
     ],
 )
 def test_a_write_that_can_not_be_is_refused_and_writes_nothing(spark, log, columns, options, words):

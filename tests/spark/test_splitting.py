@@ -5,46 +5,65 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
-from pyspark_eoslog.planning import split
-from pyspark_eoslog.stream_reader import from_json, limited, to_json
+from pyspark_eoslog.limits import by_offsets
+from pyspark_eoslog.options import Options
+from pyspark_eoslog.segments import Span
+from pyspark_eoslog.splitting import Piece, Pinned, coalesce, split
+from pyspark_eoslog.stream_reader import from_json, to_json
 
 ranges_of_partitions = st.lists(
     st.tuples(st.integers(0, 1000), st.integers(0, 5000)), max_size=8
 ).map(
-    lambda pairs: [("t", index, start, start + size) for index, (start, size) in enumerate(pairs)]
+    lambda pairs: [Pinned("t", at, start, start + size) for at, (start, size) in enumerate(pairs)]
 )
 
 
 @given(ranges_of_partitions, st.none() | st.integers(1, 40), st.none() | st.integers(1, 3000))
 def test_pieces_cover_every_offset_once_and_in_order(ranges, min_partitions, max_records):
     pieces = split(ranges, min_partitions, max_records)
-    assert all(end > start for _, _, start, end in pieces)
+    assert all(piece.end > piece.start for piece in pieces)
     if max_records is not None:
-        assert all(end - start <= max_records for _, _, start, end in pieces)
-    for topic, partition, start, end in ranges:
-        mine = [
-            (low, high)
-            for name, number, low, high in pieces
-            if (name, number) == (topic, partition)
-        ]
-        edge = start
-        for low, high in mine:
-            assert low == edge
-            edge = high
-        assert edge == end or (start == end and not mine)
+        assert all(piece.offsets <= max_records for piece in pieces)
+    for one in ranges:
+        mine = [piece for piece in pieces if piece.partition == one.partition]
+        edge = one.start
+        for piece in mine:
+            assert piece.start == edge
+            edge = piece.end
+        assert edge == one.end or (one.start == one.end and not mine)
 
 
-def test_without_options_a_partition_is_a_task():
-    assert split([("t", 0, 0, 10), ("t", 1, 5, 5), ("t", 2, 3, 9)], None, None) == [
-        ("t", 0, 0, 10),
-        ("t", 2, 3, 9),
-    ]
+def test_without_options_a_partition_is_a_part():
+    ranges = [Pinned("t", 0, 0, 10), Pinned("t", 1, 5, 5), Pinned("t", 2, 3, 9)]
+    assert split(ranges, None, None) == [ranges[0], ranges[2]]
 
 
 def test_min_partitions_cuts_the_large_and_leaves_the_small():
-    pieces = split([("t", 0, 0, 1000), ("t", 1, 0, 10)], 5, None)
-    assert len([piece for piece in pieces if piece[1] == 0]) == 4
-    assert ("t", 1, 0, 10) in pieces
+    pieces = split([Pinned("t", 0, 0, 1000), Pinned("t", 1, 0, 10)], 5, None)
+    assert len([piece for piece in pieces if piece.partition == 0]) == 4
+    assert Pinned("t", 1, 0, 10) in pieces
+
+
+def pieces_of(*sizes):
+    return [Piece("t", at, 0, 10, (), "", (Span(0, 0, size, 1),)) for at, size in enumerate(sizes)]
+
+
+def packed(sizes, **given):
+    options = Options.parse(
+        {"path": "/data", **{name: str(value) for name, value in given.items()}}
+    )
+    return [[piece.size for piece in task] for task in coalesce(pieces_of(*sizes), options)]
+
+
+def test_small_neighbours_share_a_task_up_to_the_limit():
+    assert packed([1, 2, 3, 9, 1], minBytesPerPartition=6) == [[1, 2, 3], [9], [1]]
+    assert packed([1, 2, 3], minBytesPerPartition=0) == [[1], [2], [3]]
+
+
+def test_packing_leaves_as_many_tasks_as_were_asked_for():
+    assert packed([1, 1, 1, 1], minPartitions=3) == [[1, 1], [1], [1]]
+    assert packed([1, 1, 1, 1], maxRecordsPerPartition=20) == [[1, 1], [1, 1]]
+    assert packed([4, 4, 4], maxBytesPerPartition=8) == [[4, 4], [4]]
 
 
 @given(
@@ -58,7 +77,7 @@ def test_min_partitions_cuts_the_large_and_leaves_the_small():
 def test_a_trigger_limit_moves_on_and_never_beyond(sizes, most):
     begin = {key: start for key, (start, _) in sizes.items()}
     end = {key: start + size for key, (start, size) in sizes.items()}
-    stop = limited(begin, end, most)
+    stop = by_offsets(begin, end, most)
     taken = sum(stop[key] - begin[key] for key in stop)
     assert all(begin[key] <= stop[key] <= end[key] for key in end)
     waiting = sum(size for _, size in sizes.values())

@@ -151,7 +151,7 @@ def test_batches_stay_below_the_topics_limit(tmp_path):
             ConfigError,
             "partitions 0 to 2",
         ),
-        ({"value": [b"x" * 1000]}, "u", RecordTooLarge, "max.message.bytes of 1000"),
+        ({"value": [b"x" * 1000]}, "u", RecordTooLarge, "max.message.bytes = 1000"),
     ],
 )
 def test_a_row_that_can_not_be_written_is_refused(tmp_path, columns, topic, error, words):

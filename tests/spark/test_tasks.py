@@ -1,24 +1,36 @@
 """What a reading task does on its own, without Spark around it."""
 
+import os
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("pyspark")
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from pyspark_eoslog.options import Options
-from pyspark_eoslog.reader import EoslogReader, OffsetRange, read_range
+from pyspark_eoslog.reader import EoslogReader, ReadTask, read_task
+from pyspark_eoslog.splitting import Pinned, plan
 
-from eoslog import TopicPartition
-from eoslog.errors import OffsetOutOfRange
+from eoslog.errors import ConfigError, CorruptRecord, OffsetOutOfRange
 
 from .helpers import produce
 
 SCHEMA = StructType([StructField("offset", LongType()), StructField("value", BinaryType())])
 
 
-def offsets(log, start, end, **options):
+def task(log, start, end, aborted=(), **options):
     parsed = Options.parse({"path": log.path, "subscribe": "t", **options})
-    batches = read_range(parsed, SCHEMA, OffsetRange("t", 0, start, end))
+    return parsed, [ReadTask(one) for one in plan([Pinned("t", 0, start, end, aborted)], parsed)]
+
+
+def run(parsed, tasks):
+    batches = [batch for one in tasks for batch in read_task(parsed, SCHEMA, one)]
     return [offset for batch in batches for offset in batch.column(0).to_pylist()]
+
+
+def offsets(log, start, end, **options):
+    return run(*task(log, start, end, **options))
 
 
 @pytest.fixture
@@ -35,30 +47,90 @@ def test_a_task_reads_its_range_and_nothing_else(topic):
     assert offsets(topic, 0, 10, batchRows="3") == list(range(10))
 
 
-def test_a_task_sees_what_was_committed_after_its_handle_was_opened(topic):
-    assert offsets(topic, 9, 10) == [9]
+def test_a_task_reads_what_was_appended_after_it_was_planned_over_not_into(topic):
+    planned = task(topic, 2, 10)
     produce(topic, "t", [(b"more", None, 0, None)])
+    assert run(*planned) == list(range(2, 10))
     assert offsets(topic, 9, 11) == [9, 10]
 
 
-def test_rows_that_retention_took_after_planning_are_missed_loudly(topic):
-    topic.delete_records({TopicPartition("t", 0): 4})
-    with pytest.raises(OffsetOutOfRange):
-        offsets(topic, 2, 8)
-    assert offsets(topic, 2, 8, failOnDataLoss="false") == [4, 5, 6, 7]
-    assert offsets(topic, 0, 3, failOnDataLoss="false") == []
+@pytest.fixture
+def segments(log):
+    """A partition of many small segments, with their base offsets."""
+    log.create_topic("t", 1, {"segment.bytes": "1048576"})
+    with log.producer() as producer:
+        for n in range(40):
+            producer.produce("t", b"%d" % n + bytes(100_000))
+            producer.flush()
+    folder = Path(log.path) / "t-0"
+    bases = sorted(int(path.stem) for path in folder.glob("*.log"))
+    assert len(bases) >= 3
+    return log, folder, bases
 
 
-def test_a_host_that_does_not_see_the_whole_range_fails(topic):
-    with pytest.raises(OffsetOutOfRange, match="planned up to 99"):
-        offsets(topic, 0, 99)
+def test_a_range_goes_through_segments(segments):
+    log, _, bases = segments
+    assert offsets(log, 0, 40) == list(range(40))
+    edge = bases[1]
+    for start, end in [(edge - 1, edge + 1), (edge, edge + 1), (edge - 1, edge), (0, edge)]:
+        assert offsets(log, start, end) == list(range(start, end))
+
+
+def test_rows_that_retention_took_after_planning_are_missed_loudly(segments):
+    log, folder, bases = segments
+    planned, lenient = task(log, 2, 30), task(log, 2, 30, failOnDataLoss="false")
+    gone = task(log, 0, 3, failOnDataLoss="false")
+    (folder / f"{0:020d}.log").unlink()
+    with pytest.raises(OffsetOutOfRange, match=f"offset 2 was deleted.*starts at {bases[1]}"):
+        run(*planned)
+    assert run(*lenient) == list(range(bases[1], 30))
+    assert run(*gone) == []
+
+
+def test_a_segment_that_the_cleaner_replaced_is_found_again_by_offset(segments):
+    log, folder, bases = segments
+    planned = task(log, 1, 30)
+    # The second segment merged into the first one, as a cleaner may do.
+    first, second = (folder / f"{base:020d}.log" for base in bases[:2])
+    (folder / "new").write_bytes(first.read_bytes() + second.read_bytes())
+    (folder / "new").rename(first)
+    second.unlink()
+    assert run(*planned) == list(range(1, 30))
+
+
+def test_an_index_that_lies_is_not_believed(segments):
+    log, folder, _ = segments
+    for path in folder.glob("*.index"):
+        path.write_bytes(bytes.fromhex("0000000300000007") * 4)
+    assert offsets(log, 5, 40) == list(range(5, 40))
+
+
+def test_a_host_that_sees_a_shorter_file_fails(topic):
+    planned = task(topic, 0, 10)
+    path = next((Path(topic.path) / "t-0").glob("*.log"))
+    os.truncate(path, path.stat().st_size - 5)
+    with pytest.raises(CorruptRecord, match="bytes on .* expected"):
+        run(*planned)
+
+
+def test_a_directory_that_the_executor_does_not_see_is_named_with_the_host(topic):
+    parsed, tasks = task(topic, 0, 10)
+    tasks[0].pieces[0] = replace(tasks[0].pieces[0], directory="/nowhere/t-0")
+    with pytest.raises(ConfigError, match=f"{os.uname().nodename} can't read /nowhere/t-0"):
+        run(parsed, tasks)
+
+
+def test_a_task_holds_no_lock_and_no_handle(topic):
+    before = sorted(os.listdir("/proc/self/fd"))
+    assert len(offsets(topic, 0, 10)) == 10
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_partition_spark_makes_up_for_an_empty_read_has_no_rows(topic):
     from pyspark.sql.datasource import InputPartition
 
     parsed = Options.parse({"path": topic.path, "subscribe": "t"})
-    reader = EoslogReader(parsed, SCHEMA, [("t", 0, 5, 5)])
+    reader = EoslogReader(parsed, SCHEMA, [Pinned("t", 0, 5, 5)])
     assert reader.partitions() == []
     assert list(reader.read(InputPartition(None))) == []
 

@@ -1,0 +1,281 @@
+"""Where the batches of a partition lie, byte by byte: from offsets to ranges of segment files.
+
+Read with `pread` alone, below the ends that the planner found: nothing is mapped, locked or
+written, so it works on any host that sees the files. Retention and compaction take away or replace
+whole files, which a reader notices and looks again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from eoslog import _core
+from eoslog.errors import CorruptRecord
+from eoslog.storage import files, segment_files
+
+WINDOW = 256 << 10
+LONGEST_WINDOW = (1 << 31) - 1
+INDEX_ENTRY = 8
+
+
+@dataclass(frozen=True)
+class Span:
+    """Whole batches of one segment file; plain values.
+
+    Attributes:
+        base: Base offset of the segment, which names its file.
+        position, end: Bytes, end exclusive.
+        inode: Of the file; another one has other bytes, the cleaner made it.
+    """
+
+    base: int
+    position: int
+    end: int
+    inode: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """A batch and where it lies."""
+
+    segment: int
+    position: int
+    size: int
+    base_offset: int
+
+
+class PartitionFiles:
+    """The segment files of one partition directory, listed once.
+
+    Args:
+        directory: Of the partition.
+
+    Raises:
+        StorageError: There is no such directory.
+        ConfigError: It holds no segment.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.bases = [one.base_offset for one in segment_files.list_segments(directory)]
+        self._indexes: dict[int, np.ndarray] = {}
+
+    def path(self, base: int) -> str:
+        """Of a segment's log file."""
+        return log_path(self.directory, base)
+
+    def spans(self, start: int, end: int) -> list[Span]:
+        """The bytes that hold `[start, end)`, segment by segment.
+
+        Args:
+            start: First offset wanted.
+            end: Exclusive, published: nothing behind the batch of `end - 1` is looked at.
+        """
+        found = []
+        first = self.locate(start, end)
+        last = self.locate(end - 1, end)
+        if first is None:
+            return []
+        for number in range(first.segment, len(self.bases)):
+            base = self.bases[number]
+            if base >= end:
+                break
+            position = first.position if number == first.segment else 0
+            status = os.stat(self.path(base))
+            if last is not None and number == last.segment:
+                stop = last.position + (last.size if last.base_offset < end else 0)
+            elif last is not None and number > last.segment:
+                break
+            else:
+                stop = status.st_size
+            if stop > position:
+                found.append(Span(base, position, stop, status.st_ino))
+        return found
+
+    def size(self, start: int, end: int) -> int:
+        """Bytes of the batches that hold `[start, end)`."""
+        return (
+            sum(span.end - span.position for span in self.spans(start, end)) if end > start else 0
+        )
+
+    def locate(self, offset: int, end: int) -> Place | None:
+        """The first batch that holds `offset` or what follows it, None where none begins below
+        `end`.
+        """
+        number = max(bisect.bisect_right(self.bases, offset) - 1, 0)
+        for segment in range(number, len(self.bases)):
+            base = self.bases[segment]
+            if base >= end and segment > number:
+                return None
+            position = self._indexed(segment, offset) if segment == number else 0
+            for batch in self._batches(base, position):
+                if batch.last_offset >= offset:
+                    return Place(segment, batch.position, batch.size, batch.base_offset)
+                if batch.last_offset >= end - 1:
+                    return None
+        return None
+
+    def advance(self, start: int, end: int, max_bytes: int, *, at_least_one: bool = True) -> int:
+        """The offset up to which whole batches from `start` on fit in `max_bytes`.
+
+        Args:
+            start: First offset; a batch that holds it counts whole.
+            end: Exclusive.
+            max_bytes: Of batches.
+            at_least_one: Take a first batch that does not fit, so that a caller moves on.
+        """
+        place = self.locate(start, end)
+        if place is None:
+            return end
+        left = max_bytes
+        position = place.position
+        for segment in range(place.segment, len(self.bases)):
+            base = self.bases[segment]
+            if base >= end:
+                return end
+            size = os.path.getsize(self.path(base)) - position
+            last_segment = segment + 1 == len(self.bases) or self.bases[segment + 1] >= end
+            if size <= left and not last_segment:
+                left -= size
+                position = 0
+                continue
+            near = self._indexed_position(segment, position + left)
+            for batch in self._batches(base, max(near, position)):
+                beyond = batch.position + batch.size - position > left
+                first = segment == place.segment and batch.position == place.position
+                if batch.base_offset >= end:
+                    return end
+                if beyond and not first:
+                    return max(min(batch.base_offset, end), start + 1)
+                if beyond:
+                    return min(batch.last_offset + 1, end) if at_least_one else start
+            left -= size
+            position = 0
+        return end
+
+    def advance_records(
+        self, start: int, end: int, most: int, aborted: _core.AbortedTransactions | None
+    ) -> tuple[int, int]:
+        """The offset up to which at most `most` records that a reader sees lie from `start` on,
+        and how many lie there.
+        """
+        place = self.locate(start, end)
+        if place is None:
+            return end, 0
+        left = most
+        for segment in range(place.segment, len(self.bases)):
+            base = self.bases[segment]
+            if base >= end:
+                return end, most - left
+            position = place.position if segment == place.segment else 0
+            for batch in self._batches(base, position, window=1 << 20):
+                if batch.base_offset >= end:
+                    return end, most - left
+                if batch.control or (
+                    aborted is not None
+                    and batch.transactional
+                    and (batch.producer_id, batch.base_offset) in aborted
+                ):
+                    continue
+                # A batch cut at its start or its end counts by offsets: at most one each.
+                whole = batch.base_offset >= start and batch.last_offset < end
+                low = max(start, batch.base_offset)
+                count = batch.count if whole else min(end, batch.last_offset + 1) - low
+                if count > left:
+                    return low + left, most
+                left -= count
+        return end, most - left
+
+    def _indexed(self, segment: int, offset: int) -> int:
+        """Position of a batch at or before the one that holds `offset`, by the offset index."""
+        index = self._index(segment)
+        relative = offset - self.bases[segment]
+        number = int(np.searchsorted(index[:, 0], relative, side="right")) - 1
+        return self._checked(segment, number)
+
+    def _indexed_position(self, segment: int, position: int) -> int:
+        """Position of an indexed batch at or before a byte."""
+        index = self._index(segment)
+        return self._checked(segment, int(np.searchsorted(index[:, 1], position, "right")) - 1)
+
+    def _checked(self, segment: int, number: int) -> int:
+        """An index is a hint: it counts where a batch ends with the offset that it names."""
+        if number < 0:
+            return 0
+        relative, position = (int(value) for value in self._index(segment)[number])
+        base = self.bases[segment]
+        found = next(self._batches(base, position), None)
+        return position if found is not None and found.last_offset == base + relative else 0
+
+    def _index(self, segment: int) -> np.ndarray:
+        """(relative last offset, position) of each entry."""
+        base = self.bases[segment]
+        found = self._indexes.get(base)
+        if found is None:
+            try:
+                raw = files.read_file(self.path(base).removesuffix("log") + "index")
+            except FileNotFoundError:
+                raw = b""
+            entries = np.frombuffer(raw[: len(raw) // INDEX_ENTRY * INDEX_ENTRY], ">i4")
+            found = entries.reshape(-1, 2)
+            # A preallocated index ends in zeros.
+            used = np.flatnonzero(found.any(axis=1))
+            found = self._indexes[base] = found[: used[-1] + 1 if len(used) else 0]
+        return found
+
+    def _batches(self, base: int, position: int, window: int = WINDOW) -> Iterator[_core.Batch]:
+        """Batches of a segment from a boundary on, up to its end or to what is no batch."""
+        for start, data in windows(self.path(base), position, None, window):
+            try:
+                found = _core.iter_batches(data, base_position=start, strict=False)
+            except CorruptRecord:
+                return
+            yield from found
+
+
+def log_path(directory: str, base: int) -> str:
+    """Path of the segment file with this base offset."""
+    return os.path.join(directory, f"{base:020d}.log")
+
+
+def windows(
+    path: str, position: int, end: int | None, window: int, inode: int | None = None
+) -> Iterator[tuple[int, memoryview]]:
+    """(position, bytes) from a batch boundary on, each of whole batches, about `window` long.
+
+    Where no whole batch is to be found the rest comes as it is: decoding it says why.
+
+    Raises:
+        FileNotFoundError: Retention took the file, or another one (`inode`) is in its place.
+        CorruptRecord: The file is shorter than `end`.
+    """
+    fd = files.open_file(path, read_only=True)
+    try:
+        status = os.fstat(fd)
+        size = status.st_size
+        if inode not in (None, status.st_ino):
+            raise FileNotFoundError(f"{path}: inode {status.st_ino}, planned was {inode}")
+        if end is not None and size < end:
+            raise CorruptRecord(f"{path}: {size} bytes on {os.uname().nodename}, {end} expected")
+        end = size if end is None else end
+        wanted = window
+        while position < end:
+            with files.naming(path):
+                data = _core.os_pread(fd, min(wanted, end - position), position)
+            used = _core.batches_end(data)
+            if used == 0 and position + len(data) < end and wanted < LONGEST_WINDOW:
+                wanted = min(wanted * 8, LONGEST_WINDOW)
+                continue
+            piece = memoryview(data)[: used or len(data)]
+            yield position, piece
+            if not piece:
+                return
+            position += len(piece)
+            wanted = window
+    finally:
+        files.close(fd)

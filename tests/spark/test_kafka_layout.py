@@ -1,0 +1,120 @@
+"""A Kafka broker's own directories, read in parallel without a broker."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+from pyspark_eoslog.catalog import open_catalog
+from pyspark_eoslog.options import Options
+from pyspark_eoslog.planning import pin_ranges
+from pyspark_eoslog.reader import ReadTask, read_task
+from pyspark_eoslog.schema import source_schema
+from pyspark_eoslog.splitting import plan
+
+from eoslog.errors import ConfigError
+
+from .helpers import message_of
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "kafka" / "segments"
+
+
+def options(**given):
+    given = {"path": str(DATA), "layout": "kafka", **given}
+    return Options.parse({name: str(value) for name, value in given.items()})
+
+
+def read(parsed):
+    found = []
+    for pieces in plan(pin_ranges(parsed), parsed):
+        for batch in read_task(parsed, source_schema(parsed), ReadTask(pieces)):
+            found += batch.to_pylist()
+    return sorted((row["topic"], row["offset"], row["value"]) for row in found)
+
+
+def decoded(name):
+    """Every record of a fixture, as Kafka's own classes read it."""
+    data = json.loads((DATA / f"{name}-0.expected.json").read_text())
+    batches = [batch for segment in data["segments"] for batch in segment["batches"]]
+    return data, [record for batch in batches for record in batch["records"]]
+
+
+def expected(name, isolation):
+    data, records = decoded(name)
+    wanted = set(data[f"{isolation}_offsets"])
+    return [
+        (name, row["offset"], None if row["value"] is None else bytes.fromhex(row["value"]))
+        for row in records
+        if row["offset"] in wanted
+    ]
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize(
+    "split", [{}, {"maxRecordsPerPartition": 3}, {"maxBytesPerPartition": 200}]
+)
+def test_what_kafka_wrote_is_read_as_kafka_reads_it(isolation, split):
+    for name in ("plain", "txn"):
+        parsed = options(subscribe=name, isolationLevel=isolation, **split)
+        assert read(parsed) == expected(name, isolation)
+
+
+def test_several_topics_by_pattern(spark):
+    reader = spark.read.format("eoslog").options(path=str(DATA), layout="kafka")
+    frame = reader.option("subscribePattern", ".*").load()
+    rows = sorted((row.topic, row.offset) for row in frame.select("topic", "offset").collect())
+    wanted = expected("plain", "read_committed") + expected("txn", "read_committed")
+    assert rows == [(topic, offset) for topic, offset, _ in wanted]
+
+
+def test_one_partition_directory_will_do():
+    parsed = options(path=DATA / "plain-0", subscribe="plain")
+    assert read(parsed) == expected("plain", "read_committed")
+
+
+def test_a_time_range():
+    _, everything = decoded("plain")
+    middle = everything[len(everything) // 2]["timestamp"]
+    found = read(options(subscribe="plain", startingTimestamp=middle))
+    first = next(row["offset"] for row in everything if row["timestamp"] >= middle)
+    assert [offset for _, offset, _ in found] == [
+        row["offset"] for row in everything if row["offset"] >= first
+    ]
+
+
+def test_snapshots_and_indexes_only_save_work(tmp_path):
+    shutil.copytree(DATA / "txn-0", tmp_path / "txn-0")
+    for path in (tmp_path / "txn-0").iterdir():
+        if path.suffix in (".snapshot", ".index", ".timeindex", ".txnindex"):
+            path.unlink()
+    parsed = options(path=tmp_path, subscribe="txn")
+    assert read(parsed) == expected("txn", "read_committed")
+
+
+def test_deleted_records_stay_deleted(tmp_path):
+    shutil.copytree(DATA / "plain-0", tmp_path / "plain-0")
+    (tmp_path / "log-start-offset-checkpoint").write_text("0\n1\nplain 0 50\n")
+    found = read(options(path=tmp_path, subscribe="plain"))
+    assert [offset for _, offset, _ in found][0] >= 50
+
+
+def test_nothing_is_written_into_the_directory(tmp_path):
+    shutil.copytree(DATA / "txn-0", tmp_path / "txn-0")
+    before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+    read(options(path=tmp_path, subscribe="txn"))
+    assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path, spark):
+    (tmp_path / "things").mkdir()
+    with pytest.raises(
+        ConfigError, match="'path' = .* no directory in it is named TOPIC-PARTITION"
+    ):
+        with open_catalog(options(path=tmp_path, subscribe="t")):
+            pass
+    reader = spark.read.format("eoslog").options(path=str(DATA), layout="kafka")
+    with pytest.raises(Exception) as caught:
+        reader.option("subscribe", "nowhere").load()
+    assert "'subscribe' = 'nowhere'" in message_of(caught)
