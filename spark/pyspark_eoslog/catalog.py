@@ -13,9 +13,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from eoslog import _core
-from eoslog.errors import ConfigError, CorruptRecord, StorageError, UnknownTopicOrPartition
+from eoslog.errors import (
+    ConfigError,
+    CorruptRecord,
+    LockTimeout,
+    StorageError,
+    UnknownTopicOrPartition,
+)
 from eoslog.model import TopicPartition
-from eoslog.storage import checkpoints, segment_files
+from eoslog.storage import checkpoints, running_broker, segment_files
 from pyspark_eoslog.segments import PartitionFiles
 
 if TYPE_CHECKING:
@@ -145,7 +151,7 @@ class LogCatalog:
 
 
 class KafkaCatalog:
-    """A broker's data directory; the broker may run, but what it adds meanwhile is not seen.
+    """The data directory of a broker that does not run.
 
     Aborted transactions come from the `.txnindex` files of sealed segments; from the newest
     producer snapshot on, batches are folded.
@@ -155,6 +161,12 @@ class KafkaCatalog:
         self.path = path
         self._committed = isolation == "read_committed"
         self._known: dict[PartitionKey, _KafkaPartition] = {}
+        try:
+            running_broker.refuse(path)
+        except LockTimeout:
+            raise ConfigError(
+                f"option 'path' = {path!r}: a Kafka broker runs on it; stop it or read a copy"
+            ) from None
         self._topics: dict[str, list[int]] = {}
         try:
             names = sorted(os.listdir(path))

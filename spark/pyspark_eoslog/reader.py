@@ -94,13 +94,15 @@ class _Bytes:
         self._strict = fail_on_data_loss
 
     def __call__(self, start: int, end: int) -> Iterator[Any]:
+        from eoslog.client.scan import Piece as Batches
+
         spans: Sequence[Span] = self._piece.spans
         for _ in range(RELISTINGS):
             try:
                 for span in spans:
                     path = log_path(self._piece.directory, span.base)
-                    for _, data in windows(path, span.position, span.end, READ_BYTES, span.inode):
-                        yield data
+                    for at, data in windows(path, span.position, span.end, READ_BYTES, span.inode):
+                        yield Batches(data, path, at)
                         start = max(start, _next_offset(data))
                 return
             except FileNotFoundError:

@@ -16,7 +16,8 @@ import numpy as np
 
 from eoslog import _core
 from eoslog.errors import CorruptRecord
-from eoslog.storage import files, segment_files
+from eoslog.storage import files, legacy_messages, segment_files
+from eoslog.storage.legacy_messages import LegacyBatch, is_legacy
 
 WINDOW = 256 << 10
 LONGEST_WINDOW = (1 << 31) - 1
@@ -209,7 +210,10 @@ class PartitionFiles:
             return 0
         relative, position = (int(value) for value in self._index(segment)[number])
         base = self.bases[segment]
-        found = next(self._batches(base, position), None)
+        try:
+            found = next(self._batches(base, position), None)
+        except CorruptRecord:
+            return 0
         return position if found is not None and found.last_offset == base + relative else 0
 
     def _index(self, segment: int) -> np.ndarray:
@@ -228,14 +232,23 @@ class PartitionFiles:
             found = self._indexes[base] = found[: used[-1] + 1 if len(used) else 0]
         return found
 
-    def _batches(self, base: int, position: int, window: int = WINDOW) -> Iterator[_core.Batch]:
-        """Batches of a segment from a boundary on, up to its end or to what is no batch."""
-        for start, data in windows(self.path(base), position, None, window):
-            try:
-                found = _core.iter_batches(data, base_position=start, strict=False)
-            except CorruptRecord:
+    def _batches(
+        self, base: int, position: int, window: int = WINDOW
+    ) -> Iterator[_core.Batch | LegacyBatch]:
+        """Batches of a segment from a boundary on.
+
+        Raises:
+            CorruptRecord: Where no batch can be.
+        """
+        path = self.path(base)
+        for start, data in windows(path, position, None, window, as_v2=False):
+            if is_legacy(data, 0):
+                yield from segment_files.SegmentFiles(path, base).batches(start)
                 return
-            yield from found
+            try:
+                yield from _core.iter_batches(data, base_position=start, strict=False)
+            except CorruptRecord as error:
+                raise type(error)(f"{path}: {error}") from error
 
 
 def log_path(directory: str, base: int) -> str:
@@ -244,11 +257,25 @@ def log_path(directory: str, base: int) -> str:
 
 
 def windows(
-    path: str, position: int, end: int | None, window: int, inode: int | None = None
+    path: str,
+    position: int,
+    end: int | None,
+    window: int,
+    inode: int | None = None,
+    *,
+    as_v2: bool = True,
 ) -> Iterator[tuple[int, memoryview]]:
     """(position, bytes) from a batch boundary on, each of whole batches, about `window` long.
 
     Where no whole batch is to be found the rest comes as it is: decoding it says why.
+
+    Args:
+        path: Of the segment.
+        position: Byte of the file.
+        end: Byte to stop at; None is the end of the file.
+        window: Bytes.
+        inode: What the file must be; None for any.
+        as_v2: Give messages of formats 0 and 1 as batches of format 2.
 
     Raises:
         FileNotFoundError: Retention took the file, or another one (`inode`) is in its place.
@@ -266,16 +293,18 @@ def windows(
         wanted = window
         while position < end:
             with files.naming(path):
-                data = _core.os_pread(fd, min(wanted, end - position), position)
-            used = _core.batches_end(data)
+                data = memoryview(_core.os_pread(fd, min(wanted, end - position), position))
+            if as_v2 and is_legacy(data, 0):
+                made, used = legacy_messages.as_v2(np.frombuffer(data, np.uint8), 0, len(data))
+                piece = memoryview(made)
+            else:
+                used = _core.batches_end(data)
+                piece = data[: used or len(data)]
             if used == 0 and position + len(data) < end and wanted < LONGEST_WINDOW:
                 wanted = min(wanted * 8, LONGEST_WINDOW)
                 continue
-            piece = memoryview(data)[: used or len(data)]
             yield position, piece
-            if not piece:
-                return
-            position += len(piece)
+            position += used or len(data)
             wanted = window
     finally:
         files.close(fd)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pyspark_eoslog.reader import ReadTask, read_task
 from pyspark_eoslog.schema import source_schema
 from pyspark_eoslog.splitting import plan
 
+import eoslog
 from eoslog.errors import ConfigError
 
 from .helpers import message_of
@@ -59,6 +61,34 @@ def test_what_kafka_wrote_is_read_as_kafka_reads_it(isolation, split):
     for name in ("plain", "txn"):
         parsed = options(subscribe=name, isolationLevel=isolation, **split)
         assert read(parsed) == expected(name, isolation)
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize("archive", ["broker-3.9.2", "broker-4.3.1"])
+def test_directories_of_brokers_are_read_as_their_readers_gave_them(tmp_path, archive, isolation):
+    with tarfile.open(DATA.parent / f"{archive}.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    topics = json.loads((tmp_path / "seen.json").read_text())
+    for topic in topics:
+        whole = eoslog.read_segments(tmp_path / "logs" / f"{topic}-0", isolation=isolation)
+        wanted = [(topic, row["offset"], row["value"]) for row in whole.to_table().to_pylist()]
+        for split in ({}, {"maxRecordsPerPartition": 7}, {"maxBytesPerPartition": 500}):
+            parsed = options(
+                path=tmp_path / "logs", subscribe=topic, isolationLevel=isolation, **split
+            )
+            assert read(parsed) == wanted
+
+
+def test_old_message_formats_are_read_too(tmp_path):
+    for folder in sorted((DATA.parent / "legacy").glob("*-0")):
+        topic = folder.name[:-2]
+        wanted = [
+            (topic, row["offset"], row["value"])
+            for row in eoslog.read_segments(folder).to_table().to_pylist()
+        ]
+        assert wanted
+        for split in ({}, {"maxRecordsPerPartition": 2}):
+            assert read(options(path=folder.parent, subscribe=topic, **split)) == wanted
 
 
 def test_several_topics_by_pattern(spark):
