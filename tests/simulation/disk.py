@@ -26,6 +26,7 @@ from random import Random
 
 PAGE = 4096
 SECTOR = 512
+_ZEROS = bytes(16 * PAGE)
 
 Image = dict[str, bytes | None]
 """What lies on a disk: path below its root -> content, None for a directory."""
@@ -201,7 +202,7 @@ class Disk:
 
     def _place(self, path: str) -> tuple[Folder, str]:
         folder = self.top
-        *parts, name = os.path.relpath(path, self.root).split(os.sep)
+        *parts, name = path[len(self.root) + 1 :].split("/")
         for part in parts:
             found = folder.names[part]
             assert isinstance(found, Folder)
@@ -344,10 +345,9 @@ def write_sparse(path: str, content: bytes) -> None:
             os.write(fd, content)
             return
         os.ftruncate(fd, len(content))
-        end = len(content.rstrip(b"\0"))
-        for at in range(0, end, 16 * PAGE):
+        for at in range(0, len(content), 16 * PAGE):
             part = content[at : at + 16 * PAGE]
-            if any(part):
+            if part != _ZEROS[: len(part)]:
                 os.pwrite(fd, part, at)
     finally:
         os.close(fd)

@@ -64,6 +64,8 @@ _libc.mmap.restype = c_void_p
 _libc.mmap.argtypes = (c_void_p, c_size_t, c_int, c_int, c_int, c_int64)
 _libc.munmap.argtypes = (c_void_p, c_size_t)
 _NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+_BLOCK = 64 << 10
+_ZEROS = bytes(_BLOCK)
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -100,7 +102,7 @@ class Calls:
 
     def open(self, path: bytes, flags: int, mode: int) -> int:
         world, name = self.world, path.decode()
-        if not world.step("open", os.path.relpath(name, world.disk.root)):
+        if not world.step("open", name[len(world.disk.root) + 1 :]):
             return _fail(errno.EBADF)
         code = self._fault("open")
         if code:
@@ -410,10 +412,12 @@ def detach(world: World, process: Process) -> None:
     mapped = _control_mappings(world.disk.root) if process.maps else set()
     process.maps = [(address, size) for address, size in process.maps if address in mapped]
     for address, size in process.maps:
-        content = ctypes.string_at(address, size)
+        kept = [(at, ctypes.string_at(address + at, _BLOCK)) for at in range(0, size, _BLOCK)]
         _libc.munmap(address, size)
         _libc.mmap(address, size, 3, 0x02 | 0x10 | 0x20, -1, 0)  # private, fixed, anonymous
-        ctypes.memmove(address, content[: len(content.rstrip(b"\0"))], len(content.rstrip(b"\0")))
+        for at, block in kept:
+            if block != _ZEROS:
+                ctypes.memmove(address + at, block, _BLOCK)
     world.kept.extend(process.engines.values())
 
 

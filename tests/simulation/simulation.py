@@ -9,6 +9,7 @@ look     by a process that nothing disturbs: the oracles, and live state = repla
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import shutil
@@ -57,7 +58,9 @@ class Plan:
     """What a run does; a seed draws from it."""
 
     lives: int = 4
-    images: int = 2  # power cuts drawn, and looked at, at one crash
+    images: int = (
+        8  # power cuts drawn at random moments of a life, and looked at beside its own end
+    )
     processes: int = 3
     operations: int = 10
     faults: bool = True
@@ -110,7 +113,7 @@ class Run:
             with seam.installed(world):
                 world.run()
         finally:
-            for process in [*processes, *world.processes]:
+            for process in dict.fromkeys([*processes, *world.processes]):
                 seam.bury(process)
             self.report.counts["steps"] += world.steps
             self.traces.append(world.trace.hexdigest())
@@ -140,7 +143,10 @@ class Run:
             self.report.counts["kills"] += 1
 
         world.on_kill = killed
+        fates = self._sample(world)
         self._run(world, [(client.name, client) for client in clients])
+        for cut, promised in fates:
+            self._other_fate(cut, promised)
         if not world.crashed:
             self.report.counts["clean ends"] += 1
             return self._look(disk, depth=0)
@@ -171,9 +177,6 @@ class Run:
         self.report.counts["nested"] += depth > 0
         if rng.random() < 0.75:
             self.report.counts["power cuts"] += 1
-            for _ in range(self.plan.images - 1 if depth == 0 else 0):
-                # Another fate of the same moment; what it resolves binds only itself.
-                self._other_fate(disk)
             disk = self._disk(disk.power_cut(rng))
         if depth < 3 and rng.random() < 0.5:
             world = World(rng, disk, Faults(writeback=0.05))
@@ -184,16 +187,27 @@ class Run:
             self.report.counts["recoveries"] += 1
         return self._look(disk, depth)
 
-    def _other_fate(self, disk: Disk) -> None:
-        import copy
+    def _sample(self, world: World) -> list[tuple[Image, Model]]:
+        """Power cuts at moments of the life that is about to begin, with what was promised by then."""
+        moments = {self.rng.randrange(30, 1500) for _ in range(self.plan.images)}
+        fates: list[tuple[Image, Model]] = []
 
-        kept = self.model
-        self.model = copy.deepcopy(kept)
+        def sample() -> None:
+            if world.steps in moments:
+                fates.append((world.disk.power_cut(self.rng), copy.deepcopy(self.model)))
+
+        world.sampler = sample
+        return fates
+
+    def _other_fate(self, image: Image, promised: Model) -> None:
+        """If the power had gone then. What this resolves binds only itself."""
+        kept, self.model = self.model, promised
+        already = len(promised.violations)
         try:
             self.report.counts["crashes"] += 1
             self.report.counts["power cuts"] += 1
-            self._look(self._disk(disk.power_cut(self.rng)), depth=0)
-            kept.violations += [v for v in self.model.violations if v not in kept.violations]
+            self._look(self._disk(image), depth=0)
+            kept.violations += self.model.violations[already:]
         finally:
             self.model = kept
 
