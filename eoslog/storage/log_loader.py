@@ -5,7 +5,8 @@ Runs once a session and partition, under its append lock, before anybody else to
 | a crash leaves | repaired here |
 |---|---|
 | `.deleted`, `.cleaned`, `.swap`, `.next` files | finished or undone, as Kafka does |
-| a torn or short last batch | cut, if no valid one follows; else CorruptRecord: no replica |
+| a torn batch | cut with all behind it, if nothing says that it was flushed (a power cut keeps any
+                subset of what was not); else CorruptRecord: there is no replica |
 | stale or phantom index entries | indexes are rebuilt from the scanned batches |
 | a torn snapshot | found by its CRC, deleted, the next older one taken |
 | unflushed bytes | scanned by CRC, flushed before they are published |
@@ -15,6 +16,7 @@ Recovery trusts the log, by CRC, and no pointer: neither the control file nor a 
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 
@@ -38,6 +40,8 @@ from eoslog.storage.segments import (
     read_snapshot,
     write_snapshot,
 )
+
+logger = logging.getLogger("eoslog.storage")
 
 _SUFFIXES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 
@@ -246,24 +250,26 @@ def _judge_tail(
     later: list[int],
     last: LastSession,
 ) -> None:
-    """A bad batch is a torn tail only if nothing valid follows, past the recovery point."""
+    """A bad batch is a torn tail unless something says that it was durable: then it is damage.
+
+    Whole batches behind it prove nothing: of what was not flushed, a power cut leaves any pages.
+    """
     where = os.path.join(log.path, file_name(base, LOG))
-    if last.clean or end < last.recovery_point:
+    durable = max(last.recovery_point, log.session.durable_before(log.slot, log.topic_id))
+    if last.clean or end < durable:
         raise CorruptRecord(
             f"{where} at byte {valid}, offset {end}: {reason}; "
-            f"it was durable (recovery point {last.recovery_point}). "
+            f"it was durable (closed clean: {last.clean}; flushed up to offset {durable}). "
             "Nothing was cut: see `eoslog repair`"
         )
-    data = files.read_file(where)[valid:size]
-    follower = _valid_batch_after(data, end)
-    if follower is not None or any(
-        os.path.getsize(os.path.join(log.path, file_name(b, LOG))) for b in later
-    ):
-        at = f"byte {valid + follower}" if follower is not None else f"segment {later[0]}"
-        raise CorruptRecord(
-            f"{where} at byte {valid}, offset {end}: {reason}; valid batches follow at {at}. "
-            "Nothing was cut: see `eoslog repair`"
-        )
+    follower = _valid_batch_after(files.read_file(where)[valid:size], end)
+    behind = [b for b in later if os.path.getsize(os.path.join(log.path, file_name(b, LOG)))]
+    if follower is not None or behind:
+        at = f"byte {valid + follower}" if follower is not None else f"segment {behind[0]}"
+        logger.warning(
+            "%s: cut at byte %d, offset %d: %s; never flushed batches that were whole are cut with "
+            "it, from %s on", where, valid, end, reason, at,
+        )  # fmt: skip
 
 
 def _valid_batch_after(data: bytes, offset: int) -> int | None:

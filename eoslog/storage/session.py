@@ -168,6 +168,29 @@ class Session:
         self.control.map_chunks(1)
         self.control.session = secrets.randbits(63) | 1
 
+    def durable_before(self, slot: int, topic_id: bytes) -> int:
+        """What an earlier session is known to have flushed of a partition: an offset, 0 if unknown.
+
+        Evidence, no pointer to trust: the slot's durable end was stored after the flush, so what
+        lies below was durable, and a bad batch there is damage. After a power cut it may be old.
+        """
+        view = None
+        if not self.private:
+            view = self.control.slot_view(slot)
+        else:
+            with contextlib.suppress(OSError, IndexError):
+                fd = files.open_file(os.path.join(self.path, CONTROL_FILE), read_only=True)
+                try:
+                    past = _core.ControlFile(fd, writable=False)
+                    past.map_chunks(os.fstat(fd).st_size // CHUNK_SIZE)
+                    view = past.slot_view(slot)
+                    past.close()
+                finally:
+                    files.close(fd)
+        if view is None or view["session"] == 0 or view["topic_id"] != topic_id:
+            return 0
+        return max(0, int(view["durable_end"]))
+
     # --- in use ---------------------------------------------------------------------------------
 
     def check(self) -> None:

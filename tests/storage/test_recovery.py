@@ -13,14 +13,23 @@ from tests.storage.helpers import batch, opened, payloads, state
 LOG = "0" * 20 + ".log"
 
 
-@pytest.fixture
-def written(tmp_path):
-    with opened(str(tmp_path), segment_bytes=3000, index_interval_bytes=200) as log:
+def write(path, *, flush: bool):
+    with opened(str(path), segment_bytes=3000, index_interval_bytes=200) as log:
         for i in range(60):
             log.append(batch(2, producer_id=7, sequence=2 * i, size=40, timestamp=i))
-        log.flush()
-        expected = state(log)
-    return tmp_path, expected
+        if flush:
+            log.flush()
+        return path, state(log)
+
+
+@pytest.fixture
+def written(tmp_path):
+    return write(tmp_path, flush=True)
+
+
+@pytest.fixture
+def unflushed(tmp_path):
+    return write(tmp_path, flush=False)
 
 
 def last_segment(path) -> str:
@@ -31,8 +40,8 @@ def reopen(path, **options):
     return opened(str(path), segment_bytes=3000, index_interval_bytes=200, **options)
 
 
-def test_every_truncation_of_the_tail_leaves_the_batches_before_it(written):
-    path, _ = written
+def test_every_truncation_of_the_tail_leaves_the_batches_before_it(unflushed):
+    path, written = unflushed
     name = last_segment(path)
     data = open(name, "rb").read()
     for size in [*range(len(data) - 90, len(data), 7), 0, 1, 61]:
@@ -41,7 +50,7 @@ def test_every_truncation_of_the_tail_leaves_the_batches_before_it(written):
         os.truncate(str(copy / "t-0" / os.path.basename(name)), size)
         with reopen(copy) as log:
             found = payloads(log)
-            assert found == written[1][-1][: len(found)]
+            assert found == written[-1][: len(found)]
             assert log.append(batch(1)).base_offset == log.log_end - 1 == len(found)
         shutil.rmtree(copy)
 
@@ -57,24 +66,46 @@ def test_garbage_behind_the_last_batch_is_cut(written):
         assert log.log_end == expected[1] + 1
 
 
-def test_a_damaged_batch_with_valid_ones_behind_is_reported_and_nothing_is_cut(written):
+def test_a_damaged_batch_that_was_flushed_is_reported_and_nothing_is_cut(written):
     path, _ = written
     name = last_segment(path)
     data = bytearray(open(name, "rb").read())
-    data[100] ^= 0x40
+    for at in (100, len(data) - 5):  # with valid batches behind it, and as the last one
+        damaged = bytearray(data)
+        damaged[at] ^= 0x40
+        open(name, "wb").write(damaged)
+        with pytest.raises(CorruptRecord, match="flushed up to offset 120"), reopen(path):
+            pass
+        with pytest.raises(CorruptRecord, match="was durable"), reopen(path, read_only=True):
+            pass
+        assert open(name, "rb").read() == damaged
+
+
+def test_a_page_that_a_power_cut_lost_is_cut_with_what_follows(unflushed, caplog):
+    """Of what was not flushed any pages may be there: the directory opens, and says what it cut."""
+    path, expected = unflushed
+    name = sorted(str(p) for p in (path / "t-0").glob("*.log"))[0]
+    data = bytearray(open(name, "rb").read())
+    data[512:1024] = bytes(512)
     open(name, "wb").write(data)
-    with pytest.raises(CorruptRecord, match="valid batches follow"), reopen(path):
-        pass
-    assert open(name, "rb").read() == data
+    with reopen(path) as log:
+        found = payloads(log)
+        assert 0 < len(found) < 20
+        assert found == expected[-1][: len(found)]
+        assert log.append(batch(1)).base_offset == len(found)
+        log.flush()
+    assert "never flushed batches that were whole are cut" in caplog.text
+    with reopen(path) as log:
+        assert payloads(log)[:-1] == found
 
 
-def test_a_damaged_batch_below_the_recovery_point_is_never_cut(written):
-    path, expected = written
+def test_a_damaged_batch_below_the_recovery_point_is_never_cut(unflushed):
+    path, expected = unflushed
     name = last_segment(path)
     size = os.path.getsize(name)
     os.truncate(name, size - 3)
     with (
-        pytest.raises(CorruptRecord, match="recovery point"),
+        pytest.raises(CorruptRecord, match="it was durable"),
         reopen(path, recovery_point=expected[1]),
     ):
         pass
