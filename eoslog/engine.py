@@ -12,8 +12,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from eoslog import _core
 from eoslog.background import Background
@@ -26,7 +27,7 @@ from eoslog.errors import ConfigError, EoslogError, IllegalState
 from eoslog.model import CLUSTER_METADATA_TOPIC, CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from eoslog.open_partitions import OpenPartitions
 from eoslog.storage import checkpoints, files
-from eoslog.storage.directory import prepare_directory, remove_deleted, remove_partition
+from eoslog.storage.directory import prepare_directory, remove_partition, remove_renamed, stands
 from eoslog.storage.filesystem import refuse_remote
 from eoslog.storage.last_run import LastRun
 from eoslog.storage.log_wait import wait_any
@@ -123,13 +124,11 @@ class Engine:
                 metadata_log.on_append = self._background.note_append
                 self.partitions.on_append = self._background.note_append
                 self.partitions.on_forget = self._background.forget
-                if self.session.began:
-                    remove_deleted(path, self.metadata.deleted.values())
                 self.schedule(
                     config.log_flush_offset_checkpoint_interval_ms / 1000,
                     self._checkpointer.checkpoint,
                 )
-            self.producer_ids = ProducerIds(self.metadata.allocate_producer_ids)
+            self.producer_ids = ProducerIds(self.metadata.allocate_producer_ids, self._aside)
             self.transactions = TransactionCoordinator(
                 self,
                 max_timeout_ms=config.transaction_max_timeout_ms,
@@ -137,6 +136,8 @@ class Engine:
             )
             self.partitions.on_recovered = self.transactions.recover_partition
             self.groups = GroupCoordinator(self)
+            if self.session.began:
+                self._finish_deletions()
             self.schedule(
                 config.transaction_abort_timed_out_transaction_cleanup_interval_ms / 1000,
                 lambda: self._aside(self.transactions.abort_timed_out),
@@ -245,6 +246,8 @@ class Engine:
     def _release(self) -> None:
         if self._background is not None:
             self._background.close()
+        if self._sweeper is not None:
+            self._sweeper.join(timeout=10)  # the background thread may have begun another
         if self._flushers is not None:
             self._flushers.shutdown(wait=True)
         for log in self.partitions:
@@ -308,15 +311,38 @@ class Engine:
             if log.topic == name:
                 log.configure(LogSettings.of(dict(info.config)))
 
+    def create_topic(self, name: str, partitions: int, config: Mapping[str, Any] | None) -> None:
+        """Create a topic; an earlier one of its name whose deletion was cut short goes first."""
+        self.metadata.refresh()
+        for info in list(self.metadata.deleted.values()):
+            if info.name == name and name not in self.metadata.topics and stands(self.path, info):
+                self._finish_deletion(info)
+        self.metadata.create_topic(name, partitions, config)
+
     def delete_topic(self, name: str) -> None:
         """Delete a topic: no append succeeds after the record of it is durable."""
         info = self.metadata.delete_topic(name)
         files.failpoint("topic.deleted")
+        self._finish_deletion(info)
+
+    def _finish_deletion(self, info: TopicInfo) -> None:
+        """Directories go last: while one stands, groups may still know the topic."""
         for partition in info.partitions.values():
             self.session.ensure_slot(partition.slot)
             self.session.control.mark_deleted(partition.slot)
-            self.partitions.drop(name, partition.partition)
-            remove_partition(self.path, name, partition.partition, info.topic_id)
+            self.partitions.drop(info.name, partition.partition)
+        if info.name not in self.metadata.topics:
+            self.groups.forget_topic(info.name)
+        files.failpoint("topic.forgotten")
+        for partition in info.partitions.values():
+            remove_partition(self.path, info.name, partition.partition, info.topic_id)
+
+    def _finish_deletions(self) -> None:
+        """What the last session did not come to."""
+        remove_renamed(self.path)
+        for info in list(self.metadata.deleted.values()):
+            if stands(self.path, info):
+                self._finish_deletion(info)
 
     # --- processes, time, work ------------------------------------------------------------------
 
@@ -342,17 +368,17 @@ class Engine:
         self.session.control.beat(self.session.process_number)
 
     def _aside(self, run: Callable[[], object]) -> None:
-        """Run on a thread of its own: it may wait for locks, and heartbeats must go on."""
+        """Run on a thread of its own, unless it is busy: heartbeats must not wait for locks."""
 
         def guarded() -> None:
             try:
                 run()
             except EoslogError as error:
                 if not self._closed:
-                    logger.warning("sweep of transactions: %s", error)
+                    logger.warning("aside: %s", error)
             except Exception:
                 if not self._closed:
-                    logger.exception("sweep of transactions")
+                    logger.exception("work beside the background thread failed")
 
         if self._sweeper is None or not self._sweeper.is_alive():
             self._sweeper = threading.Thread(target=guarded, name="eoslog-sweep", daemon=True)

@@ -124,7 +124,7 @@ class Log(Closing):
         Durability: durable on return.
         """
         self.engine.check()
-        self.engine.metadata.create_topic(name, partitions, config)
+        self.engine.create_topic(name, partitions, config)
         return self.describe_topic(name)
 
     def delete_topic(self, name: str) -> None:
@@ -135,7 +135,6 @@ class Log(Closing):
         """
         self.engine.check()
         self.engine.delete_topic(name)
-        self.engine.groups.forget_topic(name)
 
     def create_partitions(self, name: str, total: int) -> None:
         """Grow a topic to `total` partitions; keys move, their partition depends on the count."""
@@ -221,12 +220,17 @@ class Log(Closing):
             partitions: which; None is all, one after the other.
             start: first offset, one for all or by partition; None is each log start.
             end: exclusive; None is each partition's last stable offset (or high watermark with
-                read_uncommitted), read once now.
+                read_uncommitted), read once now. One number for all is a limit that shorter
+                partitions do not reach; by partition, it is what the caller is to get.
             isolation: "read_committed" or "read_uncommitted".
             columns: of topic, partition, offset, timestamp, timestamp_type, key, value, headers;
                 only these are decoded.
             batch_rows: rows a record batch at most.
             binary: "view" gives binary_view columns over the mapping, "copy" plain binary.
+
+        Raises:
+            OffsetOutOfRange: `start` lies below a log's start, or `end` of a partition above what
+                can be read of it now.
         """
         from eoslog.client.scan import scan
 

@@ -24,6 +24,7 @@ from eoslog.errors import (
 )
 from eoslog.log import open as open_log
 from eoslog.log import repair
+from eoslog.model import TopicPartition
 from eoslog.storage import files
 from tests.storage.helpers import batch
 
@@ -358,3 +359,38 @@ def test_a_read_only_log_reads_beside_writers_and_alone(path):
     with open_log(path, read_only=True) as reader:
         assert reader.offsets("t", 0).log_end == 2
         assert len(list(reader.engine.partition("t", 0).batches(0, 2))) == 1
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("point", ["topic.deleted", "topic.forgotten"])
+def test_a_deletion_that_was_killed_is_finished_with_the_groups_offsets(path, point):
+    script = (
+        "import sys; from eoslog.log import open as o; from eoslog.storage import files\n"
+        "from eoslog.model import OffsetAndMetadata as O, TopicPartition as T\n"
+        "log = o(sys.argv[1]); log.create_topic('t'); log.create_topic('kept')\n"
+        "for name in ('t', 'kept'):\n"
+        "    log.engine.partition(name, 0)\n"
+        "    log.engine.groups.commit_offsets('g', '', -1, {T(name, 0): O(5)})\n"
+        "files.arm_failpoint(sys.argv[2], 'kill'); log.delete_topic('t')"
+    )
+    done = subprocess.run([sys.executable, "-c", script, path, point], check=False)
+    assert done.returncode == -signal.SIGKILL
+    with open_log(path) as log:
+        assert not [n for n in os.listdir(path) if n.startswith("t-0")]
+        log.create_topic("t")
+        found = log.engine.groups.fetch_offsets(
+            "g", [TopicPartition("t", 0), TopicPartition("kept", 0)]
+        )
+    assert {tp: o.offset for tp, o in found.items()} == {TopicPartition("kept", 0): 5}
+
+
+def test_bytes_behind_a_clean_end_are_called_foreign(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.engine.partition("t", 0).append(batch(2))
+    with open(os.path.join(path, "t-0", f"{0:020d}.log"), "ab") as file:
+        file.write(b"junk" * 20)
+    with open_log(path) as log, pytest.raises(CorruptRecord) as caught:
+        log.offsets("t", 0)
+    assert "80 bytes lie behind the end that the last session closed with" in str(caught.value)
+    assert "it was durable" not in str(caught.value)

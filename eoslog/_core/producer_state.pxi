@@ -332,7 +332,7 @@ cdef int parse_header(const uint8_t* p, const uint8_t* end, FoldedBatch* b) noex
     return 1
 
 cdef bytes export_producers(ProducerTable* t):
-    """The entries of a producer snapshot, 46 bytes each (kafka.md 2.5), without its header."""
+    """The entries of a producer snapshot, 46 bytes each (docs/format.md), without its header."""
     cdef bytearray out = bytearray(<Py_ssize_t>t.count * SNAPSHOT_ENTRY_SIZE)
     cdef uint8_t* p = <uint8_t*><char*>out
     cdef ProducerEntry* e

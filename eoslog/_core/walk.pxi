@@ -65,7 +65,7 @@ def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t siz
 
 
 def find_in_index(index, int64_t base_offset, int64_t target):
-    """Position to scan from for an offset: the greatest entry at or below it (kafka.md 2.2)."""
+    """Position to scan from for an offset: the greatest entry at or below it (Kafka OffsetIndex.lookup)."""
     cdef Py_buffer view
     cdef int64_t low = 0, high, middle
     cdef const uint8_t* p

@@ -130,7 +130,7 @@ class Producer(RecordAccumulator):
         try:
             while self.used > room:
                 self._check_gate()
-                if self._sender.try_run_once() and self.used <= room:
+                if self._sender.try_run_once(deadline) and self.used <= room:
                     return
                 left = deadline - time.monotonic()
                 if left <= 0:

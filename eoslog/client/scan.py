@@ -206,7 +206,8 @@ def scan(
 
     Raises:
         UnknownTopicOrPartition: no such topic, or it has no such partition.
-        OffsetOutOfRange: a given start lies below a log's start.
+        OffsetOutOfRange: a given start lies below a log's start, or a partition's own end above
+            what can be read of it.
         ConfigError: an unknown column, isolation or way of binary.
     """
     committed = _is_committed(isolation)
@@ -223,7 +224,12 @@ def scan(
             continue  # made after the snapshot: nothing of it belongs in there
         log = engine.partition(topic, number)
         bound = log.last_stable_offset if committed else log.high_watermark
-        sources.append(_log_source(log, _bound(start, log), _bound(end, log), bound, committed))
+        wanted = _bound(end, log)
+        if isinstance(end, Mapping) and wanted is not None and wanted > bound:
+            raise OffsetOutOfRange(
+                f"{log.topic}-{log.partition}: end {wanted} is above what can be read, {bound}"
+            )
+        sources.append(_log_source(log, _bound(start, log), wanted, bound, committed))
     return Scan(sources, columns=columns, batch_rows=batch_rows, binary=binary)
 
 

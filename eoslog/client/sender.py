@@ -38,6 +38,7 @@ from eoslog.errors import (
     InvalidProducerEpoch,
     KafkaError,
     OutOfOrderSequence,
+    UnknownTopicOrPartition,
 )
 from eoslog.model import AppendResult, TopicPartition
 from eoslog.storage import files
@@ -91,6 +92,7 @@ class Sender:
         self._event = threading.Event()
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._patience_s = config.request_timeout_ms / 1000
         self._refreshed_ns = time.monotonic_ns()
         self._drained_ns = 0
         self.acks = Acknowledger(accumulator, engine, config)
@@ -150,23 +152,29 @@ class Sender:
 
     # -- cycles -------------------------------------------------------------------------------
 
-    def run_once(self, force: bool = False) -> None:
-        """Send what is full or due; everything with `force`."""
-        with self._lock:
-            self._cycle(force)
+    def run_once(self, force: bool = False, deadline: float | None = None) -> None:
+        """Send what is full or due; everything with `force`.
 
-    def try_run_once(self) -> bool:
+        No lock of a partition is waited for beyond the deadline (CLOCK_MONOTONIC, s).
+        """
+        with self._lock:
+            self._cycle(force, deadline)
+
+    def try_run_once(self, deadline: float) -> bool:
         """Send everything, unless another thread does so just now."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            self._cycle(True)
+            self._cycle(True, deadline)
         finally:
             self._lock.release()
         return True
 
-    def _cycle(self, force: bool) -> None:
+    def _cycle(self, force: bool, deadline: float | None = None) -> None:
         now = time.monotonic_ns()
+        self._patience_s = self._config.request_timeout_ms / 1000
+        if deadline is not None:
+            self._patience_s = min(self._patience_s, max(deadline - now / 1e9, 0.0))
         if now - self._refreshed_ns > _REFRESH_NS:
             self._refreshed_ns = now
             self._accumulator._refresh_topics()
@@ -202,7 +210,7 @@ class Sender:
         """
         start = time.monotonic_ns()
         while True:
-            self.run_once(force=True)
+            self.run_once(force=True, deadline=deadline)
             with self._lock:
                 settled = not self._pending and not self.acks.waiting
             since = self._accumulator._ready_since_ns()  # another thread is compressing it
@@ -313,9 +321,10 @@ class Sender:
                 sequence = next_sequence(sequence, batch.count)
 
     def _append(self, log: Any, place: Place, data: memoryview) -> AppendResult:
+        wait = self._patience_s
         if self._transactions is not None:
-            return self._transactions.append(log, place, data)  # type: ignore[no-any-return]
-        result = log.append(data, timeout=self._config.request_timeout_ms / 1000)
+            return self._transactions.append(log, place, data, wait)  # type: ignore[no-any-return]
+        result = log.append(data, timeout=wait)
         assert result is not None  # nothing was expected
         return result  # type: ignore[no-any-return]
 
@@ -349,7 +358,8 @@ class Sender:
 
     def _refused(self, queue: deque[Any], group: list[Any], error: EoslogError) -> bool:
         head = group[0]
-        if getattr(error, "retriable", False) and head.attempts <= self._config.retries:
+        again = getattr(error, "retriable", False) and head.attempts <= self._config.retries
+        if again and not self._gone_for_good(head, error):
             pause = min(self._config.retry_backoff_ms * 2 ** min(head.attempts, 10), 1000)
             pause *= random.uniform(0.8, 1.2)
             head.retry_at_ns = time.monotonic_ns() + int(pause * 1e6)
@@ -373,6 +383,17 @@ class Sender:
             self.stats.epoch_bumps += 1
         self.acks.settle(head, error, None)
         return True
+
+    def _gone_for_good(self, batch: Any, error: EoslogError) -> bool:
+        """Whether the partition is missing from the metadata, which nobody here has a stale copy of
+        (Kafka's clients do, and try again).
+        """
+        if not isinstance(error, UnknownTopicOrPartition):
+            return False
+        try:
+            return batch.partition not in self._engine.topic(batch.topic).partitions
+        except UnknownTopicOrPartition:
+            return True
 
     def _start_over(self, head: Any, change: Any) -> bool:
         change()

@@ -197,6 +197,16 @@ class TransactionManager:
                 if self.error is None:  # an abort that failed: it can only be given up
                     self.state, self.error = ClientState.FATAL_ERROR, error
                 raise error from None
+            except BaseException as interrupt:
+                if not commit:
+                    raise
+                unknown = CommitOutcomeUnknown(
+                    f"transactional id {self.transactional_id!r}: the commit of epoch "
+                    f"{identity.producer_epoch} was interrupted by {type(interrupt).__name__}, "
+                    "its decision may be written; the next init_transactions tells"
+                )
+                self.fail(unknown)
+                raise unknown from interrupt
             identity.take(producer_id, epoch)
         self._forget()
         self.error = None
@@ -247,21 +257,23 @@ class TransactionManager:
 
     # -- the sender's calls -------------------------------------------------------------------
 
-    def append(self, log: Any, place: Place, data: memoryview) -> AppendResult:
+    def append(
+        self, log: Any, place: Place, data: memoryview, timeout: float | None = None
+    ) -> AppendResult:
         """Append to a partition; its first batch only while the coordinator lists the partition.
 
         Source: protocol.md row 19.
         """
         partition = TopicPartition(*place)
         if partition in self.partitions:
-            result = log.append(data)
+            result = log.append(data, timeout=timeout)
             assert result is not None  # nothing was expected
             return result  # type: ignore[no-any-return]
         expected = self._expected
         while True:
             if expected is None or partition not in self.listed:
                 expected = self._expected = self._list(partition)
-            result = log.append(data, expect=[expected])
+            result = log.append(data, expect=[expected], timeout=timeout)
             if result is not None:
                 self.partitions.add(partition)
                 return result  # type: ignore[no-any-return]

@@ -171,24 +171,57 @@ def _working(face: Face, what: str) -> Iterator[None]:
 @click.command()
 @click.pass_obj
 def locks(face: Face) -> None:
-    """List the processes that have the directory open."""
+    """List the processes that have the directory open, and the append locks they hold.
+
+    A lock that is held for long belongs to a process that is stopped or stuck: it is never
+    overtaken, others get a LockTimeout that names it.
+    """
     place = os.path.realpath(face.directory)
     if not os.path.exists(os.path.join(place, "meta.properties")):
         raise FileNotFoundError(f"{place} is no log")
+    held_by = _append_locks(place)
     rows = []
     for name in filter(str.isdigit, os.listdir("/proc")):
-        held = set()
+        opened = set()
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{name}/fd"):
                 target = os.readlink(f"/proc/{name}/fd/{fd}")
                 if target.startswith(place + os.sep):
-                    held.add(os.path.relpath(target, place))
-        if "eoslog.process" in held:
+                    opened.add(os.path.relpath(target, place))
+        if "eoslog.process" in opened:
             with open(f"/proc/{name}/cmdline", "rb") as file:
                 command = file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-            partitions = {path.split(os.sep)[0] for path in held if os.sep in path}
-            rows.append({"pid": int(name), "partitions": len(partitions), "command": command})
-    face.show(sorted(rows, key=lambda row: row["pid"]), ("pid", "partitions", "command"))
+            partitions = {path.split(os.sep)[0] for path in opened if os.sep in path}
+            rows.append(
+                {
+                    "pid": int(name),
+                    "partitions": len(partitions),
+                    "holds": held_by.get(int(name), []),
+                    "command": command,
+                }
+            )
+    face.show(sorted(rows, key=lambda row: row["pid"]), ("pid", "partitions", "holds", "command"))
+
+
+def _append_locks(place: str) -> dict[int, list[str]]:
+    """By process id, "topic-partition for 1.5 s" of each append lock held at this moment."""
+    found: dict[int, list[str]] = {}
+    with eoslog.open(place, read_only=True) as log:
+        engine = log.engine
+        engine.metadata.refresh()
+        infos = [*engine.metadata.internal_topics.values(), *engine.metadata.topics.values()]
+        for info in infos:
+            for number, partition in info.partitions.items():
+                try:
+                    view = engine.session.control.slot_view(partition.slot)
+                except IndexError:  # nobody has used it yet
+                    continue
+                if view["holder_pid"]:
+                    age = (time.monotonic_ns() - view["holder_since_ns"]) / 1e9
+                    found.setdefault(view["holder_pid"], []).append(
+                        f"{info.name}-{number} for {age:.1f} s"
+                    )
+    return found
 
 
 @click.command()

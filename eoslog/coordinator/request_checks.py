@@ -2,7 +2,7 @@
 
 Pure functions of the request and of what the id's newest record states.
 
-Source: kafka.md 5.5 to 5.8.
+Source: Kafka `TransactionCoordinator`: handleInitProducerId, handleEndTransaction; KIP-890.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def check_identity(
     """The request bears the id's producer id and current epoch.
 
     Raises:
-        InvalidProducerIdMapping, ProducerFenced, ConcurrentTransactions: see kafka.md 5.6.
+        InvalidProducerIdMapping, ProducerFenced, ConcurrentTransactions: as in Kafka
+            `TransactionCoordinator.handleAddPartitionsToTransaction`.
     """
     current = _check_producer_id(name, current, producer_id, epoch)
     if (producer_id, epoch) != (current.producer_id, current.producer_epoch) or epoch >= MAX_EPOCH:

@@ -1,6 +1,6 @@
 """Looking at transactional ids, forgetting idle ones, dropping decisions nobody needs any more.
 
-Source: KIP-664; kafka.md 5.10, 5.13.
+Source: KIP-664; Kafka `TransactionStateManager`.
 """
 
 from __future__ import annotations

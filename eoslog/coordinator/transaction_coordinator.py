@@ -9,7 +9,7 @@ Only transaction version 2 is spoken: the epoch grows at every end, PREPARE_* an
 the new one. Where Kafka answers CONCURRENT_TRANSACTIONS to make the client wait for markers, the
 caller here first drives them itself, and is told so only if that fails.
 
-Source: Kafka `TransactionCoordinator`; KIP-98, KIP-360, KIP-664, KIP-890; kafka.md 5.5 to 5.10.
+Source: Kafka `TransactionCoordinator`; KIP-98, KIP-360, KIP-664, KIP-890.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ A value is what its id's newest record says, but a decision outlives it: it is l
 What a crash leaves: whole records up to some offset, by the partition's recovery. Who repairs a
 transaction that they leave unfinished: `recovery.py`.
 
-Source: Kafka `TransactionLog`, `TransactionLogValue.json`; kafka.md 5.2.
+Source: Kafka `TransactionLog`, `TransactionLogValue.json`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ appends the record of the decision, and gets the same value back from the fold o
 The epoch grows at every init and, with transaction version 2 (the only one written), at every
 end: PREPARE_* and its markers carry the data's epoch + 1, which fences whatever comes late.
 
-Source: Kafka `TransactionMetadata`, KIP-98, KIP-360, KIP-890; kafka.md 5.3 to 5.8.
+Source: Kafka `TransactionMetadata`, KIP-98, KIP-360, KIP-890.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _answers() -> dict[tuple[TransactionState, bool, bool], Answer]:
 
 
 END_TXN_ANSWERS = _answers()
-"""(state, commit, retried) to answer: kafka.md 5.8 with its (4.0) cells.
+"""(state, commit, retried) to answer: Kafka 4.0 `TransactionCoordinator.endTransaction`.
 
 `retried` = the request bears the epoch before the bump; otherwise it bears the current one.
 """

@@ -2,14 +2,14 @@
 
 A crash in the making leaves eoslog's own files and no meta.properties: the next opener takes the
 directory as new. A crash in a deletion leaves `*-delete` folders, or partitions of a topic that the
-metadata knows as deleted: the first opener of the next session removes them.
+metadata knows as deleted: the first opener of the next session finishes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Iterable
 
 from eoslog import _core
 from eoslog.config import LogConfig
@@ -88,15 +88,22 @@ def remove_partition(root: str, topic: str, partition: int, topic_id: bytes) -> 
     if not os.path.isdir(path) or checkpoints.read_partition_metadata(path) != topic_id:
         return
     gone = os.path.join(root, f"{topic[:200]}-{partition}.{topic_id.hex()}-delete")
-    files.rename(path, gone)
-    files.remove_tree(gone)
+    with contextlib.suppress(FileNotFoundError):  # somebody else is at it
+        files.rename(path, gone)
+        files.remove_tree(gone)
 
 
-def remove_deleted(root: str, deleted: Iterable[TopicInfo]) -> None:
-    """Finish deletions that a crash interrupted."""
+def stands(root: str, info: TopicInfo) -> bool:
+    """Whether a directory of a deleted topic is still there."""
+    paths = (os.path.join(root, f"{info.name}-{number}") for number in info.partitions)
+    return any(
+        os.path.isdir(path) and checkpoints.read_partition_metadata(path) == info.topic_id
+        for path in paths
+    )
+
+
+def remove_renamed(root: str) -> None:
+    """Remove what a crash left renamed for its removal."""
     for name in files.names(root):
         if name.endswith("-delete"):
             files.remove_tree(os.path.join(root, name))
-    for info in deleted:
-        for number in info.partitions:
-            remove_partition(root, info.name, number, info.topic_id)

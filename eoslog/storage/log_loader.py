@@ -132,7 +132,7 @@ def _recover(log: PartitionLog, last: LastSession) -> bool:
 
 
 def _finish_renames(path: str) -> None:
-    """Bring `.cleaned`, `.swap` and `.deleted` files to all-old or all-new (kafka.md 2.11 a-d)."""
+    """Bring `.cleaned`, `.swap` and `.deleted` files to all-old or all-new (Kafka LogLoader)."""
     names = files.names(path)
     for name in names:
         if name.endswith((DELETED, PREPARED, ".tmp")):
@@ -256,10 +256,16 @@ def _judge_tail(
     """
     where = os.path.join(log.path, file_name(base, LOG))
     durable = max(last.recovery_point, log.session.durable_before(log.slot, log.topic_id))
-    if last.clean or end < durable:
+    if end < durable:
         raise CorruptRecord(
             f"{where} at byte {valid}, offset {end}: {reason}; "
-            f"it was durable (closed clean: {last.clean}; flushed up to offset {durable}). "
+            f"it was durable (flushed up to offset {durable}). "
+            "Nothing was cut: see `eoslog repair`"
+        )
+    if last.clean:
+        raise CorruptRecord(
+            f"{where} at byte {valid}, offset {end}: {reason}; {size - valid} bytes lie behind the "
+            "end that the last session closed with, so they are not eoslog's. "
             "Nothing was cut: see `eoslog repair`"
         )
     follower = _valid_batch_after(files.read_file(where)[valid:size], end)
@@ -337,7 +343,9 @@ def _drop_torn_snapshots(path: str, offsets: list[int]) -> None:
 
 
 def _drop_stray_snapshots(path: str, end: int) -> None:
-    """Keep snapshots at segment bases, and the largest other one up to the end (kafka.md 2.14)."""
+    """Keep snapshots at segment bases, and the largest other one up to the end (Kafka
+    ProducerStateManager.removeStraySnapshots).
+    """
     bases = set(offsets_in(path, LOG))
     strays = [offset for offset in offsets_in(path, SNAPSHOT) if offset not in bases]
     keep = max((o for o in strays if bases and max(bases) < o <= end), default=None)

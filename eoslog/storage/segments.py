@@ -155,7 +155,7 @@ class Segment:
 
 
 def write_snapshot(directory: str, offset: int, entries: bytes) -> None:
-    """Write a producer snapshot (kafka.md 2.5). A torn one is found by its CRC and deleted.
+    """Write a producer snapshot (docs/format.md). A torn one is found by its CRC and deleted.
 
     Durability: the content is durable before the name is there: once retention has removed what
     lies before it, nothing else knows the producers that wrote only there (KAFKA-9892).

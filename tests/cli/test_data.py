@@ -173,6 +173,23 @@ def test_locks_names_the_processes_that_have_it_open(shop, place):
     assert row["pid"] == os.getpid()
 
 
+def test_locks_names_who_holds_an_append_lock_and_for_how_long(shop, place):
+    import eoslog
+
+    with eoslog.open(place) as log:
+        topic = log.topics()[0]
+        core = log.engine.partition(topic, 0).core
+        core.lock_for_recovery(1.0)
+        try:
+            (row,) = shop("locks").rows
+        finally:
+            core.unlock_after_recovery()
+        (after,) = shop("locks").rows
+    (held,) = row["holds"]
+    assert held.startswith(f"{topic}-0 for ")
+    assert after["holds"] == []
+
+
 def test_bench_measures(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = cli("bench", "-n", 500).rows

@@ -33,6 +33,18 @@ def append(log: Any, partition: int, values: list[bytes | None], **options: Any)
     return result
 
 
+def open_transaction(log: Any, partition: int) -> Any:
+    """One record of producer 77 that nobody has decided on; the partition."""
+    target = log.engine.partition("t", partition)
+    batch = _core.build_batch(
+        [(TS, None, b"open", ())],
+        producer_id=77, producer_epoch=0, base_sequence=0, transactional=True,
+    )  # fmt: skip
+    target.append(batch, origin=AppendOrigin.COORDINATOR)
+    target.flush()
+    return target
+
+
 def offsets(scan: Any) -> list[int]:
     return [offset for batch in scan for offset in batch.column("offset").to_pylist()]
 
@@ -48,6 +60,21 @@ def test_all_partitions_one_after_the_other(log: Any) -> None:
         {"topic": "t", "partition": 1, "offset": 0, "value": b"b" * 20},
     ]
     assert log.scan("t", partitions=[1], columns=["offset"]).to_table().num_rows == 1
+
+
+def test_a_partitions_end_above_what_can_be_read_is_an_error_and_a_common_limit_is_none(
+    log: Any,
+) -> None:
+    append(log, 0, [b"a", b"b"])
+    append(log, 1, [b"c"])
+    open_transaction(log, 1)
+    t0, t1 = TopicPartition("t", 0), TopicPartition("t", 1)
+    with pytest.raises(errors.OffsetOutOfRange, match=r"t-0: end 3 .* can be read, 2"):
+        log.scan("t", end={t0: 3, t1: 1})
+    with pytest.raises(errors.OffsetOutOfRange, match=r"t-1: end 2 .* can be read, 1"):
+        log.scan("t", end={t1: 2})
+    assert offsets(log.scan("t", end={t1: 2}, isolation="read_uncommitted")) == [0, 1]
+    assert offsets(log.scan("t", end=100)) == [0, 1, 0]
 
 
 def test_the_end_is_fixed_when_the_scan_is_made(log: Any) -> None:
@@ -73,12 +100,7 @@ def test_bounds_for_all_or_by_partition(log: Any) -> None:
 
 def test_nothing_undecided_is_read(log: Any) -> None:
     append(log, 0, [b"a"])
-    target = log.engine.partition("t", 0)
-    target.append(
-        _core.build_batch([(TS, None, b"open", ())], producer_id=77, producer_epoch=0, base_sequence=0,
-                          transactional=True),
-        origin=AppendOrigin.COORDINATOR,
-    )  # fmt: skip
+    target = open_transaction(log, 0)
     append(log, 0, [b"behind it"])
     assert offsets(log.scan("t")) == [0]
     assert offsets(log.scan("t", end=3)) == [0]

@@ -259,6 +259,35 @@ def test_a_commit_that_may_have_happened_is_fatal_and_neither_aborts_nor_rewinds
         assert next_one.init_transactions() is not None  # settles it
 
 
+@pytest.mark.parametrize("point", ["txn.flushed", "txn.prepared", "txn.decided"])
+def test_an_interrupt_in_a_commit_is_unknown_and_neither_aborts_nor_rewinds(
+    log: Log, producer: Producer, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    from eoslog.coordinator import transaction_ending
+
+    def interrupt(name: str) -> bool:
+        if name == point:
+            raise KeyboardInterrupt
+        return False
+
+    monkeypatch.setattr(transaction_ending, "failpoint", interrupt)
+    monkeypatch.setattr(producer, "abort_transaction", None)
+    consumer = FakeConsumer()
+    with (
+        pytest.raises(CommitOutcomeUnknown, match="KeyboardInterrupt"),
+        producer.transaction() as tx,
+    ):
+        tx.produce("b", b"v")
+        tx._consumers.add(consumer)
+    assert consumer.rewound == 0
+    assert producer.transaction_state == "FATAL_ERROR"
+    monkeypatch.undo()
+    with log.producer(transactional_id="x") as successor:
+        outcome = successor.init_transactions()
+        assert outcome is not None and outcome.committed == (point != "txn.flushed")
+    assert visible(log) == ([] if point == "txn.flushed" else [b"v"])
+
+
 def test_a_commit_that_times_out_may_only_be_committed_again(
     log: Log, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from eoslog.coordinator.transaction_state import (
 
 S = TransactionState
 
-# Kafka's ids and spellings (kafka.md 5.3), and which states may follow each, as text.
+# Kafka's ids and spellings (TransactionState.java), and which states may follow each, as text.
 NAMES = {
     0: "Empty", 1: "Ongoing", 2: "PrepareCommit", 3: "PrepareAbort",
     4: "CompleteCommit", 5: "CompleteAbort", 6: "Dead", 7: "PrepareEpochFence",
@@ -54,7 +54,7 @@ def test_every_pair_of_states_is_allowed_or_refused_as_in_the_table(before: S, a
             metadata.to(after, 7)
 
 
-# kafka.md 5.8 with its (4.0) cells, and KAFKA-20785 (mission row 1.Y): what a request is told.
+# Kafka 4.0 TransactionCoordinator.endTransaction, and KAFKA-20785 (mission row 1.Y): what a request is told.
 # C = the current epoch, R = the epoch before the last bump.
 OK, CT, FENCED, INVALID, MAP = "decide", "CONCURRENT", "FENCED", "INVALID_TXN_STATE", "done"
 TABLE = """

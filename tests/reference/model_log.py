@@ -2,7 +2,8 @@
 
 Nothing here is fast, cached or incremental: every answer is computed from the whole list of batches or
 from the table of producers, in the words of the rules. A refusal is a `Refused` with the error's class name.
-Source: Kafka's producer state rules (kafka.md 3), abort index and read_committed filter (kafka.md 4).
+Source: Kafka's producer state rules (ProducerStateManager), abort index and read_committed filter
+(TransactionIndex, CompletedFetch).
 """
 
 from __future__ import annotations

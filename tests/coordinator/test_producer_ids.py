@@ -1,0 +1,73 @@
+"""Producer ids: each once, and the next block is there before the last is used up."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from eoslog.coordinator.producer_ids import ProducerIds
+from eoslog.errors import CoordinatorLoadInProgress, LockTimeout
+
+
+class Blocks:
+    """Hands out blocks of ten, and keeps what is to run aside until told."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.aside = []
+
+    def allocate(self) -> range:
+        self.taken += 1
+        return range(10 * (self.taken - 1), 10 * self.taken)
+
+
+def test_ids_are_handed_out_once_and_in_order_over_blocks():
+    blocks = Blocks()
+    ids = ProducerIds(blocks.allocate)
+    assert [ids.next_producer_id() for _ in range(25)] == list(range(25))
+    assert blocks.taken == 3
+
+
+def test_the_next_block_is_fetched_aside_when_nine_tenths_are_used():
+    blocks = Blocks()
+    ids = ProducerIds(blocks.allocate, blocks.aside.append)
+    for used in range(1, 10):
+        ids.next_producer_id()
+        assert bool(blocks.aside) == (used == 9)
+    blocks.aside.pop()()
+    assert blocks.taken == 2
+    assert [ids.next_producer_id() for _ in range(3)] == [9, 10, 11]
+    assert blocks.taken == 2 and not blocks.aside, "the id after the last did not wait for a block"
+
+
+def test_a_block_that_was_not_fetched_in_time_is_taken_on_the_spot_and_none_is_lost():
+    blocks = Blocks()
+    ids = ProducerIds(blocks.allocate, blocks.aside.append)
+    first = [ids.next_producer_id() for _ in range(11)]
+    while blocks.aside:
+        blocks.aside.pop()()
+    rest = [ids.next_producer_id() for _ in range(19)]
+    assert first + rest == list(range(30))
+
+
+def test_no_block_now_is_retriable():
+    def allocate() -> range:
+        raise LockTimeout("busy")
+
+    with pytest.raises(CoordinatorLoadInProgress, match="busy"):
+        ProducerIds(allocate).next_producer_id()
+
+
+def test_an_engine_fetches_ahead_and_another_process_takes_other_blocks(tmp_path):
+    import eoslog
+
+    with eoslog.open(tmp_path / "log") as log:
+        ids = log.engine.producer_ids
+        seen = [ids.next_producer_id() for _ in range(950)]
+        log.engine._sweeper.join(30)
+        other = log.engine.metadata.allocate_producer_ids()
+        seen += [ids.next_producer_id() for _ in range(1100)]
+    assert other.start == 2000, "the second block was taken before it was needed"
+    assert len({*seen, *other}) == len(seen) + len(other)
+    assert all(a < b for a, b in itertools.pairwise(seen))
