@@ -100,6 +100,20 @@ def write_atomically(path: str, data: bytes) -> None:
     fsync_dir(os.path.dirname(path))
 
 
+def forget_cached(fd: int) -> None:
+    """Let the next reads of a file come from the disk, as far as nobody maps it.
+
+    After a failed writeback the cache shows bytes that the disk lacks, as clean. Who knew of it may
+    have died; writing them again does not help everywhere (ext4 leaves the extents unwritten).
+
+    Source: protocol.md row 7; `tests/torture/full.py`.
+    """
+    with contextlib.suppress(OSError):  # what it could not write is not there: that is the point
+        _core.os_sync(fd)
+    with contextlib.suppress(OSError):  # a simulated descriptor
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def fsync_dir(path: str) -> None:
     """Make the names in a directory durable."""
     with naming(path):

@@ -29,9 +29,11 @@ class LastRun:
 
         poisoned = set()
         with contextlib.suppress(FileNotFoundError):
-            for line in files.read_file(os.path.join(root, POISON_FILE)).decode().splitlines():
+            text = files.read_file(os.path.join(root, POISON_FILE)).decode(errors="replace")
+            for line in text.splitlines():
                 topic, _, partition = line.rpartition(" ")
-                poisoned.add((topic, int(partition)))
+                if partition.isdecimal():  # it was written on a failing disk
+                    poisoned.add((topic, int(partition)))
         marked = checkpoints.was_clean_shutdown(root) if session.private else session.control.clean
         return cls(
             bool(marked),

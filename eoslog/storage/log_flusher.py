@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from eoslog import _core
-from eoslog.errors import LogPoisoned, StorageError
+from eoslog.errors import LogPoisoned
 from eoslog.storage import files
 from eoslog.storage.segments import INDEX, LOG, TIME_INDEX, TXN_INDEX, file_name, offsets_in
 from eoslog.storage.session import POISON_FILE
@@ -110,8 +110,17 @@ class LogFlusher:
 
         Recovery rebuilds the indexes of what it scans, and it scans from the recovery point on. An
         abort index that was lost below it would show aborted records.
+
+        Raises:
+            LogPoisoned: a sync failed. The next one would succeed over what was lost.
         """
         bases = offsets_in(self._log.path, LOG)  # the empty active one as well
+        try:
+            self._sync_indexes(bases, old_point, new_point)
+        except OSError as error:
+            raise self._poison(error) from error
+
+    def _sync_indexes(self, bases: list[int], old_point: int, new_point: int) -> None:
         sealed = [b for b, end in pairwise(bases) if old_point <= end <= new_point]
         for base in sealed:
             for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
@@ -121,8 +130,7 @@ class LogFlusher:
                 except FileNotFoundError:
                     continue  # there are no aborts in it
                 try:
-                    with files.naming(path):
-                        _core.os_sync(fd)
+                    _core.os_sync(fd)
                 finally:
                     files.close(fd)
         if sealed:
@@ -136,26 +144,33 @@ class LogFlusher:
             files.failpoint("flush.before")
             for base in bases:
                 fd, opened_at = self._write_fd(base)
-                if opened_at > done:
-                    self._rewrite(base, fd, done, min(opened_at, target))
+                older = min(opened_at, target)
+                if older > done:
+                    self._rewrite(base, fd, done, older)
                 _core.os_sync(fd)
+                if older > done:
+                    self._read_back(base, fd, done, older)
             if any(base >= done for base in bases):
                 files.fsync_dir(self._log.path)
             files.failpoint("flush.after")
         except OSError as error:
-            self._core.poison()
-            with contextlib.suppress(StorageError):
-                self._mark_poisoned()
-            raise LogPoisoned(
-                f"{self._log.name}: flush failed ({error}); close every handle and open again",
-                error.errno or 0,
-                self._log.path,
-            ) from error
+            raise self._poison(error) from error
         self._core.publish_durable(target, time.monotonic_ns() - started)
         current = self._core.segment_base
         # Copied: another thread may enter a segment meanwhile.
         for base in [b for b in list(self._fds) if b < current and b in bases]:
             files.close(self._fds.pop(base)[0])
+
+    def _poison(self, error: OSError) -> LogPoisoned:
+        """Nobody appends, flushes or acknowledges here until all have closed."""
+        self._core.poison()
+        with contextlib.suppress(OSError):  # the marker may lie on the disk that fails
+            self._mark_poisoned()
+        return LogPoisoned(
+            f"{self._log.name}: flush failed ({error}); close every handle and open again",
+            error.errno or 0,
+            self._log.path,
+        )
 
     def _mark_poisoned(self) -> None:
         fd = files.open_file(os.path.join(self._log.session.path, POISON_FILE), create=True)
@@ -194,6 +209,15 @@ class LogFlusher:
                 if not batch.valid:
                     raise OSError(5, f"offset {batch.base_offset} does not match its CRC")
             _core.os_pwrite(fd, data, part.position)
+
+    def _read_back(self, base: int, fd: int, start: int, end: int) -> None:
+        """Whether the disk has it: some file systems keep what failed once as never written."""
+        files.forget_cached(fd)
+        for part in self._log.reader.read(start, end, 1 << 30):
+            if part.segment_base == base:
+                data = bytes(_core.os_pread(fd, len(part.data), part.position))
+                if any(not batch.valid for batch in _core.iter_batches(data)):
+                    raise OSError(5, f"the disk does not keep offsets from {start}")
 
     def descriptors(self) -> set[int]:
         """Everything that is open here, for close."""

@@ -21,7 +21,7 @@ import os
 from dataclasses import dataclass
 
 from eoslog import _core
-from eoslog.errors import CorruptRecord, LockTimeout, StorageError
+from eoslog.errors import CorruptRecord, LockTimeout
 from eoslog.storage import files
 from eoslog.storage.partition_log import LOCK_TIMEOUT_S, PartitionLog, S
 from eoslog.storage.segments import (
@@ -194,8 +194,10 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
         fds = _open_for_scan(log, current, read_only)
         try:
             core.use_segment(current, *fds)
-            size = os.fstat(fds[0]).st_size
             verify = not last.clean and current >= verify_from
+            if verify and not read_only and (log.strict or last.poisoned):
+                files.forget_cached(fds[0])
+            size = os.fstat(fds[0]).st_size
             valid, end, index, time_index, aborted, reason = core.scan_segment(size, verify)
             if reason is not None:
                 _judge_tail(log, current, valid, end, size, reason, todo[i + 1 :], last)
@@ -205,9 +207,7 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
             if read_only:
                 log.segment(current).use_index(index, aborted)
             else:
-                _settle(log, current, fds, valid, size, index, time_index, aborted)
-                if reason is not None or last.poisoned:
-                    _rewrite(fds[0], valid) if last.poisoned else None
+                _settle(log, current, fds, valid, size, index, time_index, aborted, verify)
             if not read_only and not last.clean:
                 _core.os_sync(fds[0])
             if (
@@ -302,36 +302,25 @@ def _settle(
     index: bytes,
     time_index: bytes,
     aborted: bytes,
+    rewrite: bool,
 ) -> None:
     """Cut the log file to its valid bytes and make its index files say what the batches say."""
     if size != valid:
         _core.os_truncate(fds[0], valid)
-    _make_equal(fds[1], index)
-    _make_equal(fds[2], time_index)
+    _make_equal(fds[1], index, rewrite)
+    _make_equal(fds[2], time_index, rewrite)
     if fds[3] >= 0:
-        _make_equal(fds[3], aborted)
+        _make_equal(fds[3], aborted, rewrite)
     elif aborted:
         files.write_file(os.path.join(log.path, file_name(base, TXN_INDEX)), aborted)
 
 
-def _make_equal(fd: int, content: bytes) -> None:
+def _make_equal(fd: int, content: bytes, rewrite: bool) -> None:
     size = os.fstat(fd).st_size
-    if size == len(content) and bytes(_core.os_pread(fd, size, 0)) == content:
+    if not rewrite and size == len(content) and bytes(_core.os_pread(fd, size, 0)) == content:
         return
     _core.os_truncate(fd, 0)
     _core.os_pwrite(fd, content, 0)
-
-
-def _rewrite(fd: int, size: int) -> None:
-    """After a failed writeback: write what is kept again, so that the next fdatasync means it."""
-    step = 1 << 20
-    for position in range(0, size, step):
-        data = _core.os_pread(fd, min(step, size - position), position)
-        if len(data) != min(step, size - position):
-            raise StorageError(
-                f"{len(data)} bytes at {position}, expected {min(step, size - position)}"
-            )
-        _core.os_pwrite(fd, data, position)
 
 
 def _drop_torn_snapshots(path: str, offsets: list[int]) -> None:

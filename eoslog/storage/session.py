@@ -200,7 +200,9 @@ class Session:
     def ensure_slot(self, slot: int) -> None:
         """Grow and map the control file so that it holds this slot."""
         chunks = _core.ControlFile.chunks_for(slot)
-        if os.fstat(self._control_fd).st_size < chunks * CHUNK_SIZE:
+        with files.naming(CONTROL_FILE):
+            size = os.fstat(self._control_fd).st_size
+        if size < chunks * CHUNK_SIZE:
             if self.private:
                 os.ftruncate(self._control_fd, chunks * CHUNK_SIZE)
             elif not self.read_only:

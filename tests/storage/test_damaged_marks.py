@@ -1,0 +1,24 @@
+"""Small files that a failing disk or a power cut left in any state do not keep a directory shut."""
+
+from __future__ import annotations
+
+import pytest
+
+import eoslog
+from tests.rows.tools import values
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 23, b"t 0\nt", b"t x\n", b"\xff\xfe 1\n", b"t 0\n"]
+)
+def test_a_poison_file_in_any_state_is_read_past(tmp_path, content):
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t")
+        with log.producer() as producer:
+            producer.produce("t", "v")
+    (path / ".kafka_cleanshutdown").unlink()
+    (path / "eoslog.poison").write_bytes(content)
+    with eoslog.open(path) as log:
+        assert values(log) == [b"v"]
+    assert not (path / "eoslog.poison").exists()
