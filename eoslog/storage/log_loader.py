@@ -191,6 +191,11 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
     core.load(base, entries)
     todo = [b for b in bases if b >= base]
     for i, current in enumerate(todo):
+        if i and current > core.next_offset and not any(_size(path, b) for b in todo[i:]):
+            # A roll whose last batches before it a power cut took: only names are left of it.
+            if not read_only:
+                _drop_segments(path, todo[i:])
+            break
         fds = _open_for_scan(log, current, read_only)
         try:
             core.use_segment(current, *fds)
@@ -222,9 +227,7 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
                 files.close(fd)
         if reason is not None:
             if not read_only:
-                for later in todo[i + 1 :]:
-                    for suffix in (*_SUFFIXES, SNAPSHOT):
-                        files.remove(os.path.join(path, file_name(later, suffix)))
+                _drop_segments(path, todo[i + 1 :])
             break
     end = core.next_offset
     if not read_only:
@@ -232,6 +235,16 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
         _drop_torn_snapshots(path, [] if last.clean else offsets_in(path, SNAPSHOT))
         files.fsync_dir(path)
     core.publish_recovered(log.topic_id, min(log_start, end), end)
+
+
+def _size(path: str, base: int) -> int:
+    return os.path.getsize(os.path.join(path, file_name(base, LOG)))
+
+
+def _drop_segments(path: str, bases: list[int]) -> None:
+    for base in bases:
+        for suffix in (*_SUFFIXES, SNAPSHOT):
+            files.remove(os.path.join(path, file_name(base, suffix)))
 
 
 def _open_for_scan(log: PartitionLog, base: int, read_only: bool) -> tuple[int, int, int, int]:
@@ -269,7 +282,7 @@ def _judge_tail(
             "Nothing was cut: see `eoslog repair`"
         )
     follower = _valid_batch_after(files.read_file(where)[valid:size], end)
-    behind = [b for b in later if os.path.getsize(os.path.join(log.path, file_name(b, LOG)))]
+    behind = [b for b in later if _size(log.path, b)]
     if follower is not None or behind:
         at = f"byte {valid + follower}" if follower is not None else f"segment {behind[0]}"
         logger.warning(

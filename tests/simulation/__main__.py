@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -13,6 +14,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=int, default=None)
+    parser.add_argument("--plant", help="run with a planted bug: a name from planted.py")
     args = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of a run
         os.environ["PYTHONHASHSEED"] = "0"
@@ -22,7 +24,16 @@ def main() -> int:
 
     if args.runs is None and args.seconds > 1e8:
         args.seconds = 60
-    report = run(args.seconds, args.seed, runs=args.runs, say=lambda line: print(line, flush=True))
+    from tests.simulation.planted import planted
+
+    with planted(args.plant) if args.plant else contextlib.nullcontext():
+        report = run(
+            args.seconds,
+            args.seed,
+            runs=args.runs,
+            say=lambda line: print(line, flush=True),
+            stop_at_first=args.plant is not None,
+        )
     print(report.line())
     print("trace", report.trace[-32:])
     for what in report.violations[:20]:

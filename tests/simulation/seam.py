@@ -92,11 +92,14 @@ class Calls:
 
     def _fault(self, call: str) -> int:
         faults = self.world.faults
+        faults.calls[call] += 1
         if faults.call != call or self.world.current is None:
             return 0
         faults.seen += 1
         if faults.seen == faults.nth or (faults.for_good and faults.seen > faults.nth):
             faults.hit += 1
+            if faults.then_crash and faults.hit == 1:
+                self.world.crash_at = self.world.steps + faults.then_crash
             return faults.error
         return 0
 
@@ -235,6 +238,9 @@ class Calls:
     def rmdir(self, path: bytes) -> int:
         if not self.world.step("rmdir", os.path.basename(path.decode())):
             return _fail(errno.EBADF)
+        code = self._fault("unlink")
+        if code:
+            return _fail(code)
         rc = int(real["rmdir"](path))
         if rc == 0:
             self.world.disk.removed(path.decode())
@@ -434,11 +440,13 @@ def bury(process: Process) -> None:
 
 
 @contextlib.contextmanager
-def installed(world: World, *, reads: bool = False) -> Iterator[World]:
+def installed(world: World) -> Iterator[World]:
     """Route everything of eoslog in this process through a world."""
     calls = Calls(world)
     entries = {
-        n: _guarded(world, n, getattr(calls, n)) for n, _ in _SIGNATURES if reads or n != "pread"
+        n: _guarded(world, n, getattr(calls, n))
+        for n, _ in _SIGNATURES
+        if world.reads or n != "pread"
     }
     clock, drawn, armed = _Clock(world), _Secrets(world), files._armed
     pool: Any = _Pool

@@ -123,12 +123,7 @@ class Run:
 
     def _life(self, number: int, image: Image) -> Image:
         rng = self.rng
-        disk = self._disk(image)
-        if not image:
-            checkpoints.write_meta_properties(
-                disk.root, checkpoints.MetaProperties.new("strict", 2, 1)
-            )
-            disk = self._adopt(disk)
+        disk = self._disk(image or self._fresh())
         world = World(rng, disk, self._faults())
         world.step_limit = 60_000
         if rng.random() < 0.9:
@@ -152,12 +147,21 @@ class Run:
             return self._look(disk, depth=0)
         return self._after_crash(disk, depth=0)
 
-    def _adopt(self, disk: Disk) -> Disk:
-        """What was written without a world counts as durable."""
-        image = {
+    def _fresh(self) -> Image:
+        """A new directory with few internal partitions. Durable; its creation is another test's."""
+        disk = self._disk({})
+        checkpoints.write_meta_properties(
+            disk.root,
+            checkpoints.MetaProperties(
+                cluster_id="A" * 22,
+                directory_id="B" * 22,
+                transaction_partitions=2,
+                offsets_partitions=1,
+            ),
+        )
+        return {
             name: files.read_file(os.path.join(disk.root, name)) for name in files.names(disk.root)
         }
-        return self._disk(dict(image))
 
     def _faults(self) -> Faults:
         rng = self.rng
@@ -175,7 +179,7 @@ class Run:
         rng = self.rng
         self.report.counts["crashes"] += 1
         self.report.counts["nested"] += depth > 0
-        if rng.random() < 0.75:
+        if rng.random() < 0.6:
             self.report.counts["power cuts"] += 1
             disk = self._disk(disk.power_cut(rng))
         if depth < 3 and rng.random() < 0.5:
@@ -247,6 +251,8 @@ class Run:
         if self.model.violations:
             return {}
         if self.rng.random() < 0.5:
+            if self.rng.random() < 0.5:  # all of it was flushed: not even the power may change it
+                disk = self._disk(disk.power_cut(self.rng))
             world = World(self.rng, disk, Faults(writeback=0))
             self._run(world, [("again", lambda: look(disk.root, False))])
             for what in looks.difference(found[0], found[1]):
@@ -265,6 +271,7 @@ def run(
     plan: Plan | None = None,
     runs: int | None = None,
     say: Callable[[str], None] | None = None,
+    stop_at_first: bool = False,
 ) -> Report:
     """Run seeds from `seed` on until the time is over.
 
@@ -274,6 +281,7 @@ def run(
         plan: what a run does.
         runs: at most so many.
         say: told a line about once a second.
+        stop_at_first: end with the first seed that violates something.
 
     Returns:
         Counts (`crashes`, `power cuts`, `nested`, `steps`, ...) and violations, each with its seed.
@@ -287,6 +295,8 @@ def run(
             total.add(one)
             total.trace = one.trace
             seed += 1
+            if stop_at_first and one.violations:
+                break
             if seed % 16 == 0:
                 gc.collect()
             if say is not None and time.monotonic() >= next_line:

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 
 import eoslog
-from eoslog import Producer, TopicPartition
+from eoslog import Producer, TopicPartition, errors
 from eoslog.engine import Engine
 from eoslog.errors import EoslogError, InvalidProducerEpoch, ProducerFenced
 from tests.simulation import looks
@@ -26,6 +26,17 @@ CONFIG = {
     "index.interval.bytes": 100,
     "flush.ms": 10,
 }
+
+EXPECTED = (
+    errors.ProducerFenced,
+    errors.InvalidProducerEpoch,
+    errors.InvalidTxnState,
+    errors.ConcurrentTransactions,
+    errors.RequestTimedOut,
+    errors.TransactionAborted,
+    errors.LockTimeout,
+)
+"""What other processes and time may cause."""
 
 
 class Client:
@@ -45,6 +56,8 @@ class Client:
         self.rng = world.rng
         self.operations = operations
         self.count = 0
+        self.reopens = True
+        self.options: dict[str, object] = {}
         self.log: eoslog.Log | None = None
         self.plain: Producer | None = None
         self.transactional: dict[str, Producer] = {}
@@ -61,10 +74,16 @@ class Client:
                 self.rng.choice(choices)()
             except EoslogError as error:
                 self.world.alive()
-                self.model.counts[f"error {type(error).__name__}"] += 1
+                self.refused(error)
             self.world.alive()
         if self.rng.random() < 0.5:
             self.close()
+
+    def refused(self, error: EoslogError) -> None:
+        """What others and time may cause is told to the caller; anything else is a fault of the disk, or a bug."""
+        self.model.counts[f"error {type(error).__name__}"] += 1
+        if not isinstance(error, EXPECTED) and not self.world.faults.hit:
+            self.model.violated(f"O7 {self.name}: {type(error).__name__}: {error}")
 
     @property
     def engine(self) -> Engine:
@@ -74,7 +93,7 @@ class Client:
     # -- opening ------------------------------------------------------------------------------------
 
     def reopen(self) -> None:
-        if self.log is not None and self.rng.random() < 0.6:
+        if self.log is not None and (self.rng.random() < 0.6 or not self.reopens):
             return
         self.close()
         self.log = eoslog.open(self.path)
@@ -114,6 +133,7 @@ class Client:
                 "linger.ms": 0,
                 "batch.size": 200,
                 "max.block.ms": 3000,
+                **self.options,
                 **options,
             }
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -27,7 +28,7 @@ class Killed(BaseException):
     """The simulated process is dead; nothing of eoslog catches this."""
 
 
-class Hang(BaseException):
+class Hang(Exception):
     """A run took more steps than any correct one."""
 
 
@@ -62,8 +63,10 @@ class Faults:
     nth: int = 0  # ... fails at its nth time,
     error: int = 0  # ... with this errno,
     for_good: bool = False  # ... and from then on
+    then_crash: int = 0  # so many steps later everything dies
     seen: int = 0
     hit: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
 
 
 class World:
@@ -87,6 +90,7 @@ class World:
         self.on_switch: Callable[[Process], None] = lambda process: None
         self.on_kill: Callable[[Process], None] = lambda process: None
         self.kept: list[object] = []
+        self.reads = False  # whether reads are steps, too
         self.sampler: Callable[[], None] | None = None
         self._main = threading.Lock()
         self._main.acquire()
@@ -182,7 +186,7 @@ class World:
             return False
         if self.steps > self.step_limit:
             self.crash()
-            me.dead, me.error = False, Hang(f"{self.steps} steps; last: {me.name} {what} {detail}")
+            me.error = Hang(f"O7 {self.steps} steps; the last was {what} {detail} of {me.name}")
             return False
         if self.faults.writeback and self.rng.random() < self.faults.writeback:
             dirty = self.disk.files()

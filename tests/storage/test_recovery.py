@@ -99,6 +99,23 @@ def test_a_page_that_a_power_cut_lost_is_cut_with_what_follows(unflushed, caplog
         assert payloads(log)[:-1] == found
 
 
+def test_a_roll_whose_last_batch_before_it_was_lost_is_undone(tmp_path):
+    """The new segment's name is durable, the end of the old one is not: appends go on in the old one."""
+    with opened(str(tmp_path)) as log:
+        for i in range(3):
+            log.append(batch(2, timestamp=i))
+        first = log.read(0, 4)[0].data
+        size = len(bytes(first))
+        log.roll()
+    names = sorted(p.name for p in (tmp_path / "t-0").glob("*.log"))
+    assert len(names) == 2
+    os.truncate(tmp_path / "t-0" / names[0], size)
+    with opened(str(tmp_path)) as log:
+        assert log.log_end == 4
+        assert log.append(batch(1)).base_offset == 4
+        assert [p.name for p in (tmp_path / "t-0").glob("*.log")] == names[:1]
+
+
 def test_a_damaged_batch_below_the_recovery_point_is_never_cut(unflushed):
     path, expected = unflushed
     name = last_segment(path)

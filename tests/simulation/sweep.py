@@ -1,0 +1,112 @@
+"""The disk fails at every call of one workload: once, or from then on; EIO, a full disk, a short write.
+
+One process runs a fixed series of operations. First without a fault, to count its calls; then once for every call
+of every kind, with that call failing. Afterwards the process dies or ends, the power goes or stays, the disk heals,
+and everything that was promised must be there.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tests.simulation.simulation import Plan, Report, Run
+from tests.simulation.workload import Client
+from tests.simulation.world import Faults, World
+
+KINDS = {
+    "EIO": ("pwrite", "sync", "open", "rename", "unlink", "ftruncate", "mkdir", "pread"),
+    "ENOSPC": ("pwrite", "open", "mkdir", "rename"),
+}
+"""Calls by what they may fail with; a full disk refuses what needs room."""
+OPERATIONS = 14
+
+
+@dataclass(frozen=True)
+class Point:
+    """One fault: the nth call of a kind."""
+
+    error: str
+    call: str
+    nth: int
+    for_good: bool
+
+    def __str__(self) -> str:
+        return f"{self.error} at {self.call} {self.nth}{' and after' if self.for_good else ''}"
+
+
+class FaultRun(Run):
+    """A life with one fault, then what a crash leaves of it."""
+
+    def __init__(self, seed: int, point: Point | None) -> None:
+        super().__init__(seed, Plan(faults=False, images=0, lives=1))
+        self.point = point
+        self.calls: dict[str, int] = {}
+
+    def execute(self) -> Report:
+        report = super().execute()
+        report.violations = [f"{what} [{self.point}]" for what in report.violations]
+        return report
+
+    def _life(self, number: int, image: dict[str, bytes | None]) -> dict[str, bytes | None]:
+        image = self._fresh()
+        faults = Faults(switch=0, writeback=0.05)
+        if self.point is not None:
+            faults.call, faults.nth, faults.for_good = (
+                self.point.call,
+                self.point.nth,
+                self.point.for_good,
+            )
+            faults.error = getattr(errno, self.point.error)
+            faults.then_crash = self.rng.choice((0, 0, 1, 2, 5, 20))
+        disk = self._disk(image)
+        world = World(self.rng, disk, faults)
+        world.reads = True
+        client = Client(world, self.model, disk.root, "f", OPERATIONS)
+        client.reopens = False
+        client.options = {"delivery.timeout.ms": 2000, "request.timeout.ms": 1000}
+        try:
+            self._run(world, [("f", client)])
+        except Exception as error:  # opening may fail; what it raised must be of eoslog
+            from eoslog.errors import EoslogError
+
+            if not isinstance(error, EoslogError) and not isinstance(error, FileNotFoundError):
+                raise
+        self.calls = dict(faults.calls)
+        self.report.counts["faults"] += faults.hit > 0
+        return self._after_crash(disk, depth=0)
+
+
+def points(seed: int) -> Iterator[Point]:
+    """Every fault of the workload of a seed."""
+    run = FaultRun(seed, None)
+    run.execute()
+    for error, calls in KINDS.items():
+        for call in calls:
+            for nth in range(1, run.calls.get(call, 0) + 1):
+                yield Point(error, call, nth, False)
+                yield Point(error, call, nth, True)
+
+
+def sweep(
+    seconds: float, seed: int, *, every: int = 1, say: Callable[[str], None] | None = None
+) -> Report:
+    """Run every `every`th fault of the workloads of seeds from `seed` on until the time is over."""
+    total = Report()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for i, point in enumerate(points(seed)):
+            if (i + seed) % every:
+                continue
+            if time.monotonic() >= end:
+                break
+            one = FaultRun(seed, point).execute()
+            total.add(one)
+            if say is not None:
+                say(total.line())
+        else:
+            total.counts["whole workloads"] += 1
+        seed += 1
+    return total
