@@ -76,9 +76,11 @@ def repair(path: str | os.PathLike[str], mode: str = "report") -> RepairReport:
     """Report damage in a directory that nobody has open, or cut it off.
 
     Args:
-        path: the directory.
+        path: the directory; for "as-kafka" also a stopped broker's log directory, or one partition
+            directory of it.
         mode: "report" changes nothing; "cut" truncates each damaged partition at its first bad
-            batch, losing what follows it there.
+            batch, losing what follows it there; "as-kafka" does what a broker's start does after an
+            unclean stop, which also cuts at the first bad batch.
 
     Raises:
         LockTimeout: a process has the directory open. ConfigError: unknown mode.

@@ -400,7 +400,7 @@ def iter_batches(data, position=0, end=None, *, base_position=0, strict=True, li
         batch.size = size
         batches.append(batch)
         p += size
-    if step != BATCH_END and (strict or not batches):
+    if step != BATCH_END and step != BATCH_WHOLE and (strict or not batches):
         raise batch_fault(step, p, stop - p, f"position {base + (p - pin.data)}")
     return batches
 

@@ -270,6 +270,15 @@ def read_meta_properties(directory: str) -> MetaProperties | None:
     return properties
 
 
+def read_foreign_properties(directory: str) -> dict[str, str] | None:
+    """The meta.properties of a broker's log directory; None if it has none, or is eoslog's."""
+    text = _read(os.path.join(directory, META_PROPERTIES))
+    values = None if text is None else _parse_properties(text)
+    if values is None or "eoslog.format" in values or "version" not in values:
+        return None
+    return values
+
+
 def write_meta_properties(directory: str, properties: MetaProperties) -> None:
     """Write meta.properties. Durability: durable on return."""
     lines = ["version=1", *(f"{key}={getattr(properties, name)}" for key, name in _KEYS.items())]

@@ -18,6 +18,7 @@ from eoslog.errors import DiskFull, EoslogError, StorageError
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
+_COPY_STEP = 4 << 20
 _KILL_BEFORE, _KILL_AFTER, _SHORT = 0, -1, -2
 
 _armed: dict[str, list[str]] = {}
@@ -112,6 +113,46 @@ def forget_cached(fd: int) -> None:
         _core.os_sync(fd)
     with contextlib.suppress(OSError):  # a simulated descriptor
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def own(path: str) -> None:
+    """Give a file that is hard-linked elsewhere bytes of its own, before they are changed.
+
+    Durability: the copy is durable under the name when this returns.
+    """
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return
+    if status.st_nlink <= 1:
+        return
+    temporary = f"{path}.tmp"
+    copy_file(path, temporary)
+    with naming(path):
+        _core.os_rename(temporary, path)
+    fsync_dir(os.path.dirname(path))
+
+
+def copy_file(source: str, target: str, size: int | None = None) -> None:
+    """Copy a file's first `size` bytes, or all. Durability: the bytes are durable on return."""
+    from_fd = open_file(source, read_only=True)
+    try:
+        fd = open_file(target, create=True)
+        try:
+            with naming(target):
+                _core.os_truncate(fd, 0)
+                position, end = 0, os.fstat(from_fd).st_size if size is None else size
+                while position < end:
+                    data = _core.os_pread(from_fd, min(_COPY_STEP, end - position), position)
+                    if not data:
+                        break
+                    _core.os_pwrite(fd, data, position)
+                    position += len(data)
+                _core.os_sync(fd, data_only=False)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(from_fd)
 
 
 def fsync_dir(path: str) -> None:

@@ -16,6 +16,7 @@ from eoslog import _core
 from eoslog.errors import ConfigError, CorruptRecord, LockTimeout
 from eoslog.model import CheckReport, Problem, RepairReport
 from eoslog.storage import files
+from eoslog.storage.kafka_repair import repair_as_kafka
 from eoslog.storage.segments import (
     INDEX,
     LOG,
@@ -192,8 +193,10 @@ class _Walk:
 
 def repair(path: str, mode: str) -> RepairReport:
     """See `eoslog.repair`."""
+    if mode == "as-kafka":
+        return repair_as_kafka(path)
     if mode not in ("report", "cut"):
-        raise ConfigError(f"mode {mode!r}: expected 'report' or 'cut'")
+        raise ConfigError(f"mode {mode!r}: expected 'report', 'cut' or 'as-kafka'")
     fd = files.open_file(os.path.join(path, SESSION_FILE), create=True)
     try:
         if not _core.try_lock(fd, 1):

@@ -1,8 +1,8 @@
 """Does a Kafka broker have this directory open?
 
 A broker holds an exclusive lock on `.lock` in each of its log directories for as long as it runs
-(Java's FileLock: a POSIX record lock over the whole file). The kernel is asked; nothing is locked
-or written, so that the broker's own start never meets us.
+(Java's FileLock: a POSIX record lock over the whole file). Readers only ask the kernel, so that the
+broker's own start never meets them; who repairs or adopts the directory holds the lock itself.
 
 Source: Kafka FileLock, LogManager.
 """
@@ -12,10 +12,12 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from eoslog.errors import LockTimeout
 
-__all__ = ["holder", "refuse"]
+__all__ = ["hold", "holder", "refuse"]
 
 LOCK_FILE = ".lock"
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock on Linux: type, whence, start, len, pid
@@ -53,3 +55,29 @@ def refuse(path: str) -> None:
                     "(read_only_anyway=True)"
                 )
         place = os.path.dirname(place)
+
+
+@contextmanager
+def hold(directory: str) -> Iterator[None]:
+    """Be the one who has a log directory open, so that no broker starts on it meanwhile.
+
+    A directory that cannot be written, or never had a broker, is only looked at.
+
+    Raises:
+        LockTimeout: a broker is running on it.
+    """
+    refuse(directory)
+    try:
+        fd = os.open(os.path.join(directory, LOCK_FILE), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    try:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            refuse(directory)
+            raise LockTimeout(f"{os.path.join(directory, LOCK_FILE)} is held") from None
+        yield
+    finally:
+        os.close(fd)

@@ -302,3 +302,11 @@ def test_batches_cannot_be_made_by_hand() -> None:
     empty = _core.Batch.__new__(_core.Batch)
     assert empty.count == 0
     assert empty.records() == []
+
+
+def test_a_limit_that_takes_the_last_batch_is_no_error() -> None:
+    data = codec.encode_batch([(TS, b"k", b"v", ())])
+    for strict in (True, False):
+        assert len(_core.iter_batches(data, strict=strict, limit=1)) == 1
+        assert len(_core.iter_batches(data + data, strict=strict, limit=1)) == 1
+        assert len(_core.iter_batches(data + data[:9], strict=strict, limit=1)) == 1

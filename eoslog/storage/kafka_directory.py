@@ -1,0 +1,257 @@
+"""A broker's log directories, as it left them: topics, ids, configurations, how it stopped.
+
+    meta.properties                        version 0 (ZooKeeper) or 1 (KRaft), cluster.id, node.id
+    <topic>-<partition>/                   the logs
+    __cluster_metadata-0/                  KRaft's log: topics, ids, configurations, producer ids
+    __cluster_metadata-0/N-E.checkpoint    a snapshot of it up to offset N
+    *-checkpoint, .kafka_cleanshutdown     where recovery begins, and whether it must
+    <topic>-<p>.<uuid>-delete, -future, -stray    on their way out: passed over, and named
+
+A broker without KRaft's log here (ZooKeeper, or its own metadata directory) is described by its
+partition directories alone: ids from partition.metadata, no configurations.
+
+Source: Kafka LogManager, KRaft records (KIP-631, KIP-868); kafka.md 2.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from eoslog.errors import ConfigError, CorruptRecord
+from eoslog.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
+from eoslog.storage import checkpoints, files, segment_files
+from eoslog.storage.metadata_records import (
+    ConfigRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+    decode,
+)
+from eoslog.storage.segment_files import SegmentFiles
+from eoslog.storage.serde import Reader
+
+__all__ = ["KafkaDirectory", "KafkaPartition", "KafkaTopic", "read_kafka_directory"]
+
+_PARTITION = re.compile(r"([a-zA-Z0-9._-]+)-(\d+)")
+_GOING = re.compile(r".+-(delete|future|stray)")
+_SNAPSHOT = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
+_BEGIN, _END, _ABORT = 23, 24, 25  # records of a metadata transaction
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaPartition:
+    """One partition's directory and what the checkpoint files say of it (offsets)."""
+
+    topic: str
+    partition: int
+    path: str
+    clean: bool
+    recovery_point: int = 0
+    log_start: int = 0
+
+
+@dataclass
+class KafkaTopic:
+    """A topic; `topic_id` is None where a broker of before 2.8 wrote it."""
+
+    name: str
+    topic_id: bytes | None = None
+    config: dict[str, str] = field(default_factory=dict)
+    count: int = 0
+    """Partitions that it has, here or elsewhere."""
+
+
+@dataclass
+class KafkaDirectory:
+    """All log directories of one broker.
+
+    Attributes:
+        next_producer_id: ids below it may be in use; 0 where nothing says so.
+        passed_over: names that were left out.
+    """
+
+    cluster_id: str
+    node_id: int
+    topics: dict[str, KafkaTopic] = field(default_factory=dict)
+    partitions: dict[tuple[str, int], KafkaPartition] = field(default_factory=dict)
+    next_producer_id: int = 0
+    passed_over: list[str] = field(default_factory=list)
+    has_metadata: bool = False
+
+
+def is_kafka_directory(path: str) -> bool:
+    """Whether a directory looks like a broker's log directory (and is not eoslog's)."""
+    return checkpoints.read_foreign_properties(path) is not None
+
+
+def read_kafka_directory(paths: Sequence[str], *, ours: bool = False) -> KafkaDirectory:
+    """Read what a stopped broker's log directories say of themselves; logs are not read.
+
+    Args:
+        paths: all log directories of the broker.
+        ours: they are eoslog's, whose metadata is of the same records; internal topics are not
+            in it.
+
+    Raises:
+        ConfigError: a path is no broker's log directory, or they are of different brokers.
+        CorruptRecord: topic ids disagree, two directories have one partition, or KRaft's log is
+            damaged; the message names the file.
+    """
+    found: KafkaDirectory | None = None
+    for path in paths:
+        properties = {} if ours else checkpoints.read_foreign_properties(path)
+        if properties is None:
+            raise ConfigError(f"{path} is no broker's log directory: no meta.properties of Kafka's")
+        identity = properties.get("cluster.id", ""), _node(properties, path)
+        if found is None:
+            found = KafkaDirectory(*identity)
+        elif (found.cluster_id, found.node_id) != identity:
+            raise ConfigError(
+                f"{path} is of broker {identity}, not {found.cluster_id, found.node_id}"
+            )
+        _partitions(found, path)
+    if found is None:
+        raise ConfigError("no log directory given")
+    for path in paths:
+        metadata = os.path.join(path, f"{CLUSTER_METADATA_TOPIC}-0")
+        if os.path.isdir(metadata):
+            _fold_metadata(found, metadata, ours)
+    if not ours:
+        _compare_ids(found)
+    return found
+
+
+def _node(properties: dict[str, str], path: str) -> int:
+    text = properties.get("node.id", properties.get("broker.id", "-1"))
+    try:
+        return int(text)
+    except ValueError:
+        raise CorruptRecord(
+            f"node.id {text!r} is no number", path=os.path.join(path, checkpoints.META_PROPERTIES)
+        ) from None
+
+
+def _partitions(found: KafkaDirectory, path: str) -> None:
+    clean = checkpoints.was_clean_shutdown(path)
+    points, starts = (
+        checkpoints.read_offsets(os.path.join(path, name), lenient=True)
+        for name in (checkpoints.RECOVERY_POINT_CHECKPOINT, checkpoints.LOG_START_CHECKPOINT)
+    )
+    for name in files.names(path):
+        place = os.path.join(path, name)
+        if not os.path.isdir(place):
+            continue
+        match = _PARTITION.fullmatch(name)
+        if match is None or _GOING.fullmatch(name):
+            found.passed_over.append(place)
+            continue
+        key = match[1], int(match[2])
+        if key[0] == CLUSTER_METADATA_TOPIC:
+            continue
+        if key in found.partitions:
+            raise CorruptRecord(f"{place} and {found.partitions[key].path} are one partition")
+        found.partitions[key] = KafkaPartition(
+            *key, place, clean, points.get(key, 0), starts.get(key, 0)
+        )
+        topic = found.topics.setdefault(key[0], KafkaTopic(key[0]))
+        topic.count = max(topic.count, key[1] + 1)
+
+
+def _compare_ids(found: KafkaDirectory) -> None:
+    """Each partition's own id against its topic's."""
+    for (name, _), partition in sorted(found.partitions.items()):
+        own = checkpoints.read_partition_metadata(partition.path)
+        topic = found.topics[name]
+        if topic.topic_id is None:
+            topic.topic_id = own
+        elif own is not None and own != topic.topic_id:
+            raise CorruptRecord(
+                f"topic id of {name}",
+                path=os.path.join(partition.path, checkpoints.PARTITION_METADATA),
+                expected=checkpoints.id_text(topic.topic_id), found=checkpoints.id_text(own),
+            )  # fmt: skip
+
+
+def _metadata_values(path: str) -> Iterator[bytes | None]:
+    """The values of KRaft's log from its newest snapshot on, in order."""
+    snapshots = sorted(name for name in files.names(path) if _SNAPSHOT.fullmatch(name))
+    start = 0
+    if snapshots:
+        start = int(snapshots[-1][:20])
+        yield from _values(SegmentFiles(os.path.join(path, snapshots[-1]), 0), 0)
+    for segment in segment_files.list_segments(path):
+        yield from _values(segment, start)
+
+
+def _values(segment: SegmentFiles, start: int) -> Iterator[bytes | None]:
+    for batch in segment.batches():
+        if not batch.valid:
+            raise CorruptRecord(
+                "the checksum does not match", path=segment.path, position=batch.position
+            )
+        if not batch.control and batch.last_offset >= start:
+            for record in batch.records():
+                if record[0] >= start:
+                    yield record[3]
+
+
+def _fold_metadata(found: KafkaDirectory, path: str, ours: bool) -> None:
+    """Topics and configurations as KRaft's log says; what it deleted is passed over."""
+    names: dict[bytes, str] = {}
+    topics: dict[str, KafkaTopic] = {}
+    configs: dict[str, dict[str, str]] = {}
+    for value in _committed(path):
+        match decode(value):
+            case TopicRecord(name, topic_id):
+                names[topic_id] = name
+                topics[name] = KafkaTopic(name, topic_id)
+            case PartitionRecord(partition, topic_id):
+                if topic_id in names:
+                    topic = topics[names[topic_id]]
+                    topic.count = max(topic.count, partition + 1)
+            case ConfigRecord(name, key, text):
+                if text is None:
+                    configs.get(name, {}).pop(key, None)
+                else:
+                    configs.setdefault(name, {})[key] = text
+            case RemoveTopicRecord(topic_id):
+                gone = names.pop(topic_id, None)
+                topics.pop(gone or "", None)
+                configs.pop(gone or "", None)
+            case ProducerIdsRecord(next_producer_id):
+                found.next_producer_id = max(found.next_producer_id, next_producer_id)
+    found.has_metadata = True
+    if ours:
+        internal = {n: t for n, t in found.topics.items() if n in INTERNAL_TOPICS}
+        topics = internal | topics
+    for place in [place for place in found.partitions if place[0] not in topics]:
+        found.passed_over.append(found.partitions.pop(place).path)
+    found.topics = topics
+    for name, config in configs.items():
+        if name in topics:
+            topics[name].config = config
+
+
+def _committed(path: str) -> Iterator[bytes]:
+    """Values outside of aborted metadata transactions."""
+    held: list[bytes] | None = None
+    for value in _metadata_values(path):
+        if value is None:
+            continue
+        reader = Reader(value)
+        reader.uvarint()
+        kind = reader.uvarint()
+        if kind == _BEGIN:
+            held = []
+        elif kind in (_END, _ABORT):
+            if kind == _END:
+                yield from held or ()
+            held = None
+        elif held is not None:
+            held.append(value)
+        else:
+            yield value

@@ -1,0 +1,312 @@
+"""Recovery as Kafka does it: byte for byte what a killed broker's next start made of its files.
+
+`recovered.tar.xz` holds 60 partition directories as Kafka 3.9.2 left them when it was killed, each
+damaged in its own way (`cases.json` says how), and what its next start and a clean stop made of
+them: plain, transactional, LogAppendTime and compacted logs, with and without recovery points. How
+it was made: `tests/data/kafka/README.md`; the same against a live broker: `tests/kafka`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eoslog
+from eoslog import errors
+from eoslog.client.inspect import inspect
+from eoslog.storage import kafka_recovery, segment_files
+from eoslog.storage.kafka_recovery import recover
+from tests.reference import codec
+
+KAFKA = Path(__file__).parent.parent / "data" / "kafka"
+DAY_MS = 86_400_000
+TS = 1_700_000_000_000
+EPOCHS = "leader-epoch-checkpoint"
+"""A new leader adds to it, so it is left out of the comparison."""
+
+
+def contents(files: dict[str, bytes]) -> dict[str, Any]:
+    """Each file: bytes, but a snapshot's producers, which stand in no order."""
+    found: dict[str, Any] = {}
+    for name, data in files.items():
+        if name.endswith(".snapshot"):
+            found[name] = (data[:2], sorted(data[at : at + 46] for at in range(10, len(data), 46)))
+        elif name != EPOCHS:
+            found[name] = data
+    return found
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    return sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+
+
+def captured() -> tuple[dict[str, Any], dict[str, dict[str, dict[str, bytes]]]]:
+    """What was done to each directory, and its files before (`damaged`) and `after`."""
+    found: dict[str, dict[str, dict[str, bytes]]] = {}
+    with tarfile.open(KAFKA / "recovery" / "recovered.tar.xz") as tar:
+        for member in tar:
+            if member.isfile():
+                data = tar.extractfile(member)
+                assert data is not None
+                case, _, rest = member.name.removeprefix("recovered/").partition("/")
+                when, _, name = rest.partition("/")
+                found.setdefault(case, {}).setdefault(when, {})[name] = data.read()
+    cases = json.loads(found.pop("cases.json")[""][""])
+    return cases, found
+
+
+def test_all_captured_recoveries_come_out_as_kafkas_own(tmp_path: Path) -> None:
+    cases, found = captured()
+    assert len(cases) == len(found) == 60
+    wrong, cut = {}, 0
+    for name, case in cases.items():
+        directory = tmp_path / name
+        directory.mkdir()
+        for file, data in found[name]["damaged"].items():
+            (directory / file).write_bytes(data)
+        how = {
+            "recovery_point": case["recovery_point"],
+            "index_interval": case["index_interval"],
+            "expire_before_ms": case["now_ms"] - DAY_MS,
+        }
+        cut += recover(str(directory), **how).bytes_cut > 0
+        after = files_of(directory)
+        bad = differences(contents(after), contents(found[name]["after"]))
+        assert recover(str(directory), **how).bytes_cut == 0
+        logs = {file: data for file, data in files_of(directory).items() if "snapshot" not in file}
+        bad += differences(logs, {file: after[file] for file in after if "snapshot" not in file})
+        if bad:
+            wrong[name] = (case["damage"], bad)
+        shutil.rmtree(directory)
+    assert wrong == {}
+    assert cut > 20
+
+
+def test_the_sample_of_a_torn_tail(tmp_path: Path) -> None:
+    wanted = json.loads((KAFKA / "recovery" / "torn_tail-0.after.expected.json").read_text())
+    directory = tmp_path / "torn_tail-0"
+    shutil.copytree(KAFKA / "recovery" / "torn_tail-0.damaged", directory)
+    recover(str(directory), index_interval=wanted.get("index_interval_bytes", 4096))
+    found = inspect(directory)
+    for key in set(wanted) - {"note", "index_interval_bytes", "snapshots"}:  # of one segment alone
+        assert found[key] == wanted[key], key
+
+
+def batch(offset: int, **options: Any) -> bytes:
+    data = codec.encode_batch([(TS + offset, b"k", b"v" * 40, ()), (TS, None, b"", ())], **options)
+    return offset.to_bytes(8, "big") + data[8:]
+
+
+def make(directory: Path, *segments: list[bytes]) -> Path:
+    directory.mkdir(parents=True)
+    for batches in segments:
+        base = int.from_bytes(batches[0][:8], "big")
+        (directory / f"{base:020}.log").write_bytes(b"".join(batches))
+        (directory / f"{base:020}.index").touch()
+    return directory
+
+
+def test_a_cut_anywhere_leaves_a_log_that_ends_at_a_batch(tmp_path: Path) -> None:
+    batches = [batch(2 * i) for i in range(4)]
+    whole = b"".join(batches)
+    for cut in range(3, len(whole), 13):
+        path = make(tmp_path / f"t{cut}-0", batches)
+        log = path / f"{0:020}.log"
+        log.write_bytes(whole[:cut])
+        report = recover(str(path))
+        kept = cut // len(batches[0])
+        assert log.read_bytes() == whole[: kept * len(batches[0])]
+        assert (report.log_end, report.bytes_cut) == (2 * kept, cut % len(batches[0]))
+        shutil.rmtree(path)
+
+
+def test_segments_behind_a_cut_are_deleted_and_each_is_reported(tmp_path: Path) -> None:
+    path = make(tmp_path / "t-0", [batch(0), batch(2)], [batch(4), batch(6)], [batch(8)])
+    log = path / f"{4:020}.log"
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 1
+    log.write_bytes(data)
+    report = recover(str(path))
+    assert (report.log_start, report.log_end) == (0, 6)
+    assert sorted(p.name for p in path.glob("*.log")) == [f"{0:020}.log", f"{4:020}.log"]
+    size = len(batch(0))
+    assert report.bytes_cut == 2 * size
+    assert [(os.path.basename(p.path), p.position) for p in report.problems if "log" in p.path] >= [
+        (f"{4:020}.log", size), (f"{8:020}.log", 0),
+    ]  # fmt: skip
+
+
+def test_below_the_recovery_point_nothing_is_looked_at(tmp_path: Path) -> None:
+    path = make(tmp_path / "t-0", [batch(0), batch(2)], [batch(4)])
+    log = path / f"{0:020}.log"
+    data = bytearray(log.read_bytes())
+    data[80] ^= 1
+    log.write_bytes(data)
+    assert recover(str(path), recovery_point=4).bytes_cut == 0
+    assert recover(str(path), recovery_point=3).log_end == 0
+
+
+def test_a_log_that_ends_before_its_start_begins_anew_there(tmp_path: Path) -> None:
+    path = make(tmp_path / "t-0", [batch(0), batch(2)])
+    report = recover(str(path), log_start=100)
+    assert (report.log_start, report.log_end) == (100, 100)
+    assert [p.name for p in path.glob("*.log")] == [f"{100:020}.log"]
+
+
+def test_a_compaction_that_was_interrupted_is_finished_or_undone(tmp_path: Path) -> None:
+    cleaned, one, two = batch(0), [batch(0), batch(2)], [batch(4)]
+    path = make(tmp_path / "a-0", one, two)
+    (path / f"{0:020}.log.swap").write_bytes(cleaned + batch(4))
+    recover(str(path))
+    assert [p.name for p in path.glob("*.log*")] == [f"{0:020}.log"]
+    assert (path / f"{0:020}.log").read_bytes() == cleaned + batch(4)
+    path = make(tmp_path / "b-0", one, two)
+    (path / f"{0:020}.log.cleaned").write_bytes(cleaned)
+    (path / f"{0:020}.log.swap").write_bytes(cleaned)
+    recover(str(path))
+    assert (path / f"{0:020}.log").read_bytes() == b"".join(one)
+    assert sorted(p.name for p in path.glob("*.log*")) == [f"{0:020}.log", f"{4:020}.log"]
+
+
+def test_a_hard_linked_log_is_never_cut_through_the_link(tmp_path: Path) -> None:
+    source = make(tmp_path / "source-0", [batch(0), batch(2)])
+    log = source / f"{0:020}.log"
+    with log.open("ab") as file:
+        file.write(b"torn")
+    before = log.read_bytes()
+    copy = tmp_path / "copy-0"
+    copy.mkdir()
+    os.link(log, copy / log.name)
+    assert recover(str(copy)).bytes_cut == 4
+    assert log.read_bytes() == before
+    assert (copy / log.name).read_bytes() == before[:-4]
+
+
+def test_messages_of_format_1_are_recovered_too(tmp_path: Path) -> None:
+    path = tmp_path / "legacy-0"
+    shutil.copytree(KAFKA / "legacy" / "legacy-0", path)
+    log = path / f"{0:020}.log"
+    whole = log.read_bytes()
+    log.write_bytes(whole[:-1])
+    report = recover(str(path), index_interval=500)
+    last = inspect(KAFKA / "legacy" / "legacy-0")["segments"][0]["batches"][-1]
+    assert report.log_end == last["base_offset"]
+    assert report.bytes_cut == last["size"] - 1
+    assert segment_files.read_offset_index(str(log.with_suffix(".index")), 0)
+
+
+# --- eoslog.repair ------------------------------------------------------------------------------
+
+
+def broker_directory(tmp_path: Path) -> Path:
+    root = tmp_path / "broker"
+    make(root / "t-0", [batch(0), batch(2)])
+    make(root / "t-1", [batch(0)])
+    (root / "meta.properties").write_text("version=1\ncluster.id=abc\nnode.id=1\n")
+    with (root / "t-0" / f"{0:020}.log").open("ab") as file:
+        file.write(b"torn")
+    return root
+
+
+def test_repair_of_a_brokers_directory(tmp_path: Path) -> None:
+    root = broker_directory(tmp_path)
+    report = eoslog.repair(root, mode="as-kafka")
+    assert (report.mode, report.partitions, report.bytes_cut) == ("as-kafka", 2, 4)
+    assert any("no whole batch" in problem.message for problem in report.problems)
+    assert eoslog.repair(root, mode="as-kafka").bytes_cut == 0
+
+
+def test_repair_of_one_partition(tmp_path: Path) -> None:
+    root = broker_directory(tmp_path)
+    report = eoslog.repair(root / "t-0", mode="as-kafka")
+    assert (report.partitions, report.bytes_cut) == (1, 4)
+    with pytest.raises(errors.ConfigError):
+        eoslog.repair(tmp_path, mode="as-kafka")
+
+
+def test_repair_is_refused_while_a_broker_runs(tmp_path: Path) -> None:
+    root = broker_directory(tmp_path)
+    (root / ".lock").touch()
+    hold = "import fcntl,sys;f=open(sys.argv[1],'w');fcntl.lockf(f,fcntl.LOCK_EX);print(1,flush=True);sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(root / ".lock")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as broker:  # fmt: skip
+        assert broker.stdout is not None
+        broker.stdout.readline()
+        for path in (root, root / "t-0"):
+            with pytest.raises(errors.LockTimeout, match=r"\.lock is held"):
+                eoslog.repair(path, mode="as-kafka")
+        broker.communicate()
+    assert eoslog.repair(root, mode="as-kafka").bytes_cut == 4
+
+
+def produced(path: Path) -> Path:
+    with eoslog.open(path) as log:
+        log.create_topic("t", 1)
+        with log.producer() as producer:
+            for i in range(4):
+                producer.produce("t", b"v%d" % i)
+                producer.flush()
+    return path / "t-0" / f"{0:020}.log"
+
+
+def test_a_bad_batch_with_valid_ones_behind_it_is_reported_and_cut_only_when_asked(
+    tmp_path: Path,
+) -> None:
+    """Where eoslog's recovery differs from Kafka's, on purpose: there is no replica to ask."""
+    log = produced(tmp_path / "log")
+    (tmp_path / "log" / ".kafka_cleanshutdown").unlink()
+    (tmp_path / "log" / "recovery-point-offset-checkpoint").unlink()
+    data = bytearray(log.read_bytes())
+    batches = inspect(log)["batches"]
+    assert len(batches) == 4
+    data[batches[1]["position"] + 65] ^= 1
+    log.write_bytes(data)
+    with (
+        eoslog.open(tmp_path / "log") as opened,
+        pytest.raises(errors.CorruptRecord, match="valid batches follow"),
+    ):
+        opened.offsets("t", 0)
+    assert log.read_bytes() == data
+    report = eoslog.repair(tmp_path / "log")
+    assert [p.position for p in report.problems] == [batches[1]["position"]]
+    assert log.read_bytes() == data
+    shutil.copytree(tmp_path / "log", tmp_path / "as-kafka")
+    for mode, place in (("cut", "log"), ("as-kafka", "as-kafka")):
+        report = eoslog.repair(tmp_path / place, mode=mode)
+        assert report.bytes_cut == len(data) - batches[1]["position"]
+        with eoslog.open(tmp_path / place) as opened:
+            assert opened.offsets("t", 0).log_end == 1
+
+
+def test_a_torn_tail_is_cut_by_both(tmp_path: Path) -> None:
+    log = produced(tmp_path / "log")
+    whole = log.read_bytes()
+    with log.open("ab") as file:
+        file.write(whole[:50])
+    (tmp_path / "log" / ".kafka_cleanshutdown").unlink()
+    shutil.copytree(tmp_path / "log", tmp_path / "as-kafka")
+    eoslog.repair(tmp_path / "as-kafka", mode="as-kafka")
+    assert (tmp_path / "as-kafka" / "t-0" / log.name).read_bytes() == whole
+    with eoslog.open(tmp_path / "log") as opened:
+        assert opened.offsets("t", 0).log_end == 4
+    assert log.read_bytes() == whole
+
+
+def test_header_reads_stay_within_the_data() -> None:
+    data = memoryview(batch(0))
+    for end in range(18, len(data)):
+        assert kafka_recovery.header_at(data[:end], 0, end) is None
