@@ -7,6 +7,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 DEBUG = os.environ.get("EOSLOG_DEBUG") == "1"
+OPTIMIZE = os.environ.get("EOSLOG_OPTIMIZE", "-O0" if DEBUG else "-O3")
 CHAPTERS = sorted(glob("eoslog/_core/*.px[id]") + glob("eoslog/_core/*.h"))
 
 core = Extension(
@@ -14,7 +15,7 @@ core = Extension(
     sources=["eoslog/_core.pyx", *sorted(glob("eoslog/_core/*.c"))],
     depends=CHAPTERS,
     include_dirs=["eoslog/_core"],
-    extra_compile_args=["-O0" if DEBUG else "-O3", "-g1", "-fno-strict-aliasing", "-pthread"],
+    extra_compile_args=[OPTIMIZE, "-g1", "-fno-strict-aliasing", "-pthread"],
     extra_link_args=["-pthread"],
     define_macros=[("_GNU_SOURCE", "1")],
 )

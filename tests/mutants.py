@@ -1,34 +1,51 @@
 """Break the code on purpose, one line at a time, and show that the test of each row notices.
 
-`tests/mutations.toml` holds, for each row of the mission, a test and a change of one line that must make it fail.
-Usage: `python tests/mutants.py [ROW...]` applies them to a copy of the source, one after another;
-`python tests/mutants.py --docs` writes their table into `docs/guarantees.md`.
+`tests/mutations.toml` holds, for each row of the mission (`A01`) and of the protocol (`P01`), a test
+and a change of one line that must make it fail; `tests/mutation_sites.py` makes one for each place
+that flushes, locks, publishes or checks. They are applied to copies of the source, two at a time:
+
+    python tests/mutants.py [--jobs N] [ROW|FILE...]    apply them; 1 if one survives
+    python tests/mutants.py --docs                      write their tables into docs/
+
+A change of the compiled core is compiled without optimisation in the copy that it is made in.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import queue
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(os.environ.get("EOSLOG_SOURCE", Path(__file__).resolve().parent.parent))
 DATA = Path(__file__).with_name("mutations.toml")
-COPIED = ("eoslog", "spark", "tests", "examples", "docs", "pyproject.toml", "setup.py", "README.md")
+COPIED = (
+    "eoslog", "spark", "tests", "examples", "docs", "bench", "pyproject.toml", "setup.py", "README.md",
+    "CHANGELOG.md", "Makefile",
+)  # fmt: skip
 CORE_SUFFIXES = (".pyx", ".pxi", ".pxd", ".c", ".h")
 BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
+TEST_TIMEOUT_S = 240
+LAST_ROW = {
+    "A": 26, "B": 16, "C": 13, "D": 7, "E": 35, "F": 12, "G": 10, "H": 8, "I": 9, "J": 3, "K": 7,
+}  # fmt: skip
+COMPARED_ROWS = ["L01", "L02", "L04", "L06", "L07", "L09", "L10", "L11", "M01", "M02"]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change and the test that must fail with it."""
+    """A change of `original`, which `file` has once, and the test that must fail with it."""
 
     row: str
     test: str
@@ -38,25 +55,23 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        return self.test.rsplit("::", 1)[-1]
+        """The test's name, without its file and parameters."""
+        return self.test.rsplit("::", 1)[-1].partition("[")[0]
 
     @property
     def in_core(self) -> bool:
+        """Whether the core has to be compiled anew."""
         return self.file.endswith(CORE_SUFFIXES)
 
-    def apply(self, root: Path) -> None:
-        """Change the file in a copy of the source."""
-        path = root / self.file
-        text = path.read_text()
+    def changed(self, text: str) -> str:
+        """The file's text with the change."""
         if text.count(self.original) != 1:
-            raise SystemExit(
-                f"{self.row}: {self.original!r} is {text.count(self.original)} times in {self.file}"
-            )
-        path.write_text(text.replace(self.original, self.mutated))
+            raise SystemExit(f"{self.row}: {text.count(self.original)} x {self.original!r} in {self.file}")  # fmt: skip
+        return text.replace(self.original, self.mutated)
 
 
 def load() -> list[Mutant]:
-    """All mutants, in the order of the rows."""
+    """The recorded mutants, in the order of the rows."""
     rows = tomllib.loads(DATA.read_text())["mutant"]
     return [Mutant(**row) for row in rows]
 
@@ -66,81 +81,134 @@ def open_rows() -> dict[str, str]:
     return dict(tomllib.loads(DATA.read_text())["open"])
 
 
-def copy_source(target: Path) -> None:
-    """The source with the compiled core of the installed package beside it."""
-    ignored = shutil.ignore_patterns("__pycache__", "*.so", "_core.c", "build")
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, target / name, ignore=ignored)
-        elif source.exists():
-            shutil.copy2(source, target / name)
-    spec = importlib.util.find_spec("eoslog")
-    assert spec is not None and spec.origin is not None
-    for library in Path(spec.origin).parent.glob("_core*.so"):
-        shutil.copy2(library, target / "eoslog" / library.name)
+# --- copies of the source ---------------------------------------------------------------------
 
 
-def python(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{root}:{root / 'spark'}",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=root, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
+class Copy:
+    """A copy of the source that mutants are applied to, one after another."""
+
+    def __init__(self, root: Path) -> None:
+        """Copy the source, with the compiled core of the installed package (else the one beside it)."""
+        self.root = root
+        root.mkdir()
+        ignored = shutil.ignore_patterns("__pycache__", "*.so", "_core.c", "build")
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, root / name, ignore=ignored)
+            elif source.exists():
+                shutil.copy2(source, root / name)
+        spec = importlib.util.find_spec("eoslog")
+        package = Path(spec.origin).parent if spec and spec.origin else ROOT / "eoslog"
+        self._core = root / "unchanged"
+        self._core.mkdir()
+        for library in package.glob("_core*.so"):
+            shutil.copy2(library, self._core)
+        self._use_unchanged_core()
+        where = self._python("-c", "import eoslog; print(eoslog.__file__)").stdout.strip()
+        if not where.startswith(str(root.resolve())):
+            raise SystemExit(f"the copy in {root} is not what is imported: {where}")
+
+    def _use_unchanged_core(self) -> None:
+        for library in (self.root / "eoslog").glob("_core*.so"):
+            library.unlink()
+        for library in self._core.iterdir():
+            shutil.copy2(library, self.root / "eoslog" / library.name)
+
+    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{self.root}:{self.root / 'spark'}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "EOSLOG_SOURCE": str(self.root),
+            "EOSLOG_OPTIMIZE": "-O0",
+        }
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=self.root, env=environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+
+    def run(self, *tests: str) -> subprocess.CompletedProcess[str]:
+        """Run tests until one fails."""
+        return self._python(
+            "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "-rN",
+            f"--timeout={TEST_TIMEOUT_S}", f"--basetemp={self.root / 'tmp'}", *tests,
+        )  # fmt: skip
+
+    def kill(self, mutant: Mutant) -> tuple[bool, float]:
+        """Whether the test fails on the changed code, and how long that took in seconds."""
+        started = time.monotonic()
+        path = self.root / mutant.file
+        text = path.read_text()
+        path.write_text(mutant.changed(text))
+        try:
+            if mutant.in_core:
+                self._use_unchanged_core()
+                for library in (self.root / "eoslog").glob("_core*.so"):
+                    library.unlink()
+                built = self._python("setup.py", "-q", "build_ext", "--inplace")
+                if built.returncode:
+                    raise SystemExit(f"{mutant.row}: no core:\n{built.stdout[-2000:]}")
+            result = self.run(mutant.test)
+        finally:
+            path.write_text(text)
+            if mutant.in_core:
+                self._use_unchanged_core()
+        if result.returncode > 1:  # pytest itself; a signal (below 0) is a crash of the test
+            raise SystemExit(f"{mutant.row}: pytest ended with {result.returncode}\n{result.stdout[-2000:]}")  # fmt: skip
+        if os.environ.get("SHOW"):
+            print(result.stdout[-1500:])
+        return result.returncode != 0, time.monotonic() - started
 
 
-def run_tests(root: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    return python(
-        root, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=120", "--no-header", "-rN", *tests
-    )  # fmt: skip
+def show(chosen: list[Mutant], jobs: int) -> int:
+    """Apply mutants and print what became of each; the exit code."""
+    width = max(len(m.row) for m in chosen)
+    survivors: list[Mutant] = []
+    done = 0
+    output = threading.Lock()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for number in range(jobs):
+            copies.put(Copy(Path(place) / str(number)))
+        clean = copies.get()
+        unchanged = clean.run(*sorted({m.test for m in chosen}))
+        copies.put(clean)
+        if unchanged.returncode:
+            print(unchanged.stdout[-4000:])
+            print("the tests fail on the unchanged code: nothing is shown by their failing")
+            return 2
+
+        def work(mutant: Mutant) -> None:
+            nonlocal done
+            copy = copies.get()
+            try:
+                killed, seconds = copy.kill(mutant)
+            finally:
+                copies.put(copy)
+            with output:
+                done += 1
+                if not killed:
+                    survivors.append(mutant)
+                verdict = "killed  " if killed else "SURVIVED"
+                print(f"[{done}/{len(chosen)}] {mutant.row:{width}} {verdict} {seconds:5.1f} s  {mutant.test}", flush=True)  # fmt: skip
+
+        with ThreadPoolExecutor(jobs) as pool:
+            for future in [pool.submit(work, mutant) for mutant in chosen]:
+                future.result()
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed")
+    for mutant in survivors:
+        print(f"survived: {mutant.row} {mutant.file}: {mutant.original!r} -> {mutant.mutated!r}")
+    return int(bool(survivors))
 
 
-def build_core(root: Path) -> None:
-    for library in (root / "eoslog").glob("_core*.so"):
-        library.unlink()
-    built = python(root, "setup.py", "-q", "build_ext", "--inplace")
-    if built.returncode:
-        raise SystemExit(f"the core does not build:\n{built.stdout[-2000:]}")
-
-
-def kill(mutant: Mutant, clean: Path) -> tuple[bool, float]:
-    """Whether the test fails on the changed code, and how long that took in seconds."""
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mutant-") as place:
-        root = Path(place) / "source"
-        shutil.copytree(clean, root, symlinks=True)
-        mutant.apply(root)
-        if mutant.in_core:
-            build_core(root)
-        result = run_tests(root, mutant.test)
-        if result.returncode not in (0, 1):
-            raise SystemExit(
-                f"{mutant.row}: pytest ended with {result.returncode}\n{result.stdout[-2000:]}"
-            )
-        return result.returncode == 1, time.monotonic() - started
+# --- tables -----------------------------------------------------------------------------------
 
 
 def rows() -> list[str]:
     """Every row of the mission that is due now, in order."""
-    last = {
-        "A": 26,
-        "B": 16,
-        "C": 13,
-        "D": 7,
-        "E": 35,
-        "F": 12,
-        "G": 10,
-        "H": 8,
-        "I": 9,
-        "J": 3,
-        "K": 7,
-    }
-    found = [f"{letter}{number:02}" for letter, end in last.items() for number in range(1, end + 1)]
-    return found + ["L01", "L02", "L04", "L06", "L07", "L09", "L10", "L11", "M01", "M02"]
+    found = [f"{letter}{n:02}" for letter, end in LAST_ROW.items() for n in range(1, end + 1)]
+    return found + COMPARED_ROWS
 
 
 def tests_of() -> dict[str, list[str]]:
@@ -153,13 +221,18 @@ def tests_of() -> dict[str, list[str]]:
     return found
 
 
-def table() -> str:
-    """The rows of `docs/guarantees.md`."""
+def change(mutant: Mutant) -> str:
+    """A cell of the table: what is changed, where."""
 
     def code(text: str) -> str:
         text = " ".join(text.split()).replace("|", "\\|")
         return f"`{text}`" if text else "(nothing)"
 
+    return f"`{mutant.file}`: {code(mutant.original)} → {code(mutant.mutated)}"
+
+
+def table() -> str:
+    """The rows of `docs/guarantees.md`."""
     mutants = {mutant.row: mutant for mutant in load()}
     tests, later = tests_of(), open_rows()
     lines = ["| row | test | the change that it notices |", "|---|---|---|"]
@@ -168,54 +241,58 @@ def table() -> str:
             continue
         m = mutants.get(row)
         if m is None:
-            lines.append(
-                f"| {row} | {', '.join(f'`{name}`' for name in tests[row])} | none recorded yet |"
-            )
+            names = ", ".join(f"`{name}`" for name in tests[row])
+            lines.append(f"| {row} | {names} | none recorded yet |")
         else:
-            lines.append(
-                f"| {row} | `{m.name}` | `{m.file}`: {code(m.original)} → {code(m.mutated)} |"
-            )
+            lines.append(f"| {row} | `{m.name}` | {change(m)} |")
     lines += ["", "Open, wholly or in part:", "", "| row | why |", "|---|---|"]
     lines += [f"| {row} | {why} |" for row, why in later.items()]
     return "\n".join(lines)
 
 
+def relocate() -> None:
+    """Correct the file of a recorded mutant whose line has moved to another one."""
+    text = DATA.read_text()
+    sources = {
+        str(path.relative_to(ROOT)): path.read_text()
+        for path in (ROOT / "eoslog").rglob("*.p*") if path.suffix in (".py", ".pxi", ".pxd", ".pyx")
+    }  # fmt: skip
+    for mutant in load():
+        if mutant.original in sources.get(mutant.file, mutant.original):
+            continue
+        found = [name for name, source in sources.items() if source.count(mutant.original) == 1]
+        if len(found) == 1:
+            block = re.compile(
+                f'(row = "{mutant.row}"\ntest = "[^"]*"\nfile = ")({re.escape(mutant.file)})"'
+            )
+            text = block.sub(lambda m, to=found[0]: f'{m[1]}{to}"', text)
+    DATA.write_text(text)
+
+
 def write_docs() -> None:
+    """Write the tables into the docs."""
+    relocate()
     path = ROOT / "docs" / "guarantees.md"
     text = path.read_text()
     pattern = re.compile(f"{BEGIN}.*{END}", re.DOTALL)
     path.write_text(pattern.sub(lambda _: f"{BEGIN}\n{table()}\n{END}", text))
 
 
-def main(arguments: list[str]) -> int:
-    """Apply the mutants of the named rows (all, if none is named); 1 if one of them survives."""
-    if "--docs" in arguments:
+def main(arguments: Iterable[str]) -> int:
+    """Apply the mutants of the named rows or files (all, if none is named); 1 if one survives."""
+    words = list(arguments)
+    if "--docs" in words:
         write_docs()
         return 0
-    chosen = [m for m in load() if not arguments or m.row in arguments]
-    survivors = []
-    with tempfile.TemporaryDirectory(prefix="clean-") as place:
-        clean = Path(place) / "source"
-        clean.mkdir()
-        copy_source(clean)
-        unchanged = run_tests(clean, *sorted({m.test for m in chosen}))
-        if unchanged.returncode:
-            print(unchanged.stdout[-4000:])
-            print("the tests fail on the unchanged code: nothing is shown by their failing")
-            return 2
-        for number, mutant in enumerate(chosen, 1):
-            killed, seconds = kill(mutant, clean)
-            verdict = "killed  " if killed else "SURVIVED"
-            print(
-                f"[{number}/{len(chosen)}] {mutant.row} {verdict} {seconds:5.1f} s  {mutant.name}",
-                flush=True,
-            )
-            if not killed:
-                survivors.append(mutant)
-    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed")
-    for mutant in survivors:
-        print(f"survived: {mutant.row} {mutant.file}: {mutant.original!r} -> {mutant.mutated!r}")
-    return int(bool(survivors))
+    jobs = 2
+    if "--jobs" in words:
+        at = words.index("--jobs")
+        jobs = int(words[at + 1])
+        del words[at : at + 2]
+    chosen = [m for m in load() if not words or {m.row, m.file} & set(words)]
+    if not chosen:
+        raise SystemExit(f"no mutant of {' '.join(words)}")
+    return show(chosen, jobs)
 
 
 if __name__ == "__main__":
