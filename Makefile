@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 timed = @start=$$SECONDS; $(2); code=$$?; printf '%-10s %4d s\n' '$(1)' $$((SECONDS - start)); exit $$code
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel inplace test test-fast test-kafka run bench lint format types imports stubs mutants clean distclean
+.PHONY: help setup build wheel inplace test test-fast test-kafka run bench lint format types imports stubs mutants rows clean distclean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,8 +65,11 @@ stubs: build  ## Check that _core.pyi says what the compiled core has
 	cd .make && $(abspath $(BIN))/python -m mypy.stubtest --mypy-config-file ../pyproject.toml \
 		--allowlist ../.ci/stubtest-allow --ignore-unused-allowlist --ignore-disjoint-bases eoslog._core
 
-mutants: build  ## Apply each mutation of docs/guarantees.md and show its test fail
-	$(BIN)/python tests/mutants.py $(MUTANTS)
+mutants: build  ## Apply each recorded mutation and show its test fail (ROWS='A01 P07', JOBS=2)
+	$(call timed,mutants,$(BIN)/python tests/mutants.py --jobs $(or $(JOBS),2) $(ROWS))
+
+rows: build  ## Run the tests of the mission's rows with the figures of long runs (SCALE=100)
+	$(call timed,rows,EOSLOG_ROW_SCALE=$(or $(SCALE),10) .ci/test $(BIN) tests/rows tests/protocol $(PYTEST_ARGS))
 
 clean:  ## Remove what was built; the virtual environment stays
 	rm -rf build dist .make *.egg-info eoslog/_core.c eoslog/*.so demo-data delays.png spark-warehouse

@@ -5,6 +5,7 @@ and a change of one line that must make it fail; `tests/mutation_sites.py` makes
 that flushes, locks, publishes or checks. They are applied to copies of the source, two at a time:
 
     python tests/mutants.py [--jobs N] [ROW|FILE...]    apply them; 1 if one survives
+        --no-baseline: the tests are known to pass on the unchanged code
     python tests/mutants.py --docs                      write their tables into docs/
 
 A change of the compiled core is compiled without optimisation in the copy that it is made in.
@@ -12,6 +13,7 @@ A change of the compiled core is compiled without optimisation in the copy that 
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import queue
@@ -30,16 +32,18 @@ from pathlib import Path
 
 ROOT = Path(os.environ.get("EOSLOG_SOURCE", Path(__file__).resolve().parent.parent))
 DATA = Path(__file__).with_name("mutations.toml")
+CACHE = ROOT / ".make" / "mutants"
 COPIED = (
     "eoslog", "spark", "tests", "examples", "docs", "bench", "pyproject.toml", "setup.py", "README.md",
     "CHANGELOG.md", "Makefile",
 )  # fmt: skip
 CORE_SUFFIXES = (".pyx", ".pxi", ".pxd", ".c", ".h")
 BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
-TEST_TIMEOUT_S = 240
+TEST_TIMEOUT_S = 120
 LAST_ROW = {
     "A": 26, "B": 16, "C": 13, "D": 7, "E": 35, "F": 12, "G": 10, "H": 8, "I": 9, "J": 3, "K": 7,
 }  # fmt: skip
+PROTOCOL_ROWS = 40
 COMPARED_ROWS = ["L01", "L02", "L04", "L06", "L07", "L09", "L10", "L11", "M01", "M02"]
 
 
@@ -135,6 +139,29 @@ class Copy:
             f"--timeout={TEST_TIMEOUT_S}", f"--basetemp={self.root / 'tmp'}", *tests,
         )  # fmt: skip
 
+    def _build_core(self, mutant: Mutant) -> None:
+        """Compile the core as it is, unless the same sources were compiled before."""
+        sources = [self.root / "setup.py", *sorted((self.root / "eoslog").glob("_core*"))]
+        sources = [p for s in sources for p in (sorted(s.iterdir()) if s.is_dir() else [s])]
+        digest = hashlib.sha256(sys.version.encode())
+        for path in sources:
+            if path.suffix in (".py", *CORE_SUFFIXES) and path.name != "_core.c":
+                digest.update(path.read_bytes())
+        cached = CACHE / digest.hexdigest()[:32]
+        package = self.root / "eoslog"
+        for library in package.glob("_core*.so"):
+            library.unlink()
+        if not cached.exists():
+            built = self._python("setup.py", "-q", "build_ext", "--inplace")
+            if built.returncode:
+                raise SystemExit(f"{mutant.row}: no core:\n{built.stdout[-2000:]}")
+            cached.mkdir(parents=True)
+            for library in package.glob("_core*.so"):
+                shutil.copy2(library, cached)
+            return
+        for library in cached.iterdir():
+            shutil.copy2(library, package)
+
     def kill(self, mutant: Mutant) -> tuple[bool, float]:
         """Whether the test fails on the changed code, and how long that took in seconds."""
         started = time.monotonic()
@@ -143,12 +170,7 @@ class Copy:
         path.write_text(mutant.changed(text))
         try:
             if mutant.in_core:
-                self._use_unchanged_core()
-                for library in (self.root / "eoslog").glob("_core*.so"):
-                    library.unlink()
-                built = self._python("setup.py", "-q", "build_ext", "--inplace")
-                if built.returncode:
-                    raise SystemExit(f"{mutant.row}: no core:\n{built.stdout[-2000:]}")
+                self._build_core(mutant)
             result = self.run(mutant.test)
         finally:
             path.write_text(text)
@@ -161,7 +183,7 @@ class Copy:
         return result.returncode != 0, time.monotonic() - started
 
 
-def show(chosen: list[Mutant], jobs: int) -> int:
+def show(chosen: list[Mutant], jobs: int, baseline: bool) -> int:
     """Apply mutants and print what became of each; the exit code."""
     width = max(len(m.row) for m in chosen)
     survivors: list[Mutant] = []
@@ -171,13 +193,13 @@ def show(chosen: list[Mutant], jobs: int) -> int:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for number in range(jobs):
             copies.put(Copy(Path(place) / str(number)))
-        clean = copies.get()
-        unchanged = clean.run(*sorted({m.test for m in chosen}))
-        copies.put(clean)
-        if unchanged.returncode:
-            print(unchanged.stdout[-4000:])
-            print("the tests fail on the unchanged code: nothing is shown by their failing")
-            return 2
+
+        def unchanged(tests: list[str]) -> subprocess.CompletedProcess[str]:
+            copy = copies.get()
+            try:
+                return copy.run(*tests)
+            finally:
+                copies.put(copy)
 
         def work(mutant: Mutant) -> None:
             nonlocal done
@@ -194,6 +216,14 @@ def show(chosen: list[Mutant], jobs: int) -> int:
                 print(f"[{done}/{len(chosen)}] {mutant.row:{width}} {verdict} {seconds:5.1f} s  {mutant.test}", flush=True)  # fmt: skip
 
         with ThreadPoolExecutor(jobs) as pool:
+            tests = sorted({m.test for m in chosen}) if baseline else []
+            for result in pool.map(
+                unchanged, [tests[n::jobs] for n in range(jobs) if tests[n::jobs]]
+            ):
+                if result.returncode:
+                    print(result.stdout[-4000:])
+                    print("a test fails on the unchanged code: nothing is shown by its failing")
+                    return 2
             for future in [pool.submit(work, mutant) for mutant in chosen]:
                 future.result()
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed")
@@ -250,6 +280,20 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def protocol_table() -> str:
+    """The rows of `docs/protocol.md`: row, test, mutation; or why there is none yet."""
+    mutants = {mutant.row: mutant for mutant in load()}
+    later = dict(tomllib.loads(DATA.read_text())["open_protocol"])
+    lines = ["| row | test | the change that it notices |", "|---|---|---|"]
+    for number in range(1, PROTOCOL_ROWS + 1):
+        row = f"P{number:02}"
+        if row in mutants:
+            lines.append(f"| {number} | `{mutants[row].name}` | {change(mutants[row])} |")
+        else:
+            lines.append(f"| {number} | | {later[row]} |")
+    return "\n".join(lines)
+
+
 def relocate() -> None:
     """Correct the file of a recorded mutant whose line has moved to another one."""
     text = DATA.read_text()
@@ -272,10 +316,14 @@ def relocate() -> None:
 def write_docs() -> None:
     """Write the tables into the docs."""
     relocate()
-    path = ROOT / "docs" / "guarantees.md"
-    text = path.read_text()
     pattern = re.compile(f"{BEGIN}.*{END}", re.DOTALL)
-    path.write_text(pattern.sub(lambda _: f"{BEGIN}\n{table()}\n{END}", text))
+    for name, content in TABLES.items():
+        path = ROOT / "docs" / name
+        text = f"{BEGIN}\n{content()}\n{END}"
+        path.write_text(pattern.sub(lambda _, text=text: text, path.read_text()))  # type: ignore[misc]
+
+
+TABLES = {"guarantees.md": table, "protocol.md": protocol_table}
 
 
 def main(arguments: Iterable[str]) -> int:
@@ -285,6 +333,8 @@ def main(arguments: Iterable[str]) -> int:
         write_docs()
         return 0
     jobs = 2
+    baseline = "--no-baseline" not in words
+    words = [word for word in words if word != "--no-baseline"]
     if "--jobs" in words:
         at = words.index("--jobs")
         jobs = int(words[at + 1])
@@ -292,7 +342,7 @@ def main(arguments: Iterable[str]) -> int:
     chosen = [m for m in load() if not words or {m.row, m.file} & set(words)]
     if not chosen:
         raise SystemExit(f"no mutant of {' '.join(words)}")
-    return show(chosen, jobs)
+    return show(chosen, jobs, baseline)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ PREDECESSORS: Mapping[ClientState, frozenset[ClientState]] = {
 
 _FATAL = (ProducerFenced, AuthorizationFailed, CommitOutcomeUnknown)
 # A newer epoch refuses a batch: abortable, the abort then tells whether this instance is fenced.
-_FATAL_AT_COORDINATOR = (*_FATAL, InvalidProducerEpoch, InvalidProducerIdMapping, InvalidTxnState)
+# An id that expired is got again by the abort, which also tells whether it has a new owner.
+_FATAL_AT_COORDINATOR = (*_FATAL, InvalidProducerEpoch, InvalidTxnState)
 _GROUP_MOVED_ON = (UnknownMember, IllegalGeneration, StaleMemberEpoch, FencedMemberEpoch)
 
 
@@ -190,8 +191,13 @@ class TransactionManager:
                 )
             except RequestTimedOut:
                 raise
+            except InvalidProducerIdMapping as error:
+                if commit:
+                    self.fail(error)
+                    raise
+                producer_id, epoch = self._initialize_anew(deadline, what)
             except EoslogError as error:
-                if isinstance(error, (InvalidProducerEpoch, InvalidProducerIdMapping)):
+                if isinstance(error, InvalidProducerEpoch):
                     error = self._fenced(error)
                 self.fail(error, _FATAL_AT_COORDINATOR)
                 if self.error is None:  # an abort that failed: it can only be given up
@@ -211,6 +217,27 @@ class TransactionManager:
         self._forget()
         self.error = None
         self.transition(ClientState.READY, what)
+
+    def _initialize_anew(self, deadline: float, what: str) -> tuple[int, int]:
+        """The coordinator knows our producer id no more: it expired, or somebody took the id over.
+
+        Naming the old identity tells them apart: only an expired id is given out again (KIP-360).
+        """
+        old = self._identity
+        try:
+            result = self._coordinate(
+                lambda: self._engine.transactions.init_producer_id(
+                    self.transactional_id, self.timeout_ms, old.producer_id, old.producer_epoch
+                ),
+                deadline,
+                what,
+            )
+        except RequestTimedOut:
+            raise
+        except EoslogError as error:
+            self.state, self.error = ClientState.FATAL_ERROR, error
+            raise
+        return result.producer_id, result.producer_epoch
 
     def add_offsets(
         self,
@@ -248,7 +275,7 @@ class TransactionManager:
                 moved = CommitFailed(f"group {group.group_id!r} moved on: {error}", abortable=True)
                 self.fail(moved)
                 raise moved from error
-            if isinstance(error, (InvalidProducerEpoch, InvalidProducerIdMapping)):
+            if isinstance(error, InvalidProducerEpoch):
                 error = self._fenced(error)
             self.fail(error, _FATAL_AT_COORDINATOR)
             raise error from None
@@ -289,7 +316,7 @@ class TransactionManager:
             if len(wanted) == 1:
                 raise
             return self._add({partition})  # a topic of the others is gone: they fail by themselves
-        except (InvalidProducerEpoch, InvalidProducerIdMapping) as error:
+        except InvalidProducerEpoch as error:
             raise self._fenced(error) from error
 
     def _add(self, partitions: set[TopicPartition]) -> Any:

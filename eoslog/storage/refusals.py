@@ -58,7 +58,14 @@ def refusal(log: PartitionLog, status: int, error: int, wait: float) -> EoslogEr
             f"{name}: the record is not part of a transaction that its coordinator knows"
         )
     if status == S["CORRUPT"]:
-        base, *_ = log.core.current_files()
+        base, log_fd, *_ = log.core.current_files()
+        size = os.fstat(log_fd).st_size
+        if size < log.core.segment_position:
+            return CorruptRecord(
+                f"{name}: log truncated behind its writers' backs: segment {base} has {size} bytes, "
+                f"{log.core.segment_position} were published",
+                fatal=True,
+            )
         return CorruptRecord(
             f"{name}: segment {base} is damaged at byte {log.core.segment_position}, "
             f"offset {log.core.next_offset}"

@@ -246,7 +246,7 @@ def test_a_rival_that_moves_the_log_makes_the_request_decide_again(world: World)
     assert world.values(A0) == []
 
 
-def test_a_stale_driver_cannot_touch_the_next_transaction(world: World) -> None:
+def test_stale_driver_cannot_touch_next_txn(world: World) -> None:
     writer = Writer(world, "t")
     writer.write(A0, b"1")
 

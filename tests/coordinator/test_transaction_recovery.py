@@ -27,7 +27,7 @@ def put(world: World, metadata: TransactionMetadata) -> None:
 # -- power cuts
 
 
-def test_an_undurable_prepare_moves_nobody(world: World) -> None:
+def test_undurable_prepare_moves_nobody(world: World) -> None:
     writer = Writer(world, "t")
     writer.write(A0, b"1")
     writer.write(B0, b"2")
@@ -52,7 +52,7 @@ def test_an_undurable_prepare_moves_nobody(world: World) -> None:
     assert [m[2] for m in world.log(B0).markers()] == [False]
 
 
-def test_a_committed_transaction_survives_lost_markers_after_the_next_one(world: World) -> None:
+def test_committed_txn_survives_lost_markers_after_next_txn(world: World) -> None:
     writer = Writer(world, "t")
     writer.write(A0, b"n")
     writer.write(A1, b"n")
@@ -68,7 +68,7 @@ def test_a_committed_transaction_survives_lost_markers_after_the_next_one(world:
     assert [world.values(tp) for tp in (A0, A1, B0)] == [[b"n"], [b"n"], [b"n+1"]]
 
 
-def test_an_epoch_is_durable_before_its_first_batch(world: World) -> None:
+def test_epoch_is_durable_before_its_first_batch(world: World) -> None:
     for _ in range(3):
         found = world.coordinator.init_producer_id("t")
         world.crash()

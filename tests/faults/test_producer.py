@@ -107,6 +107,8 @@ def test_D02_an_id_that_was_handed_out_is_known_after_a_kill(empty: Path) -> Non
         with eoslog.open(path) as log, log.producer(transactional_id="tx") as producer:
             producer.init_transactions()
             child.tell("id", [producer.producer_id, producer.producer_epoch])
+            coordinator = log.engine.transaction_partition("tx")
+            child.tell("durable", coordinator.durable_end == coordinator.log_end > 0)
             child.armed()
             import os
             import signal
@@ -121,6 +123,42 @@ def test_D02_an_id_that_was_handed_out_is_known_after_a_kill(empty: Path) -> Non
     second = live(init, empty).fine()
     (pid, epoch), (pid_after, epoch_after) = first.of("id")[0], second.of("id")[0]
     assert pid_after == pid and epoch_after > epoch
+    assert first.of("durable") == second.of("durable") == [True]
+
+
+@pytest.mark.parametrize(
+    ("point", "commit", "whole"),
+    [("txn.flushed", True, False), ("txn.decided", True, True), ("txn.decided", False, False)],
+)
+def test_D05_init_finishes_what_the_dead_instance_left(
+    empty: Path, point: str, commit: bool, whole: bool
+) -> None:
+    """Died in Ongoing, in PREPARE_COMMIT and in PREPARE_ABORT."""
+
+    def dies(child, path):  # type: ignore[no-untyped-def]
+        import eoslog
+
+        with eoslog.open(path) as log, log.producer(transactional_id="tx", linger_ms=0) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            for topic in ("in", "out"):
+                producer.produce(topic, "1")
+            producer.flush()
+            child.armed()
+            producer.commit_transaction() if commit else producer.abort_transaction()
+
+    def follows(child, path):  # type: ignore[no-untyped-def]
+        import eoslog
+
+        with eoslog.open(path) as log, log.producer(transactional_id="tx") as producer:
+            outcome = producer.init_transactions()
+            child.tell("committed", outcome.committed)
+            child.tell("open", len(log.transactions()))
+
+    assert live(dies, empty, faults=((point, "kill", 1),)).killed
+    after = live(follows, empty).fine()
+    assert (after.of("committed"), after.of("open")) == ([whole], [0])
+    assert seen(empty) == seen(empty, "out.read_committed") == ([1] if whole else [])
 
 
 def test_J02_markers_are_written_again_wherever_the_driver_dies_twice(empty: Path) -> None:

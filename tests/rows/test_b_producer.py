@@ -14,10 +14,12 @@ import pytest
 import eoslog
 from eoslog import Producer, TopicPartition
 from eoslog.config import ProducerConfig
-from eoslog.errors import ConfigError, IllegalState, InvalidTransactionTimeout
+from eoslog.errors import ConfigError, IllegalState, InvalidTransactionTimeout, RequestTimedOut
+from eoslog.storage import files
 from tests.rows.tools import (
     assigned,
     drain,
+    locked_elsewhere,
     markers,
     put,
     state_of,
@@ -38,6 +40,19 @@ def test_B01_acks_0_resolves_at_once_with_offset_minus_1(log: Any) -> None:
     assert len(values(log)) == 100
 
 
+def test_B01_a_failing_disk_raises_nothing_and_loses_records(log: Any) -> None:
+    with log.producer(acks=0, linger_ms=0, retries=0) as producer:
+        put(producer, "kept")
+        files.arm_failpoint("pwrite", "ENOSPC")
+        try:
+            put(producer, "lost")
+        finally:
+            files.disarm_failpoints()
+        put(producer, "kept too")
+        assert producer.stats()["errors"] == 1
+    assert values(log) == [b"kept", b"kept too"]
+
+
 def test_B02_the_last_put_wins_and_acks_names_the_promise(log: Any) -> None:
     settings = {"acks": "all"}
     settings["acks"] = "1"
@@ -49,10 +64,19 @@ def test_B02_the_last_put_wins_and_acks_names_the_promise(log: Any) -> None:
     assert values(log) == [b"in the page cache", b"on the disk"]
 
 
-def test_B03_a_hundred_sends_are_a_hundred_records_in_order(log: Any) -> None:
-    with log.producer(acks="all", enable_idempotence=True) as producer:
-        offsets = [producer.send("t", str(n)) for n in range(100)]
+def test_B03_a_hundred_sends_are_a_hundred_records_in_order(log: Any, ack_lost: Any) -> None:
+    settings = {"linger_ms": 0, "batch_size": 1, "retry_backoff_ms": 1}
+    with log.producer(acks="all", enable_idempotence=True, **settings) as producer:
+        offsets = []
+        for n in range(100):
+            if n % 10 == 0:
+                producer.flush()
+                ack_lost()
+            offsets.append(producer.send("t", str(n)))
+            if n % 10 == 0:
+                producer.flush()
         assert [d.result(30).offset for d in offsets] == list(range(100))
+        assert producer.stats()["acks_lost"] == producer.stats()["duplicates"] == 10
     assert values(log) == [b"%d" % n for n in range(100)]
 
 
@@ -147,6 +171,18 @@ def test_B10_what_idempotence_needs(settings: dict[str, Any], fine: bool) -> Non
             ProducerConfig.of(settings)
 
 
+def test_B10_what_waits_for_a_refused_batch_does_not_pass_it(log: Any, busy: Any) -> None:
+    with log.producer(linger_ms=0, batch_size=1, retry_backoff_ms=5) as producer:
+        for round_ in range(5):
+            busy(True)
+            for number in range(5):
+                producer.produce("t", str(5 * round_ + number))
+            assert producer.flush(0.05) == 5
+            busy(False)
+            producer.flush()
+    assert values(log) == [b"%d" % n for n in range(25)]
+
+
 def test_B11_transaction_id_is_an_alias_with_a_note() -> None:
     with pytest.warns(DeprecationWarning, match="transactional.id"):
         assert ProducerConfig.of({"transaction.id": "a"}).transactional_id == "a"
@@ -204,6 +240,31 @@ def test_B15_a_full_buffer_blocks_for_max_block_ms_and_the_same_call_can_be_repe
         producer.produce("t", b"again")
         producer.flush()
     assert values(log)[-1] == b"again"
+
+
+def test_B15_a_commit_that_timed_out_is_called_again(log: Any) -> None:
+    with transactional(log) as producer:
+        producer.begin_transaction()
+        put(producer, "a")
+        files.arm_failpoint("pwrite", "ENOSPC")
+        with pytest.raises(RequestTimedOut):
+            producer.commit_transaction(timeout=0)
+        files.disarm_failpoints()
+        assert values(log) == []
+        producer.commit_transaction()
+    assert values(log) == [b"a"]
+
+
+def test_B16_nothing_is_written_while_the_registration_cannot_be(log: Any, engine: Any) -> None:
+    producer = transactional(log)
+    producer.begin_transaction()
+    with locked_elsewhere(engine.transaction_partition("tx")):
+        producer.produce("two", "a", partition=1)
+        time.sleep(0.2)  # the background sender is at it
+        assert engine.partition("two", 1).log_end == 0
+    producer.commit_transaction()
+    producer.close()
+    assert values(log, "two") == [b"a"]
 
 
 def test_B16_no_data_of_a_partition_precedes_its_registration(log: Any, engine: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,16 @@ import pytest
 import eoslog
 from eoslog import TopicPartition, _core
 from eoslog.errors import EoslogError, KafkaError
-from tests.rows.tools import put, reader, transact, transactional, values
+from tests.faults.harness import Child, live, start
+from tests.rows.tools import (
+    assigned,
+    locked_elsewhere,
+    put,
+    reader,
+    transact,
+    transactional,
+    values,
+)
 
 T0 = TopicPartition("t", 0)
 
@@ -75,8 +85,27 @@ def test_F08_the_steps_of_a_transaction_are_traced_in_their_order(log: Any) -> N
     with transactional(log) as producer:
         transact(producer, "a")
     story = [event["request"] for event in events if event["transactional_id"] == "tx"]
-    wanted = ["InitProducerId", "AddPartitionsToTxn", "EndTxn"]
-    assert [name for name in story if name in wanted] == wanted
+    assert story == [
+        "FindCoordinator", "InitProducerId", "AddPartitionsToTxn", "WriteTxnMarkers", "EndTxn"
+    ]  # fmt: skip
+
+
+def test_F09_a_consume_transform_produce_loop_makes_each_request(log: Any) -> None:
+    events: list[str] = []
+    with log.producer() as plain:
+        put(plain, "a")
+    log.trace(lambda event: events.append(event["request"]))
+    with transactional(log) as producer, reader(log, "g") as consumer:
+        consumer.subscribe(["t"])
+        records = consumer.consume(1, 5)
+        with producer.transaction() as tx:
+            tx.produce("two", records[0].value, partition=0)
+            producer.flush()
+            tx.commit_offsets(consumer)
+    assert events == [
+        "FindCoordinator", "InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn",
+        "TxnOffsetCommit", "WriteTxnMarkers", "WriteTxnMarkers", "EndTxn",
+    ]  # fmt: skip
 
 
 def test_F09_one_method_for_each_request(log: Any, engine: Any) -> None:
@@ -112,6 +141,16 @@ def test_F11_a_position_is_a_record_in_a_topic(log: Any, engine: Any) -> None:
     assert "000100016700017400000000" in keys  # version 1, group "g", topic "t", partition 0
 
 
+def test_F12_a_shard_that_is_held_keeps_no_other_waiting(log: Any, engine: Any) -> None:
+    assert engine.transaction_partition("tx-1").partition != (
+        engine.transaction_partition("foo").partition
+    )
+    with transactional(log, "tx-1"), transactional(log, "foo") as other:
+        with locked_elsewhere(engine.transaction_partition("tx-1")):
+            transact(other, "goes on")
+        assert values(log) == [b"goes on"]
+
+
 def test_F12_two_shards_commit_at_the_same_time(log: Any) -> None:
     log.create_topic("wide", partitions=2)
     errors: list[BaseException] = []
@@ -143,6 +182,13 @@ def test_F04_both_internal_topics_are_keyed_logs_of_the_same_kind(log: Any, engi
     for partition in (engine.transaction_partition("tx"), engine.group_partition("g")):
         assert partition.topic in ("__transaction_state", "__consumer_offsets")
         assert type(partition) is type(engine.partition("t", 0))
+        records = [
+            r for b in partition.batches(0, partition.log_end) if not b.control for r in b.records()
+        ]
+        assert records and all(key is not None for _, _, key, _, _ in records)
+        newest = {key: value for _, _, key, value, _ in records}  # what compaction would leave
+        assert len(newest) < len(records) or partition.topic == "__consumer_offsets"
+        assert all(value is not None for value in newest.values())
 
 
 def test_F07_a_coordinators_work_is_done_by_whoever_holds_its_shard(
@@ -151,3 +197,33 @@ def test_F07_a_coordinators_work_is_done_by_whoever_holds_its_shard(
     with eoslog.open(directory) as second, transactional(second, "other") as producer:
         transact(producer, "from the second handle")
     assert values(log) == [b"from the second handle"]
+
+
+@pytest.mark.process
+def test_F07_another_process_ends_what_a_dead_one_began(tmp_path: Path) -> None:
+    def begin(child: Child, path: Path) -> None:
+        with eoslog.open(path) as log:
+            producer = transactional(log)
+            producer.begin_transaction()
+            put(producer, "half")
+            child.tell("begun", 1)
+            time.sleep(60)
+
+    def follow(child: Child, path: Path) -> None:
+        with eoslog.open(path) as log:
+            child.tell("open", len(log.transactions()))
+            with assigned(log, isolation_level="read_committed") as consumer:
+                while not consumer.poll(0.1):
+                    pass
+            child.tell("open", len(log.transactions()))
+
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t")
+    dying = start(begin, path)
+    dying.heard("begun")
+    follower = start(follow, path)
+    follower.heard("open")
+    assert dying.kill().killed
+    live(lambda child, path: put(eoslog.open(path).producer(), "behind"), path).fine()
+    assert follower.end(20).fine().of("open") == [1, 0]

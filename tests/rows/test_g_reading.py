@@ -10,7 +10,7 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition
-from tests.rows.tools import assigned, drain, markers, put, transact, transactional, values
+from tests.rows.tools import SCALE, assigned, drain, markers, put, transact, transactional, values
 
 T0 = TopicPartition("t", 0)
 
@@ -44,10 +44,10 @@ def test_G03_read_committed_drops_what_was_aborted(tmp_path: Path, seed: int) ->
     expected, everything = [], []
     with eoslog.open(tmp_path / "log", durability="os") as log:
         log.create_topic("t", config={"segment.bytes": 4000})
-        producers = [transactional(log, f"p{i}") for i in range(8)]
+        producers = [transactional(log, f"p{i}") for i in range(50)]
         held: dict[int, list[bytes]] = {}
-        for step in range(150):
-            index = rng.randrange(8)
+        for step in range(600):
+            index = rng.randrange(50)
             if index not in held:
                 producers[index].begin_transaction()
                 held[index] = []
@@ -84,6 +84,36 @@ def test_G05_an_open_transaction_stops_readers_at_its_first_offset(log: Any) -> 
         producer.commit_transaction()
         assert log.offsets("t", 0).last_stable >= 52
         assert len(drain(consumer)) == 51
+
+
+def private_memory() -> int:
+    """Bytes of memory that belong to this process alone; mapped files do not count."""
+    line = next(li for li in Path("/proc/self/status").open() if li.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+def with_topic(log: Any) -> Any:
+    log.create_topic("t")
+    return log
+
+
+def test_G05_a_held_up_reader_keeps_nothing_in_memory(tmp_path: Path) -> None:
+    size = (32 << 20) * SCALE
+    with (
+        eoslog.open(tmp_path / "log", durability="os") as log,
+        transactional(log) as producer,
+        assigned(with_topic(log)) as consumer,
+    ):
+        producer.begin_transaction()
+        for _ in range(size >> 16):
+            producer.produce("t", bytes(1 << 16))
+        producer.flush()
+        before = private_memory()
+        assert drain(consumer, 0.5) == []
+        assert private_memory() - before < size / 8
+        producer.abort_transaction()
+        assert drain(consumer, 0.5) == []
+        assert private_memory() - before < size / 8
 
 
 def test_G07_retention_never_cuts_an_open_transaction(tmp_path: Path) -> None:

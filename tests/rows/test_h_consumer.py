@@ -112,6 +112,9 @@ def test_H05_the_committed_offset_is_the_next_one(log: Any) -> None:
             consumer.commit()
             assert consumer.position([T0])[0].offset == life + 1
             assert consumer.committed([T0])[0].offset == life + 1
+            with pytest.warns(RuntimeWarning, match=f"commit {life + 1} to go on after it"):
+                consumer.commit({T0: record.offset})
+            consumer.commit({T0: life + 1})
 
 
 def test_H06_seek(log: Any) -> None:

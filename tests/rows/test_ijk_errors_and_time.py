@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 import eoslog
 from eoslog import TopicPartition, errors
 from eoslog.engine import Engine
+from tests.faults.harness import Child, live
 from tests.rows.tools import (
     NOW,
     batches,
     clock,
     data,
+    locked_elsewhere,
     markers,
     put,
     state_of,
@@ -44,7 +47,7 @@ def test_I02_an_old_epoch_is_abortable_where_data_goes_and_fatal_at_the_coordina
         late = data(
             ["late"], producer_id=producer.producer_id, epoch=0, sequence=9, transactional=True
         )
-        with pytest.raises((errors.InvalidProducerEpoch, errors.InvalidTxnState)):
+        with pytest.raises(errors.InvalidProducerEpoch):
             engine.partition("t", 0).append(late)
 
 
@@ -55,6 +58,40 @@ def test_I03_an_expired_id_is_got_again(log: Any, engine: Any) -> None:
     pid, epoch, _ = engine.transactions.init_producer_id("a", 60_000)
     with pytest.raises(errors.InvalidProducerIdMapping):
         engine.transactions.end_txn("a", pid + 1, epoch, True)
+
+
+def test_I03_an_abort_gets_an_expired_id_anew_and_work_goes_on(log: Any, engine: Any) -> None:
+    with transactional(log) as producer:
+        transact(producer, "a")
+        before = producer.producer_id
+        with clock(engine, time.time()) as tick:
+            tick(8 * 24 * 3600)
+            assert engine.transactions.expire() == 1
+        producer.begin_transaction()
+        producer.produce("t", "b")
+        with pytest.raises(errors.InvalidProducerIdMapping) as expired:
+            producer.commit_transaction()
+        assert not expired.value.fatal
+        producer.abort_transaction()
+        assert producer.producer_id != before
+        transact(producer, "c")
+    assert values(log) == [b"a", b"c"]
+
+
+def test_I03_an_id_that_expired_and_has_a_new_owner_is_fenced(log: Any, engine: Any) -> None:
+    with transactional(log) as old:
+        with clock(engine, time.time()) as tick:
+            tick(8 * 24 * 3600)
+            assert engine.transactions.expire() == 1
+        with transactional(log) as new:
+            old.begin_transaction()
+            old.produce("t", "zombie")
+            with pytest.raises(errors.KafkaError):
+                old.commit_transaction()
+            with pytest.raises(errors.ProducerFenced):
+                old.abort_transaction()
+            transact(new, "alive")
+    assert values(log) == [b"alive"]
 
 
 def test_I04_a_closed_handle_says_so_and_a_new_one_goes_on(directory: Path) -> None:
@@ -96,12 +133,49 @@ def test_I06_not_available_yet_is_retriable() -> None:
         assert error("x").retriable
 
 
+def test_I06_a_send_waits_for_its_coordinator_and_succeeds(log: Any, engine: Any) -> None:
+    with transactional(log) as producer:
+        producer.begin_transaction()
+        with locked_elsewhere(engine.transaction_partition("tx")):  # as somebody recovers it
+            delivery = producer.send("t", "a")
+            time.sleep(0.3)
+            assert not delivery.done()
+        assert delivery.result(20).offset == 0
+        tries = iter([errors.CoordinatorLoadInProgress("not yet"), errors.NotCoordinator("moved")])
+        end_txn = engine.transactions.end_txn
+
+        def slow(*arguments: Any) -> Any:
+            for error in tries:
+                raise error
+            return end_txn(*arguments)
+
+        engine.transactions.end_txn = slow
+        try:
+            producer.commit_transaction()
+        finally:
+            del engine.transactions.end_txn
+    assert values(log) == [b"a"]
+
+
 def test_I07_a_duplicate_is_success(log: Any, engine: Any) -> None:
     batch = data(["a"], producer_id=5, epoch=0, sequence=0)
     log_t = engine.partition("t", 0)
     assert not log_t.append(batch).duplicate
     assert log_t.append(batch).duplicate
     assert errors.DuplicateSequenceNumber is errors.DuplicateSequence
+
+
+def test_I08_a_file_cut_behind_the_logs_back_is_a_fatal_error_that_says_so(
+    log: Any, directory: Path
+) -> None:
+    with log.producer(linger_ms=0) as producer:
+        put(producer, *"abcde")
+        file = directory / "t-0" / "00000000000000000000.log"
+        with file.open("r+b") as handle:
+            handle.truncate(file.stat().st_size - 10)
+        with pytest.raises(errors.CorruptRecord, match="log truncated") as lost:
+            producer.send("t", "f").result(20)
+        assert lost.value.fatal
 
 
 def test_I08_a_log_that_lost_its_end_is_noticed_by_the_next_sequence(directory: Path) -> None:
@@ -161,9 +235,15 @@ def test_K02_what_hangs_is_counted(log: Any) -> None:
     assert len(log.transactions()) == 1
     offsets = log.offsets("t", 0)
     assert offsets.log_end - offsets.last_stable == 1
-    assert isinstance(log.stats(), dict) and log.stats()
+    stats = log.stats()
+    assert (stats["open_transactions"], stats["partitions"]["t-0"]["open_transactions"]) == (1, 1)
+    assert stats["partitions"]["t-0"]["lso_lag"] == 1
+    assert stats["transaction_log_bytes"] > 0
     producer.abort_transaction()
     producer.close()
+    after = log.stats()
+    assert (after["open_transactions"], after["partitions"]["t-0"]["lso_lag"]) == (0, 0)
+    assert after["transaction_log_bytes"] > stats["transaction_log_bytes"]
 
 
 def test_K06_an_idle_id_expires_and_an_open_one_does_not(log: Any, engine: Any) -> None:
@@ -187,8 +267,6 @@ def test_K06_seven_days_is_the_default() -> None:
 
 
 def test_K01_a_transaction_is_aborted_when_its_time_is_up(log: Any, engine: Any) -> None:
-    import time
-
     producer = begun(log, timeout=300)
     engine.transactions.abort_timed_out()
     assert len(log.transactions()) == 1
@@ -218,6 +296,38 @@ def test_K03_the_epoch_moves_before_the_marker(log: Any, engine: Any) -> None:
     assert values(log) == []
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("point", ["txn.prepared", "txn.decided", "txn.marked"])
+def test_K03_whoever_dies_between_the_bump_and_the_marker_lets_no_late_write_in(
+    tmp_path: Path, point: str
+) -> None:
+    path = tmp_path / "log"
+
+    def scan(child: Child) -> None:
+        with eoslog.open(path) as log:
+            log.create_topic("t")
+            log.create_topic("two", partitions=2)
+            producer = begun(log, timeout=900_000)
+            child.tell("who", [producer.producer_id, producer.producer_epoch])
+            child.armed()
+            log.abort_transaction("tx")
+
+    def late(child: Child, pid: int, epoch: int) -> None:
+        with eoslog.open(path) as log:
+            engine = Engine.open(path)
+            batch = data(["late"], producer_id=pid, epoch=epoch, sequence=1, transactional=True)
+            with pytest.raises(errors.KafkaError):
+                engine.partition("t", 0).append(batch)
+            with pytest.raises(errors.ProducerFenced):
+                engine.transactions.add_partitions_to_txn("tx", pid, epoch, [T0])
+            child.tell("seen", [v.decode() for v in values(log)])
+            engine.close()
+
+    life = live(scan, faults=((point, "kill", 1),))
+    assert life.killed
+    assert live(late, *life.of("who")[0]).fine().of("seen") == [[]]
+
+
 def test_K04_a_marker_teaches_the_partition_the_new_epoch(log: Any, engine: Any) -> None:
     producer = begun(log, timeout=900_000)
     pid, epoch = producer.producer_id, producer.producer_epoch
@@ -227,8 +337,6 @@ def test_K04_a_marker_teaches_the_partition_the_new_epoch(log: Any, engine: Any)
 
 
 def test_K07_each_transaction_has_its_own_time(log: Any, engine: Any) -> None:
-    import time
-
     short, long = begun(log, "short", 300), begun(log, "long", 900_000)
     deadline = time.monotonic() + 10
     while len(log.transactions()) > 1 and time.monotonic() < deadline:

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from eoslog import TopicPartition, errors
-from tests.rows.tools import assigned, data, drain, put, transact, transactional, values
+from tests.rows.tools import (
+    assigned,
+    data,
+    drain,
+    locked_elsewhere,
+    markers,
+    put,
+    transact,
+    transactional,
+    values,
+)
 
 T0 = TopicPartition("t", 0)
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -30,6 +40,14 @@ def test_L02_a_prepare_says_commit_or_abort_and_asks_nobody(log: Any, engine: An
     before = engine.partition("t", 0).log_end
     engine.transactions.end_txn("a", pid, epoch, False, {T0: (0, 0)})
     assert engine.partition("t", 0).log_end == before + 1  # one marker and no vote
+    rows = [r[3] for b in coordinator.batches(0, coordinator.log_end) for r in b.records()]
+    assert [value[16] for value in rows] == [
+        0,
+        1,
+        3,
+        5,
+    ]  # Empty, Ongoing, PrepareAbort, CompleteAbort
+    assert [m.control_type for m in markers(engine)] == [0]
 
 
 def test_L04_a_decision_is_final(log: Any, engine: Any) -> None:
@@ -72,6 +90,13 @@ def test_L09_a_plain_append_has_no_abort(log: Any) -> None:
         with pytest.raises(errors.IllegalState):
             producer.abort_transaction()
     assert values(log) == [b"there"]
+
+
+def test_L10_readers_ask_for_no_lock(log: Any, engine: Any) -> None:
+    with log.producer() as producer:
+        put(producer, *"abc")
+    with locked_elsewhere(engine.partition("t", 0)), assigned(log) as consumer:
+        assert drain(consumer, 0.05) == values(log) == [b"a", b"b", b"c"]
 
 
 def test_L10_readers_do_not_wait_for_writers(log: Any) -> None:

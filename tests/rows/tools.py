@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +12,8 @@ from eoslog import TopicPartition, _core
 from eoslog.engine import Engine
 
 NOW = 1_700_000_000_000
+SCALE = int(os.environ.get("EOSLOG_ROW_SCALE", "1"))
+"""`make rows SCALE=100` runs the tests that count up to the figures of the mission."""
 
 
 def settled(log: Any, topic: str = "t") -> None:
@@ -112,6 +115,18 @@ def drain(consumer: Any, timeout: float = 0.5) -> list[bytes]:
     while records := consumer.consume(1000, timeout):
         found += [record.value for record in records]
     return found
+
+
+@contextmanager
+def locked_elsewhere(log: Any) -> Iterator[None]:
+    """A partition's append lock is held as by another process: through an open file of its own."""
+    fd, at = log.session.append_lock(log.slot)
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    try:
+        assert _core.try_lock(other, at)
+        yield
+    finally:
+        os.close(other)
 
 
 @contextmanager

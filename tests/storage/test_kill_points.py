@@ -61,7 +61,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("call", "nth", "action"), CASES)
-def test_survivors_go_on_after_a_writer_died(tmp_path, call, nth, action):
+def test_kill_between_every_store(tmp_path, call, nth, action):
     path = str(tmp_path / "live")
     with opened_dir(path) as survivor:
         acknowledged, killed = run_writer(path, call, nth, action)
