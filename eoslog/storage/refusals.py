@@ -62,8 +62,8 @@ def refusal(log: PartitionLog, status: int, error: int, wait: float) -> EoslogEr
         size = os.fstat(log_fd).st_size
         if size < log.core.segment_position:
             return CorruptRecord(
-                f"{name}: log truncated behind its writers' backs: segment {base} has {size} bytes, "
-                f"{log.core.segment_position} were published",
+                f"{name}: log truncated behind its writers' backs: segment {base} has {size} "
+                f"bytes, {log.core.segment_position} were published",
                 fatal=True,
             )
         return CorruptRecord(
