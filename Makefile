@@ -11,7 +11,8 @@ PYTEST_ARGS ?=
 timed = @start=$$SECONDS; $(2); code=$$?; printf '%-10s %4d s\n' '$(1)' $$((SECONDS - start)); exit $$code
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel inplace test test-fast test-kafka run bench lint format types imports stubs mutants rows clean distclean
+.PHONY: help setup build wheel inplace test test-fast test-kafka test-spark torture-spark run bench
+.PHONY: lint format types imports stubs mutants rows clean distclean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +45,13 @@ test-kafka: build  ## Run the tests against a real Kafka broker, fetched by Mave
 
 run: build  ## Take 336,776 flights through kills, zombies and Spark, exactly once
 	$(call timed,demo,$(BIN)/eoslog demo flights $(DEMO_ARGS))
+
+test-spark: build  ## Run the tests of the Spark source and sink, eight kills among them
+	$(call timed,tests,.ci/test $(BIN) tests/spark $(PYTEST_ARGS))
+
+torture-spark: build  ## Kill 40 drivers and 160 workers and executors inside Spark jobs (TORTURE_ARGS)
+	@rm -rf .make/torture && mkdir -p .make/torture && cp -a tests .make/torture/
+	$(call timed,torture,cd .make/torture && $(abspath $(BIN))/python -m tests.spark.torture $(TORTURE_ARGS))
 
 bench: build  ## Print speeds as ratios to their peers
 	$(call timed,bench,.ci/test $(BIN) bench --benchmark-only $(BENCH_ARGS))

@@ -52,6 +52,13 @@ def test_a_file_uri_is_a_path():
     assert Options.parse({"path": "file:///data/log"}).path == "/data/log"
 
 
+def test_sizes_and_times_have_units():
+    options = parse(maxBytesPerPartition="64m", maxBytesPerTrigger="1 GB", maxTriggerDelay="90s")
+    assert options.max_bytes_per_partition == 64 << 20
+    assert options.max_bytes_per_trigger == 1 << 30
+    assert options.max_trigger_delay_s == 90
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -73,6 +80,14 @@ def test_a_file_uri_is_a_path():
         ({"isolationLevel": "serializable"}, ["'isolationLevel'", "serializable"]),
         ({"minPartitions": "0"}, ["'minPartitions'", "0"]),
         ({"maxRecordsPerPartition": "many"}, ["'maxRecordsPerPartition'", "many"]),
+        ({"maxBytesPerPartition": "lots"}, ["'maxBytesPerPartition'", "lots"]),
+        ({"maxBytesPerPartition": "0"}, ["'maxBytesPerPartition'", "0"]),
+        ({"minBytesPerPartition": "-1"}, ["'minBytesPerPartition'", "-1"]),
+        ({"maxBytesPerTrigger": "1x"}, ["'maxBytesPerTrigger'", "1x"]),
+        ({"maxOffsetsPerTrigger": "0"}, ["'maxOffsetsPerTrigger'", "0"]),
+        ({"maxTriggerDelay": "15"}, ["'maxTriggerDelay'", "15"]),
+        ({"layout": "pulsar"}, ["'layout'", "pulsar"]),
+        ({"failOnDataLoss": "maybe"}, ["'failOnDataLoss'", "maybe"]),
         ({"includeHeaders": "yes"}, ["'includeHeaders'", "yes"]),
         ({"columns": ","}, ["'columns'"]),
         ({"txnAppId": "a"}, ["'txnAppId'", "'txnVersion'"]),

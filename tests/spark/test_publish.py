@@ -6,16 +6,21 @@ import subprocess
 import sys
 import threading
 import uuid
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyspark")
+from pyspark.sql.types import BinaryType, StructField, StructType
 from pyspark_eoslog.options import Options
 from pyspark_eoslog.publish import last_version, publish_once
+from pyspark_eoslog.stream_writer import EoslogStreamWriter
+from pyspark_eoslog.writer import EoslogWriter, StagedMessage
 
 from eoslog import _core
-from eoslog.client.staging import AttemptWriter
-from eoslog.errors import InvalidProducerEpoch, ProducerFenced
+from eoslog.client.staging import STAGING, AttemptWriter
+from eoslog.errors import IllegalState, InvalidProducerEpoch, ProducerFenced, StorageError
+from eoslog.storage import files
 
 from .helpers import staged, values
 
@@ -78,6 +83,44 @@ def test_a_write_without_application_is_published_each_time(topic):
     for _ in range(2):
         assert publish_once(options(topic), None, None, [attempt(topic, b"a")], jobs=["job"])
     assert len(values(topic, "t")) == 4
+
+
+@pytest.mark.parametrize("point", ["staging.committed", "spark.commit.finished"])
+def test_a_commit_that_raises_after_it_was_durable_is_not_undone_by_abort(topic, point):
+    schema = StructType([StructField("value", BinaryType())])
+    given = Options.parse({"path": topic.path, "topic": "t"})
+    message = StagedMessage(attempt(topic, b"x", job="stream-query-3"), "query")
+    files.arm_failpoint(point, "EIO")
+    try:
+        with pytest.raises(StorageError):
+            EoslogStreamWriter(given, schema).commit([message], 3)
+    finally:
+        files.disarm_failpoints()
+    # Spark goes on with the same messages in another process, and later with the batch again.
+    EoslogStreamWriter(given, schema).abort([message, None], 3)
+    assert sorted(values(topic, "t")) == [b"x0", b"x1"]
+    again = StagedMessage(attempt(topic, b"y", job="stream-query-3"), "query")
+    EoslogStreamWriter(given, schema).commit([again], 3)
+    assert sorted(values(topic, "t")) == [b"x0", b"x1"] and staged(topic) == []
+
+
+def test_an_abort_before_the_decision_leaves_nothing(topic):
+    schema = StructType([StructField("value", BinaryType())])
+    given = Options.parse({"path": topic.path, "topic": "t"})
+    message = StagedMessage(attempt(topic, b"x", job="stream-query-0"), "query")
+    EoslogStreamWriter(given, schema).abort([message, None], 0)
+    writer = EoslogWriter(given, schema, False)
+    writer.abort([StagedMessage(attempt(topic, b"x", job=writer.job))])
+    assert values(topic, "t", isolation="read_uncommitted") == []
+    left = [path for path in (Path(topic.path) / STAGING).rglob("*") if path.is_file()]
+    assert left == []
+
+
+def test_a_stream_batch_without_a_message_can_not_be_committed_once(topic):
+    schema = StructType([StructField("value", BinaryType())])
+    given = Options.parse({"path": topic.path, "topic": "t"})
+    with pytest.raises(IllegalState, match="no message that names its query"):
+        EoslogStreamWriter(given, schema).commit([None], 0)
 
 
 DRIVER = """
