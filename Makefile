@@ -6,13 +6,14 @@ EXTRAS := dev,spark,arrow,codecs,cli,demo,kafka
 SOURCES := $(shell find eoslog spark -name '*.py' -o -name '*.py[xi]' -o -name '*.px[di]' -o -name '*.[ch]' 2>/dev/null | grep -v '^eoslog/_core\.c$$')
 FAST ?= not slow and not spark and not process
 PYTEST_ARGS ?=
+SECONDS_ = $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),60)
 
 # Runs a recipe line and prints how long it took.
 timed = @start=$$SECONDS; $(2); code=$$?; printf '%-10s %4d s\n' '$(1)' $$((SECONDS - start)); exit $$code
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build wheel inplace test test-fast test-kafka test-spark torture-spark run bench
-.PHONY: lint format types imports stubs mutants rows clean distclean
+.PHONY: lint format types imports stubs mutants asan fuzz rows clean distclean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +79,14 @@ mutants: build  ## Apply each recorded mutation and show its test fail (ROWS='A0
 
 rows: build  ## Run the tests of the mission's rows with the figures of long runs (SCALE=100)
 	$(call timed,rows,EOSLOG_ROW_SCALE=$(or $(SCALE),10) .ci/test $(BIN) tests/rows tests/protocol $(PYTEST_ARGS))
+asan: build  ## Build the core with ASan and UBSan and run its tests on it
+	$(call timed,asan,.ci/asan $(VENV) $(or $(ASAN_ARGS),tests/core tests/fuzz tests/storage tests/properties -m 'not process and not slow'))
+
+fuzz: build  ## Fuzz every parser for SECONDS=60 in all; FUZZ_ARGS='--target record'
+	$(call timed,fuzz,.ci/fuzz $(VENV) $(SECONDS_) $(FUZZ_ARGS))
+
+mutants: build  ## Apply each mutation of docs/guarantees.md and show its test fail
+	$(BIN)/python tests/mutants.py $(MUTANTS)
 
 clean:  ## Remove what was built; the virtual environment stays
 	rm -rf build dist .make *.egg-info eoslog/_core.c eoslog/*.so demo-data delays.png spark-warehouse

@@ -360,6 +360,8 @@ cdef int import_producers(ProducerTable* t, bytes entries) except -1:
     if table_reserve(t, <int32_t>n) < 0:
         raise MemoryError()
     for i in range(n):
+        if table_find(t, load_i64(p)) != NULL:   # it would be linked twice among the open ones
+            raise errors.CorruptRecord(f"producer {load_i64(p)} is twice in a snapshot")
         e = table_insert(t, load_i64(p))
         e.epoch = load_i16(p + 8)
         e.last_timestamp = load_i64(p + 26)

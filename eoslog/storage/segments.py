@@ -29,6 +29,7 @@ DELETED, CLEANED, SWAP, PREPARED = ".deleted", ".cleaned", ".swap", ".next"
 REMAP_SIZE = 4 << 20
 TAIL_READ_SIZE = 256 << 10
 _ABORTED = struct.Struct(">hqqqq")
+_SNAPSHOT_ENTRY = np.dtype([("producer_id", ">i8"), ("rest", "V38")])
 
 
 def file_name(offset: int, suffix: str) -> str:
@@ -175,4 +176,5 @@ def read_snapshot(path: str) -> bytes | None:
     version, crc, count = struct.unpack_from(">hIi", data)
     if version != 1 or crc != _core.crc32c(data[6:]) or len(data) != 10 + 46 * count:
         return None
-    return data[10:]
+    ids = np.frombuffer(data[10:], _SNAPSHOT_ENTRY)["producer_id"]
+    return data[10:] if len(np.unique(ids)) == count else None

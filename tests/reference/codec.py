@@ -282,7 +282,7 @@ def decode_records(batch: RefBatch, payload: bytes) -> list[RefRecord]:
         headers: list[Header] = []
         for _ in range(count):
             name = body.take(body.varint())
-            headers.append((name.decode(), body.nullable()))
+            headers.append((name.decode(errors="replace"), body.nullable()))
         if body.at != len(body.data):
             raise Malformed(f"record of {len(body.data)} bytes ends at {body.at}")
         if batch.timestamp_type:

@@ -1,0 +1,67 @@
+"""Each fuzz target on its corpus and on a slice of mutations: the seeds are fixed here.
+
+The long runs are `make fuzz SECONDS=...`; what they found is in the corpus.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.fuzz import seeds, targets
+from tests.fuzz.exact import exact
+from tests.fuzz.mutate import mutated
+
+SLICE = 400
+
+
+@pytest.mark.parametrize("name", targets.TARGETS)
+def test_only_typed_errors_come_out_of_bytes_that_others_wrote(name: str) -> None:
+    corpus = seeds.corpus(name)
+    assert corpus, f"tests/fuzz/corpus/{name} is empty: python -m tests.fuzz.seeds"
+    choice = random.Random(name)
+    for data in [b"", *corpus, *(mutated(corpus, choice) for _ in range(SLICE))]:
+        targets.run(name, data)
+
+
+def test_every_seed_is_an_input_that_its_target_understands() -> None:
+    import eoslog
+    from eoslog import _core
+
+    for data in seeds.corpus("batch"):
+        assert all(batch.valid for batch in _core.iter_batches(data)), data.hex()
+    assert issubclass(eoslog.errors.CorruptRecord, eoslog.errors.EoslogError)
+
+
+def test_a_target_sees_wrong_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = seeds.seeds()["batch"][0]
+    real = targets.codec.decode_batch
+
+    def off_by_one(data: bytes) -> object:
+        batch = real(data)
+        batch.records[0].offset += 1
+        return batch
+
+    monkeypatch.setattr(targets.codec, "decode_batch", off_by_one)
+    with pytest.raises(AssertionError):
+        targets.run("batch", plain)
+
+
+def test_a_read_past_the_end_of_an_exact_buffer_ends_the_process() -> None:
+    import os
+    import signal
+
+    child = os.fork()
+    if child == 0:
+        import ctypes
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        view = exact(b"abc")
+        address = ctypes.addressof(ctypes.c_ubyte.from_buffer(view))
+        ctypes.string_at(address + len(view), 1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) != 0
