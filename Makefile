@@ -79,14 +79,12 @@ mutants: build  ## Apply each recorded mutation and show its test fail (ROWS='A0
 
 rows: build  ## Run the tests of the mission's rows with the figures of long runs (SCALE=100)
 	$(call timed,rows,EOSLOG_ROW_SCALE=$(or $(SCALE),10) .ci/test $(BIN) tests/rows tests/protocol $(PYTEST_ARGS))
+
 asan: build  ## Build the core with ASan and UBSan and run its tests on it
 	$(call timed,asan,.ci/asan $(VENV) $(or $(ASAN_ARGS),tests/core tests/fuzz tests/storage tests/properties -m 'not process and not slow'))
 
 fuzz: build  ## Fuzz every parser for SECONDS=60 in all; FUZZ_ARGS='--target record'
 	$(call timed,fuzz,.ci/fuzz $(VENV) $(SECONDS_) $(FUZZ_ARGS))
-
-mutants: build  ## Apply each mutation of docs/guarantees.md and show its test fail
-	$(BIN)/python tests/mutants.py $(MUTANTS)
 
 clean:  ## Remove what was built; the virtual environment stays
 	rm -rf build dist .make *.egg-info eoslog/_core.c eoslog/*.so demo-data delays.png spark-warehouse
