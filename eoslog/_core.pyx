@@ -27,6 +27,7 @@ include "_core/incoming_batches.pxi"
 include "_core/conditional_append.pxi"
 include "_core/partition.pxi"
 include "_core/record_batch.pxi"
+include "_core/offset_map.pxi"
 include "_core/aborted.pxi"
 include "_core/records.pxi"
 include "_core/cells.pxi"
@@ -43,6 +44,7 @@ __all__ = (
     "AbortedTransactions",
     "Batch",
     "ColumnDecoder",
+    "OffsetMap",
     "Record",
     "TransactionFold",
     "ControlFile",
@@ -74,6 +76,7 @@ __all__ = (
     "crc32c_backend",
     "crc32c_software",
     "decode_records",
+    "empty_batch",
     "iter_batches",
     "java_hash",
     "murmur2",
@@ -81,4 +84,5 @@ __all__ = (
     "produce_columns",
     "set_codecs",
     "stamp_batch",
+    "stamp_horizon",
 )

@@ -424,4 +424,5 @@ class LogConfig(Settings):
     group_max_session_timeout_ms: int = setting(1_800_000, integer(1))
     group_max_size: int = setting(INT_MAX, integer(1))
     log_retention_check_interval_ms: int = setting(300_000, integer(1))
+    log_cleaner_backoff_ms: int = setting(15_000, integer(1))
     log_flush_offset_checkpoint_interval_ms: int = setting(60_000, integer(1))

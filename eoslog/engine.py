@@ -19,6 +19,7 @@ from typing import Any
 from eoslog import _core
 from eoslog.background import Background
 from eoslog.checkpointer import Checkpointer
+from eoslog.cleaning import Cleaning
 from eoslog.config import LogConfig
 from eoslog.coordinator.group_coordinator import GroupCoordinator
 from eoslog.coordinator.producer_ids import ProducerIds
@@ -95,7 +96,7 @@ class Engine:
         self._closed = False
         self._mutex = threading.Lock()
         self._flushers: ThreadPoolExecutor | None = None
-        self._sweeper: threading.Thread | None = None
+        self._asides: dict[str, threading.Thread] = {}
         self.session = Session(path, read_only=read_only)
         self._background: Background | None = None
         self.partitions = OpenPartitions(
@@ -128,7 +129,9 @@ class Engine:
                     config.log_flush_offset_checkpoint_interval_ms / 1000,
                     self._checkpointer.checkpoint,
                 )
-            self.producer_ids = ProducerIds(self.metadata.allocate_producer_ids, self._aside)
+            self.producer_ids = ProducerIds(
+                self.metadata.allocate_producer_ids, lambda run: self._aside("ids", run)
+            )
             self.transactions = TransactionCoordinator(
                 self,
                 max_timeout_ms=config.transaction_max_timeout_ms,
@@ -140,11 +143,18 @@ class Engine:
                 self._finish_deletions()
             self.schedule(
                 config.transaction_abort_timed_out_transaction_cleanup_interval_ms / 1000,
-                lambda: self._aside(self.transactions.abort_timed_out),
+                lambda: self._aside("sweep", self.transactions.abort_timed_out),
             )
             self.schedule(
                 config.transaction_remove_expired_transaction_cleanup_interval_ms / 1000,
-                lambda: self._aside(self.transactions.expire),
+                lambda: self._aside("sweep", self.transactions.expire),
+            )
+            self.cleaning = Cleaning(
+                self.session, self.partitions, self.transactions.uncleanable_offset, self.clock_ms
+            )
+            backoff_s = config.log_cleaner_backoff_ms / 1000
+            self.schedule(
+                backoff_s, lambda: self._aside("clean", lambda: self.cleaning.round(backoff_s))
             )
         except BaseException:
             self._release()
@@ -228,8 +238,9 @@ class Engine:
                 self._closed = True
                 return  # inherited through fork: everything of it belongs to the parent
             try:
-                if self._sweeper is not None:
-                    self._sweeper.join(timeout=10)
+                self.cleaning.stop()
+                for thread in self._asides.values():
+                    thread.join(timeout=10)
                 if not self.read_only:
                     # Not closed yet: partitions that only other processes had open are opened now.
                     self._checkpointer.close_clean()
@@ -246,8 +257,8 @@ class Engine:
     def _release(self) -> None:
         if self._background is not None:
             self._background.close()
-        if self._sweeper is not None:
-            self._sweeper.join(timeout=10)  # the background thread may have begun another
+        for thread in self._asides.values():
+            thread.join(timeout=10)  # the background thread may have begun another
         if self._flushers is not None:
             self._flushers.shutdown(wait=True)
         for log in self.partitions:
@@ -367,22 +378,24 @@ class Engine:
     def _beat(self) -> None:
         self.session.control.beat(self.session.process_number)
 
-    def _aside(self, run: Callable[[], object]) -> None:
-        """Run on a thread of its own, unless it is busy: heartbeats must not wait for locks."""
+    def _aside(self, what: str, run: Callable[[], object]) -> None:
+        """Run on a thread of its own: it may wait for locks, and heartbeats must go on."""
 
         def guarded() -> None:
             try:
                 run()
             except EoslogError as error:
                 if not self._closed:
-                    logger.warning("aside: %s", error)
+                    logger.warning("%s: %s", what, error)
             except Exception:
                 if not self._closed:
-                    logger.exception("work beside the background thread failed")
+                    logger.exception("%s", what)
 
-        if self._sweeper is None or not self._sweeper.is_alive():
-            self._sweeper = threading.Thread(target=guarded, name="eoslog-sweep", daemon=True)
-            self._sweeper.start()
+        running = self._asides.get(what)
+        if running is None or not running.is_alive():
+            thread = threading.Thread(target=guarded, name=f"eoslog-{what}", daemon=True)
+            self._asides[what] = thread
+            thread.start()
 
     def clock_ms(self) -> int:
         """Wall clock in ms; only for show and for timestamps."""

@@ -25,7 +25,7 @@ __all__ = [  # noqa: RUF022 (grouped as the tree below)
     "UnknownTopicOrPartition", "TopicAlreadyExists", "InvalidTopic", "InvalidPartitions",
     "RecordTooLarge", "CorruptRecord", "InvalidRecord", "SerializationError",
     "AuthorizationFailed", "QueueFull", "LockTimeout", "DeliveryTimeout", "RequestTimedOut",
-    "IllegalState", "ConfigError", "error_for",
+    "IllegalState", "ConfigError", "PolicyViolation", "error_for",
 ]  # fmt: skip
 
 
@@ -252,6 +252,10 @@ class RecordTooLarge(_Coded, ValueError, code=ErrorCode.MESSAGE_TOO_LARGE):
 
 class InvalidRecord(_Coded, ValueError, code=ErrorCode.INVALID_RECORD):
     """A record breaks a rule of its topic."""
+
+
+class PolicyViolation(_Coded, ValueError, code=ErrorCode.POLICY_VIOLATION):
+    """The topic's cleanup policy does not allow it."""
 
 
 class CorruptRecord(_Coded, ValueError, code=ErrorCode.CORRUPT_MESSAGE):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -335,15 +334,30 @@ class Log(Closing):
             for tp, before in offsets.items()
         }
 
-    def clean(self, topic: str | None = None) -> dict[TopicPartition, int]:
-        """Apply retention now; bytes freed by partition."""
+    def clean(self, topic: str | None = None, *, roll: bool = False) -> dict[TopicPartition, int]:
+        """Apply compaction and retention now, whatever the dirty ratio; bytes freed by partition.
+
+        Args:
+            topic: one topic, an internal one too; None: all, and the internal ones.
+            roll: seal the active segments of compacted topics first: they are never cleaned.
+
+        Raises:
+            CorruptRecord, StorageError: a partition that could not be cleaned is as it was.
+            LockTimeout: another process is cleaning a partition.
+        """
         self.engine.check()
         if topic is not None:
             self.engine.topic(topic)
-        now = int(time.time() * 1000)
+        internal = [
+            (log.topic, log.partition)
+            for logs in (self.engine.transaction_partitions(), self.engine.group_partitions())
+            for log in logs
+        ]
         return {
-            TopicPartition(name, number): self.engine.partition(name, number).apply_retention(now)
-            for name, number in self.engine.user_partitions()
+            TopicPartition(name, number): self.engine.cleaning.clean(
+                name, number, force=True, roll=roll
+            )
+            for name, number in [*internal, *self.engine.user_partitions()]
             if topic in (None, name)
         }
 
@@ -376,6 +390,7 @@ class Log(Closing):
                 "lso_lag": offsets.high_watermark - offsets.last_stable,
                 "bytes": log.reader.size(),
                 "segments": len(log.reader.bases()),
+                **self.engine.cleaning.describe(log),
                 "open_transactions": 0 if self.engine.read_only else len(log.open_transactions()),
             }
         return {
@@ -388,6 +403,7 @@ class Log(Closing):
             "transaction_log_bytes": sum(
                 log.reader.size() for log in self.engine.transaction_partitions()
             ),
+            "cleaning": self.engine.cleaning.stats(),
             "partitions": partitions,
         }
 

@@ -185,6 +185,7 @@ cdef class ControlFile:
             "log_end": s.log_end, "stable_end": s.stable_end, "log_start": s.log_start,
             "segments_version": s.segments_version, "active_base": s.active_base,
             "end_position": s.end_position, "durable_end": s.durable_end, "poison": s.poison,
+            "cleaned_version": s.cleaned_version, "cleaned_to": s.cleaned_to,
         }
 
     def mark_deleted(self, int number):

@@ -94,6 +94,23 @@ cdef class Partition:
         return atomic_load_u32(&self.state.slot.segments_version)
 
     @property
+    def segments_version(self):
+        """The version of the segment list that the fold goes by."""
+        return self.state.segments_version
+
+    @property
+    def cleaned_version(self):
+        """Rises by two with each swap of cleaned segments; odd while one is under way."""
+        self.control.check()
+        return atomic_load_u32(&self.state.slot.cleaned_version)
+
+    @property
+    def cleaned_to(self):
+        """Offset below which segments may have been replaced by cleaned ones in this session."""
+        self.control.check()
+        return atomic_load_i64(&self.state.slot.cleaned_to)
+
+    @property
     def deleted(self):
         self.control.check()
         return atomic_load_u32(&self.state.slot.deleted) != 0
@@ -331,6 +348,17 @@ cdef class Partition:
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
             rc = advance_log_start_locked(&self.state, log_start, segments_changed, deadline)
+            pthread_mutex_unlock(&self.state.mutex)
+        return rc
+
+    def mark_swap(self, bint begins, int64_t cleaned_to, double timeout):
+        """Publish the begin or the end of a swap of sealed segments, under the lock; the status."""
+        cdef int rc
+        cdef uint64_t deadline = eoslog_monotonic_ns() + <uint64_t>(max(timeout, 0.0) * 1e9)
+        self.control.check()
+        with nogil:
+            pthread_mutex_lock(&self.state.mutex)
+            rc = mark_swap_locked(&self.state, begins, cleaned_to, deadline)
             pthread_mutex_unlock(&self.state.mutex)
         return rc
 

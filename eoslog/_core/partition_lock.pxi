@@ -71,8 +71,12 @@ cdef int enter_lock(PartitionState* state, uint64_t deadline, const Expected* ex
     elif atomic_load_u32(&state.slot.poison):
         rc = POISONED
     elif atomic_load_u32(&state.slot.segments_version) != state.segments_version:
-        rc = REOPEN
-    else:
+        # Sealed segments went or were swapped. Whoever folds in the active one is past them all.
+        if state.files.log >= 0 and state.segment.base == state.slot.active_base:
+            state.segments_version = atomic_load_u32(&state.slot.segments_version)
+        else:
+            rc = REOPEN
+    if rc == 0:
         for i in range(expected_count):
             if atomic_load_i64(&expected[i].slot.log_end) != expected[i].log_end:
                 rc = CHANGED
@@ -107,6 +111,28 @@ cdef int advance_log_start_locked(
     if log_start > state.slot.log_start:
         atomic_store_i64(&state.slot.log_start, log_start)
     if segments_changed:
+        state.segments_version += 1
+        atomic_store_u32(&state.slot.segments_version, state.segments_version)
+    unlock_partition(state)
+    wake_lane(state.lane)
+    return 0
+
+
+cdef int mark_swap_locked(PartitionState* state, bint begins, int64_t cleaned_to, uint64_t deadline) noexcept nogil:
+    """Publish that sealed segments are being swapped (`cleaned_version` odd), or that they were;
+    the status. Who lists segments does so between two equal, even versions (protocol.md row 28)."""
+    cdef uint32_t version
+    cdef int rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)
+    if rc != 0:
+        return rc
+    rc = enter_lock(state, deadline, NULL, 0)
+    if rc != 0:
+        return rc
+    version = atomic_load_u32(&state.slot.cleaned_version)
+    if <bint>(version & 1) != begins:
+        if begins and cleaned_to > state.slot.cleaned_to:
+            atomic_store_i64(&state.slot.cleaned_to, cleaned_to)
+        atomic_store_u32(&state.slot.cleaned_version, version + 1)
         state.segments_version += 1
         atomic_store_u32(&state.slot.segments_version, state.segments_version)
     unlock_partition(state)

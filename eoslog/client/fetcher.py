@@ -215,6 +215,7 @@ class Fetcher:
                 bound: int = getattr(log, self._bound_name)
                 if position >= bound and log.log_start <= position <= log.log_end:
                     return None
+                cleaned = log.cleaned_version
                 slices = log.read(position, bound, self._config.max_partition_fetch_bytes)
             except OffsetOutOfRange as error:
                 self._out_of_range(state, error)
@@ -230,6 +231,8 @@ class Fetcher:
             if self._committed_only:
                 end = min(bound, slices[-1].next_offset)
                 aborted = _core.AbortedTransactions(log.aborted(position, end))
+                if log.cleaned_version != cleaned:
+                    continue  # an abort entry goes with its data: both of one version or none
             return slices, aborted, bound
 
     def _decode(

@@ -37,6 +37,7 @@ class GroupShard:
         self._clock_ms = clock_ms
         self._mutex = threading.Lock()
         self._table = GroupTable()
+        self._cleaned = 0
 
     @contextmanager
     def folded(self) -> Iterator[tuple[GroupTable, int]]:
@@ -48,16 +49,23 @@ class GroupShard:
 
     def _fold(self) -> int:
         log, table = self.log, self._table
-        if table.next_offset < log.log_start:
-            # What was deleted behind the fold may have held tombstones: start over.
+        cleaned = log.cleaned_to
+        behind = table.next_offset < cleaned and self._cleaned < cleaned
+        if behind or table.next_offset < log.log_start:
+            # What was deleted or cleaned behind the fold may have held tombstones: start over.
             table = self._table = GroupTable()
             table.next_offset = log.log_start
+        self._cleaned = cleaned
+        start: int = table.next_offset
         end: int = log.log_end
         try:
             if table.next_offset < end:
                 for batch in log.batches(table.next_offset, end):
                     table.apply(batch)
                 table.next_offset = end
+                if start < log.cleaned_to != cleaned:
+                    self._table = GroupTable()  # cleaned meanwhile: half old, half new
+                    return self._fold()
         except BaseException:
             # Half a batch may be in the table; it is rebuilt rather than trusted.
             self._table = GroupTable()

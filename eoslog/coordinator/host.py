@@ -23,6 +23,11 @@ class HostLog(Protocol):
     topic_id: bytes
 
     @property
+    def cleaned_to(self) -> int:
+        """A fold that stands below this offset, and began before it rose, must begin anew."""
+        ...
+
+    @property
     def log_start(self) -> int:
         """First offset that is kept."""
 

@@ -154,7 +154,7 @@ class TransactionLog:
         self._lock = threading.RLock()
         self._fold = TransactionFold()
         self._position = log.log_start
-        self._cleaned = getattr(log, "cleaned_version", 0)
+        self._cleaned = log.cleaned_to
         # When this process first read of a transaction or a decision: the base of its deadlines,
         # so that no jump of a wall clock can make one due early.
         self._seen: dict[tuple[str, Key], float] = {}
@@ -162,21 +162,24 @@ class TransactionLog:
     def refresh(self) -> int:
         """Fold up to the published end, and return that end."""
         with self._lock:
-            cleaned = getattr(self.log, "cleaned_version", 0)
-            if cleaned != self._cleaned or self._position < self.log.log_start:
-                # Tombstones between here and there may be gone: only a whole fold is right.
-                self._fold, self._position, self._cleaned = (
-                    TransactionFold(),
-                    self.log.log_start,
-                    cleaned,
-                )
-            end = self.log.log_end
-            if end > self._position:
-                for batch in self.log.batches(self._position, end):
-                    if not batch.control and batch.last_offset >= self._position:
-                        self._take(batch)
-                self._position = end
-            return end
+            while True:
+                cleaned = self.log.cleaned_to
+                behind = self._position < cleaned and self._cleaned < cleaned
+                if behind or self._position < self.log.log_start:
+                    # Tombstones between here and there may be gone: only a whole fold is right.
+                    self._fold = TransactionFold()
+                    self._position = self.log.log_start
+                self._cleaned = cleaned
+                start, end = self._position, self.log.log_end
+                if end > start:
+                    for batch in self.log.batches(start, end):
+                        if not batch.control and batch.last_offset >= start:
+                            self._take(batch)
+                    self._position = end
+                if self.log.cleaned_to == cleaned:
+                    return end
+                if start < self.log.cleaned_to:
+                    self._position = start  # cleaned meanwhile: half old, half new
 
     def _take(self, batch: object) -> None:
         for offset, _, key, value, _ in batch.records():  # type: ignore[attr-defined]

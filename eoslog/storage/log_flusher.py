@@ -156,10 +156,12 @@ class LogFlusher:
         except OSError as error:
             raise self._poison(error) from error
         self._core.publish_durable(target, time.monotonic_ns() - started)
-        current = self._core.segment_base
-        # Copied: another thread may enter a segment meanwhile.
-        for base in [b for b in list(self._fds) if b < current and b in bases]:
-            files.close(self._fds.pop(base)[0])
+        # Copied: another thread may enter a segment meanwhile. What a held segment holds lies below
+        # the next one's base, so it may have been durable before it was sealed.
+        bases = sorted({*list(self._fds), self._core.segment_base})
+        for base, following in pairwise(bases):
+            if following <= target and base in self._fds:
+                files.close(self._fds.pop(base)[0])
 
     def _poison(self, error: OSError) -> LogPoisoned:
         """Nobody appends, flushes or acknowledges here until all have closed."""

@@ -21,21 +21,18 @@ import os
 from dataclasses import dataclass
 
 from eoslog import _core
-from eoslog.errors import CorruptRecord, LockTimeout
+from eoslog.errors import CorruptRecord, LockTimeout, StorageError
 from eoslog.storage import files
 from eoslog.storage.partition_log import LOCK_TIMEOUT_S, PartitionLog, S
+from eoslog.storage.segment_swap import finish_renames, unfinished_swap
 from eoslog.storage.segments import (
-    CLEANED,
-    DELETED,
     INDEX,
     LOG,
     PREPARED,
     SNAPSHOT,
-    SWAP,
     TIME_INDEX,
     TXN_INDEX,
     file_name,
-    offset_of,
     offsets_in,
     read_snapshot,
     write_snapshot,
@@ -93,11 +90,20 @@ def make_directory(log: PartitionLog) -> None:
 
 def start_fold(log: PartitionLog) -> None:
     """(Re)build this process's producer state from the newest usable snapshot and the log."""
-    end = log.log_end
-    bases = [base for base in offsets_in(log.path, LOG) if base <= end] or [0]
-    base, entries = _newest_snapshot(log.path, bases, delete_bad=False)
-    log.core.load(base, entries)
-    log.writer_files.enter(base)
+    while True:
+        version, _, listed = log.reader.listing()
+        end = log.log_end
+        bases = [base for base in listed if base <= end] or [0]
+        base, entries = _newest_snapshot(log.path, bases, delete_bad=False)
+        log.core.load(base, entries)
+        try:
+            log.writer_files.enter(base)
+        except FileNotFoundError:
+            if version == log.core.published_segments_version:
+                raise
+            continue
+        if version == log.core.published_segments_version:
+            break  # else the files are another's: cleaned, or gone
     log.fold()
 
 
@@ -132,40 +138,23 @@ def _recover(log: PartitionLog, last: LastSession) -> bool:
 
 
 def _finish_renames(path: str) -> None:
-    """Bring `.cleaned`, `.swap` and `.deleted` files to all-old or all-new (Kafka LogLoader)."""
-    names = files.names(path)
-    for name in names:
-        if name.endswith((DELETED, PREPARED, ".tmp")):
+    """Finish or undo what the last session left half renamed (Kafka LogLoader.load)."""
+    for name in files.names(path):
+        if name.endswith((PREPARED, ".tmp")):
             files.remove(os.path.join(path, name))
-    cleaned = [
-        o
-        for n in names
-        if (o := offset_of(n.removesuffix(CLEANED), LOG)) is not None and n.endswith(CLEANED)
-    ]
-    for name in names:
-        if name.endswith(CLEANED):
-            files.remove(os.path.join(path, name))
-    swaps = [n for n in names if n.endswith(SWAP)]
-    for name in list(swaps):
-        stem = name.removesuffix(SWAP)
-        offset = next((o for s in _SUFFIXES if (o := offset_of(stem, s)) is not None), None)
-        if cleaned and offset is not None and offset >= min(cleaned):
-            files.remove(os.path.join(path, name))
-            swaps.remove(name)
-    for name in swaps:
-        files.rename(os.path.join(path, name), os.path.join(path, name.removesuffix(SWAP)))
-    present = set(offsets_in(path, LOG))
-    for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
-        for offset in offsets_in(path, suffix):
-            if offset not in present:
-                files.remove(os.path.join(path, file_name(offset, suffix)))
-    if swaps or cleaned:
-        files.fsync_dir(path)
+    finish_renames(path)
 
 
 def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
     """Fold and check every segment from the recovery point on, cut a torn tail, publish."""
     core, path = log.core, log.path
+    half = unfinished_swap(path)
+    if half is not None:
+        raise StorageError(
+            f"{os.path.join(path, half)}: a swap of segments is half done; "
+            "open the directory for writing once, which finishes it",
+            path=path,
+        )
     bases = offsets_in(path, LOG)
     if not bases:
         if read_only:

@@ -7,13 +7,21 @@ segment that retention takes away meanwhile is found missing, and the list is re
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from eoslog import _core
-from eoslog.errors import OffsetOutOfRange
+from eoslog.errors import CorruptRecord, LockTimeout, OffsetOutOfRange
 from eoslog.storage.segments import LOG, Segment, offsets_in
+
+_SWAP_TIMEOUT_S = 30.0
+
+
+def _nobody_finishes() -> bool:
+    """A reader can't: it takes no lock."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +43,13 @@ class LogReader:
 
     Invariants:
         - `bases` is ascending and names no segment that holds only unpublished bytes
-        - a cursor maps the offset after a read to where the next batch begins
+        - a cursor maps the offset after a read to where the next batch begins, in one version
+        - what is handed out was read between two equal versions of the list of segments: a log and
+          its indexes belong together (protocol.md row 28)
     """
+
+    finish_swap: Callable[[], bool]
+    """Finish a swap whose process died; False while somebody is at it."""
 
     def __init__(self, name: str, path: str, core: _core.Partition) -> None:
         """Nothing is listed or opened yet."""
@@ -46,8 +59,10 @@ class LogReader:
         self._segments: dict[int, Segment] = {}
         self._bases: list[int] = []
         self._segments_version = -1
-        self._cursors: dict[int, tuple[int, int]] = {}
+        self._cleaned_version = -1
+        self._cursors: dict[int, tuple[int, int, int]] = {}
         self._listing = threading.RLock()
+        self.finish_swap = _nobody_finishes
 
     def bases(self, *, beyond: int = -1) -> list[int]:
         """Bases of the readable segments, listed anew when they changed."""
@@ -55,15 +70,41 @@ class LogReader:
             version = self._core.published_segments_version
             stale = beyond >= 0 and self._bases[-1:] != [self._core.active_base]
             if version != self._segments_version or not self._bases or stale:
+                version, cleaned, listed = self.listing()
                 end = self._core.log_end
-                bases = [base for base in offsets_in(self.path, LOG) if base < end or base == 0]
+                bases = [base for base in listed if base < end or base == 0]
                 if version != self._segments_version:
                     self._cursors.clear()
+                if cleaned != self._cleaned_version:
+                    self._segments.clear()  # the same names are other files now
                 for base in set(self._segments) - set(bases):
                     del self._segments[base]
-                self._bases = bases or offsets_in(self.path, LOG)[:1]
-                self._segments_version = version
+                self._bases = bases or listed[:1]
+                self._segments_version, self._cleaned_version = version, cleaned
             return self._bases
+
+    def listing(self) -> tuple[int, int, list[int]]:
+        """(segments version, cleaned version, bases of all segment files), none of it from the
+        middle of a swap.
+
+        Raises:
+            LockTimeout: a swap is under way for half a minute.
+        """
+        deadline = time.monotonic() + _SWAP_TIMEOUT_S
+        while True:
+            version, cleaned = self._versions()
+            if not cleaned & 1:
+                listed = offsets_in(self.path, LOG)
+                if (version, cleaned) == self._versions():
+                    return version, cleaned, listed
+            elif time.monotonic() > deadline:
+                raise LockTimeout(f"{self.name}: a swap of segments was begun and not finished")
+            elif not self.finish_swap():
+                time.sleep(0.001)
+
+    def _versions(self) -> tuple[int, int]:
+        cleaned = self._core.cleaned_version
+        return self._core.published_segments_version, cleaned
 
     @property
     def version(self) -> int:
@@ -81,8 +122,8 @@ class LogReader:
     def _locate(self, offset: int) -> tuple[int, int]:
         """(segment base, position) of a batch boundary at or before `offset`."""
         cursor = self._cursors.get(offset)
-        if cursor is not None and self._core.published_segments_version == self._segments_version:
-            return cursor
+        if cursor is not None and cursor[0] == self._core.published_segments_version:
+            return cursor[1:]
         bases = self.bases()
         below = [base for base in bases if base <= offset]
         base = below[-1] if below else bases[0]
@@ -107,22 +148,33 @@ class LogReader:
             )
         end = min(end, self._core.log_end)
         out: list[Slice] = []
-        left = max_bytes
-        for attempt in range(3):
+        missing = 0
+        while True:
+            version = self._core.published_segments_version
+            out.clear()
+            error: Exception | None = None
             try:
-                self._read_into(out, start, end, left)
-                break
-            except FileNotFoundError as error:
-                self._segments_version = -1
-                if start < self._core.log_start or attempt == 2:
-                    raise OffsetOutOfRange(
-                        f"{self.name}: offset {start} was deleted, "
-                        f"the log starts at {self._core.log_start}"
-                    ) from error
-                out.clear()
-        return out
+                self._read_into(out, start, end, max_bytes, version)
+            except (FileNotFoundError, CorruptRecord) as failure:
+                error = failure
+            if self._unchanged(version):
+                if error is None:
+                    return out
+                if isinstance(error, CorruptRecord):
+                    raise error
+                missing += 1
+            self._segments_version = -1
+            if start < self._core.log_start or missing == 3:
+                raise OffsetOutOfRange(
+                    f"{self.name}: offset {start} was deleted, "
+                    f"the log starts at {self._core.log_start}"
+                ) from error
 
-    def _read_into(self, out: list[Slice], start: int, end: int, left: int) -> None:
+    def _unchanged(self, version: int) -> bool:
+        """Whether no segment was swapped or removed since the list had this version."""
+        return self._core.published_segments_version == version
+
+    def _read_into(self, out: list[Slice], start: int, end: int, left: int, version: int) -> None:
         base, position = self._locate(start)
         need = 0
         relisted = False
@@ -141,7 +193,7 @@ class LogReader:
                 need = 0
                 if len(self._cursors) > 64:
                     self._cursors.clear()
-                self._cursors[next_offset] = (base, position)
+                self._cursors[next_offset] = (version, base, position)
                 continue
             position += first - at
             if needed and position + needed <= segment.size():
@@ -174,17 +226,21 @@ class LogReader:
 
     def aborted(self, start: int, end: int) -> list[tuple[int, int, int]]:
         """(producer id, first, marker offset) of aborted transactions that touch [start, end)."""
-        log_end = self._core.log_end
-        bases = self.bases(beyond=end if not self._bases or end > self._bases[-1] else -1)
-        below = [base for base in bases if base <= start]
-        first = below[-1] if below else 0
-        return [
-            entry
-            for base in bases
-            if base >= first
-            for entry in self.segment(base).aborted(log_end)
-            if entry[2] >= start and entry[1] < end
-        ]
+        while True:
+            version = self._core.published_segments_version
+            log_end = self._core.log_end
+            bases = self.bases(beyond=end if not self._bases or end > self._bases[-1] else -1)
+            below = [base for base in bases if base <= start]
+            first = below[-1] if below else 0
+            found = [
+                entry
+                for base in bases
+                if base >= first
+                for entry in self.segment(base).aborted(log_end)
+                if entry[2] >= start and entry[1] < end
+            ]
+            if self._unchanged(version):
+                return found
 
     def offset_for_time(self, timestamp_ms: int, end: int) -> int | None:
         """The first offset below `end` whose timestamp is at or after a time, in ms."""
@@ -209,6 +265,11 @@ class LogReader:
     def size(self) -> int:
         """Bytes in all log files."""
         return sum(self.segment(base).size() for base in self.bases())
+
+    def forget_all(self) -> None:
+        """Segments were swapped: list and open them again; views that were handed out live on."""
+        with self._listing:
+            self._segments_version = -1
 
     def forget(self, base: int) -> None:
         """A segment's files are gone; views that were handed out live on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +20,33 @@ class LogSettings:
     retention_bytes: int = -1
     flush_ms: int = 10
     log_append_time: bool = False
+    cleanup_policy: str = "delete"
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = (1 << 63) - 1
+    delete_retention_ms: int = 86_400_000
+
+    @property
+    def compacts(self) -> bool:
+        """Whether only the last record of each key has to stay."""
+        return "compact" in self.cleanup_policy
+
+    @property
+    def deletes(self) -> bool:
+        """Whether old segments go by time and size."""
+        return "delete" in self.cleanup_policy
 
     @classmethod
     def of(cls, config: Mapping[str, str]) -> LogSettings:
         """From a topic's configuration under Kafka's names; others are the topic's business."""
-        numbers = {
-            key.replace(".", "_"): int(value)
-            for key, value in config.items()
-            if key.replace(".", "_") in cls.__dataclass_fields__
-        }
-        return cls(
-            **numbers, log_append_time=config.get("message.timestamp.type") == "LogAppendTime"
-        )
+        values: dict[str, Any] = {}
+        for key, value in config.items():
+            name = key.replace(".", "_")
+            known = cls.__dataclass_fields__.get(name)
+            if known is not None:
+                values[name] = _KINDS[known.type](value)  # type: ignore[index]
+        values["log_append_time"] = config.get("message.timestamp.type") == "LogAppendTime"
+        return cls(**values)
+
+
+_KINDS: dict[str, type] = {"int": int, "float": float, "str": str}

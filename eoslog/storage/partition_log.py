@@ -21,6 +21,7 @@ from eoslog.storage.log_settings import LogSettings
 from eoslog.storage.log_wait import wait_any
 from eoslog.storage.refusals import S, out_of_order, refusal
 from eoslog.storage.retention import apply_retention, delete_records
+from eoslog.storage.segment_swap import CleanerLock, finish_dead_swap
 from eoslog.storage.segments import Segment, write_snapshot
 from eoslog.storage.session import Session
 from eoslog.storage.writer_files import WriterFiles
@@ -74,6 +75,9 @@ class PartitionLog:
         self.reader = LogReader(self.name, self.path, self.core)
         self.flusher = LogFlusher(self, fd, at + 1)
         self.writer_files = WriterFiles(self)
+        self.cleaner_lock = CleanerLock(fd, slot)
+        if not session.read_only:
+            self.reader.finish_swap = lambda: finish_dead_swap(self)
         self._closed = False
         # Whoever opens it listens: something waits to be flushed; segments are about to go.
         self.on_append: Callable[[PartitionLog], None] | None = None
@@ -288,6 +292,24 @@ class PartitionLog:
         self._locked(
             lambda: self.core.advance_log_start(log_start, segments_changed, LOCK_TIMEOUT_S)
         )
+
+    def mark_swap(self, begins: bool, cleaned_to: int) -> None:
+        """Publish the begin or the end of a swap of segments; see `segment_swap`."""
+        self._locked(lambda: self.core.mark_swap(begins, cleaned_to, LOCK_TIMEOUT_S))
+
+    def forget_segments(self) -> None:
+        """List and open segments again."""
+        self.reader.forget_all()
+
+    @property
+    def cleaned_to(self) -> int:
+        """A fold that stands below this offset, and began before it rose, must begin anew."""
+        return int(self.core.cleaned_to)
+
+    @property
+    def cleaned_version(self) -> int:
+        """Changes with each swap of cleaned segments."""
+        return int(self.core.cleaned_version)
 
     def wait(self, beyond: int, timeout: float, *, of: str = "last_stable_offset") -> bool:
         """Block until a published end is past an offset; False on timeout (s).

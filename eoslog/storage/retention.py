@@ -1,8 +1,8 @@
 """Deleting the head of a log: by request, by age, by size.
 
-The log start moves first, under the lock and durably (the engine's checkpoint); files go after it.
-A crash in between leaves segments below the log start, which the next retention removes. Readers
-that meet a missing file read the list of segments again.
+The log start moves first, under the lock and durably (the engine's checkpoint); files go after it,
+under the partition's cleaner lock. A crash in between leaves segments below the log start, which
+the next retention removes. Readers that meet a missing file read the list of segments again.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import os
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from eoslog.errors import OffsetOutOfRange, StorageError
+from eoslog.errors import OffsetOutOfRange, PolicyViolation, StorageError
 from eoslog.storage import files
 from eoslog.storage.segments import DELETED, INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
+
+LOCK_TIMEOUT_S = 30.0
 
 if TYPE_CHECKING:
     from eoslog.storage.partition_log import PartitionLog
@@ -25,7 +27,12 @@ def delete_records(log: PartitionLog, before: int) -> int:
 
     Raises:
         OffsetOutOfRange: negative, or above the high watermark.
+        PolicyViolation: the topic is only compacted.
     """
+    if not log.settings.deletes:
+        raise PolicyViolation(
+            f"{log.name}: cleanup.policy is {log.settings.cleanup_policy!r}: no records are deleted"
+        )
     high = log.high_watermark
     if before == -1:
         before = high
@@ -33,7 +40,8 @@ def delete_records(log: PartitionLog, before: int) -> int:
         raise OffsetOutOfRange(
             f"{log.name}: cannot delete before {before}, the high watermark is {high}"
         )
-    _advance(log, before)
+    with log.cleaner_lock.held(log.name, LOCK_TIMEOUT_S):
+        _advance(log, before)
     return log.log_start
 
 
@@ -41,18 +49,27 @@ def apply_retention(log: PartitionLog, now_ms: int) -> int:
     """Drop the oldest segments by `retention.ms` and `retention.bytes`; bytes freed.
 
     An open transaction pins its first segment: nothing at or past the last stable offset goes.
+    A topic that is only compacted loses what lies below its log start, and nothing else.
     """
+    with log.cleaner_lock.held(log.name, LOCK_TIMEOUT_S):
+        return _apply(log, now_ms)
+
+
+def _apply(log: PartitionLog, now_ms: int) -> int:
     settings, bases = log.settings, log.reader.bases(beyond=log.log_end)
     sizes = [log.segment(base).size() for base in bases]
-    excess = sum(sizes) - settings.retention_bytes if settings.retention_bytes >= 0 else 0
+    limited = settings.deletes and settings.retention_bytes >= 0
+    excess = sum(sizes) - settings.retention_bytes if limited else 0
     freed, start = 0, log.log_start
     for i, base in enumerate(bases):
         active = i + 1 == len(bases)
         end = log.log_end if active else bases[i + 1]
         if end > log.last_stable_offset or sizes[i] == 0:
             break
-        expired = settings.retention_ms >= 0 and _expired(
-            log, max(base, start), end, active, now_ms - settings.retention_ms
+        expired = (
+            settings.deletes
+            and settings.retention_ms >= 0
+            and _expired(log, max(base, start), end, active, now_ms - settings.retention_ms)
         )
         below_start = end <= log.log_start
         if not (expired or below_start or (excess >= sizes[i] and not active)):
@@ -78,7 +95,9 @@ def _expired(log: PartitionLog, start: int, end: int, active: bool, horizon_ms: 
 
 def _advance(log: PartitionLog, log_start: int) -> None:
     bases = log.reader.bases(beyond=log.log_end)
-    gone = [base for base, following in pairwise(bases) if following <= log_start]
+    # Data of an open transaction goes with its marker's decision, not before.
+    limit = min(log_start, log.stable_end)
+    gone = [base for base, following in pairwise(bases) if following <= limit]
     log.publish_log_start(log_start, segments_changed=bool(gone))
     files.failpoint("log.start.advanced")
     log.on_log_start(log)

@@ -64,6 +64,11 @@ class Segment:
         self._aborted: list[tuple[int, int, int]] = []
         self._aborted_size = 0
 
+    def __del__(self) -> None:
+        """A segment that was swapped is dropped without `close`: others may be reading it."""
+        if getattr(self, "_fd", -1) >= 0:
+            files.close(self._fd)
+
     def path(self, suffix: str = LOG) -> str:
         """Path of one of the segment's files."""
         return os.path.join(self.directory, file_name(self.base_offset, suffix))

@@ -23,7 +23,6 @@ from eoslog.storage.segments import (
     TIME_INDEX,
     TXN_INDEX,
     file_name,
-    offsets_in,
     write_snapshot,
 )
 
@@ -45,7 +44,7 @@ class WriterFiles:
         self._log = log
         self._core = log.core
         self._path = log.path
-        self._prepare = threading.Lock()
+        self._prepare = threading.RLock()  # a reload may come back here
 
     def open(self, base: int) -> tuple[int, int, int, int]:
         """Descriptors of a segment's log, offset, time and abort index (-1: it has none)."""
@@ -86,21 +85,34 @@ class WriterFiles:
                 return
             if status not in (S["NEXT_SEGMENT"], S["APPENDED"]):
                 raise refusal(self._log, status, 0, 0.0)
+            version, _, bases = self._log.reader.listing()
             current, log_fd, *_ = self._core.current_files()
             offset = self._core.next_offset
-            bases = offsets_in(self._path, LOG)
+            if self._core.segments_version != version and current != self._core.active_base:
+                self._log.reload()  # what comes next may lie in a swapped segment
+                return
             behind = [base for base in bases if current < base <= offset]
             ahead = [base for base in bases if base > max(current, offset)]
             if log_fd < 0:
-                self.enter(current)
+                base = current
             elif behind:
-                self.enter(behind[-1])
+                base = behind[-1]
             elif ahead and offset < self._log.log_end:
-                self.enter(ahead[0])
-            elif self._core.published_segments_version != self._log.reader.version:
-                self._log.reload()
-            elif status == S["NEXT_SEGMENT"]:
-                time.sleep(0.001)  # a roll is being published
+                base = ahead[0]
+            else:
+                if status == S["NEXT_SEGMENT"]:
+                    time.sleep(0.001)  # a roll is being published
+                return
+            try:
+                self.enter(base)
+            except FileNotFoundError:
+                if self._core.published_segments_version == version:
+                    raise
+            if (
+                self._core.published_segments_version != version
+                and self._core.segment_base != self._core.active_base
+            ):
+                self._log.reload()  # swapped or deleted between the list and the opening
 
     def prepare_roll(self) -> None:
         """Make and sync the next segment's files under names of our own (protocol.md, Rolling)."""

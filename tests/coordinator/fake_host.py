@@ -29,6 +29,7 @@ class FakeLog:
     def __init__(self, topic: str, partition: int) -> None:
         self.topic, self.partition = topic, partition
         self.log_start = self.log_end = 0
+        self.cleaned_to = self.cleaned_version = 0
         self.flushed = 0
         self.entries: list[tuple[int, bytes]] = []
         self.epochs: dict[int, int] = {}

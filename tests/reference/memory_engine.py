@@ -57,6 +57,7 @@ class MemoryLog:
         self.model = ModelLog()
         self.durable_end = 0
         self.log_start = 0
+        self.cleaned_to = self.cleaned_version = 0
         self.flushes = 0
         self.faults: dict[str, Exception] = {}
         self.broken: Exception | None = None

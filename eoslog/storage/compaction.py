@@ -1,0 +1,378 @@
+"""Log compaction in Kafka's way: of each key the last record stays; offsets never change.
+
+    clean                     dirty                      not cleanable
+    [seg 0][seg 1]            [seg 2][seg 3]             [seg 4][active]
+    ^ log start               ^ checkpoint               ^ last stable offset, lag, active segment
+
+A pass reads the dirty segments into a map of key -> last offset, and then rewrites all segments up
+to the map's end, in groups that become one segment each. Nothing at or above the last stable
+offset, in the active segment or above a coordinator's bound is looked at.
+
+| batch | what becomes of it |
+|---|---|
+| aborted data | goes |
+| data | keeps the records that the map does not supersede; tombstones until their horizon |
+| marker, data of its transaction still there | stays |
+| marker, nothing left of its transaction | gets a delete horizon; goes at a pass after that |
+| last batch of a known producer, last batch of a group | stays, as a bare header if need be |
+
+Source: Kafka Cleaner, KIP-58, KIP-354, KIP-534.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from eoslog import _core
+from eoslog.errors import CorruptRecord, EoslogError
+from eoslog.storage import files
+from eoslog.storage.cleaned_segment import CleanedSegment
+from eoslog.storage.cleaned_transactions import CleanedTransactions
+from eoslog.storage.segment_files import AbortedEntry, read_txn_index
+from eoslog.storage.segment_swap import swap_in
+from eoslog.storage.segments import LOG, TXN_INDEX, file_name
+
+if TYPE_CHECKING:
+    from eoslog.storage.partition_log import PartitionLog
+
+MAP_MEMORY = 128 << 20
+"""Bytes of a pass's key map (`log.cleaner.dedupe.buffer.size`); one segment always fits."""
+_WINDOW = 8 << 20
+_MAX_SPAN = 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What may be cleaned of a partition; offsets, sizes in bytes.
+
+    Attributes:
+        bases: of the segments from the log start up to `end`.
+        dirty_start: first offset that no pass has looked at.
+        end: first offset that must not be cleaned, the base of a segment.
+        due: whether the dirty ratio or the largest lag calls for a pass.
+    """
+
+    bases: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dirty_start: int
+    end: int
+    due: bool
+
+    @property
+    def dirty_bytes(self) -> int:
+        """Size of what no pass has looked at."""
+        return sum(s for b, s in zip(self.bases, self.sizes, strict=True) if b >= self.dirty_start)
+
+    @property
+    def dirty_ratio(self) -> float:
+        """Its share of the segments that may be cleaned."""
+        return self.dirty_bytes / max(sum(self.sizes), 1)
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """What a pass did: `end` is the next one's `dirty_start`; sizes in bytes."""
+
+    end: int
+    bytes_before: int = 0
+    bytes_after: int = 0
+    records_before: int = 0
+    records_after: int = 0
+    segments_before: int = 0
+    segments_after: int = 0
+    keys: int = 0
+    map_memory: int = field(default=0, repr=False)
+
+
+def plan(log: PartitionLog, dirty_start: int, now_ms: int, bound: int | None = None) -> Plan:
+    """What may be cleaned now.
+
+    Args:
+        log: the partition.
+        dirty_start: the cleaner's checkpoint; out of the log's range it counts as its start.
+        now_ms: wall clock.
+        bound: an offset that a coordinator still needs what lies at or above of.
+    """
+    settings = log.settings
+    end = min(log.last_stable_offset, log.durable_end, log.log_end)
+    end = end if bound is None else min(end, bound)
+    active = log.core.active_base
+    listed = [*(base for base in log.reader.bases(beyond=log.log_end) if base < active), active]
+    bases: list[int] = []
+    stop = listed[0]
+    for base, following in pairwise(listed):
+        if following > end:
+            break
+        largest = _largest_timestamp(log, base)
+        if settings.min_compaction_lag_ms and largest > now_ms - settings.min_compaction_lag_ms:
+            break
+        bases.append(base)
+        stop = following
+    if not bases or not bases[0] <= dirty_start <= log.log_end:
+        dirty_start = listed[0]
+    # Not the base of a segment any more: a pass was cut off between its last swap and its note.
+    dirty_start = max((base for base in listed if base <= dirty_start), default=dirty_start)
+    sizes = [log.segment(base).size() for base in bases]
+    found = Plan(tuple(bases), tuple(sizes), dirty_start, stop, False)
+    due = found.dirty_bytes > 0 and found.dirty_ratio > settings.min_cleanable_dirty_ratio
+    if not due and found.dirty_bytes and settings.max_compaction_lag_ms < _FOR_EVER:
+        oldest = min(_first_timestamp(log, b) for b in bases if b >= dirty_start)
+        due = 0 <= oldest < now_ms - settings.max_compaction_lag_ms
+    return Plan(found.bases, found.sizes, dirty_start, stop, due)
+
+
+_FOR_EVER = (1 << 63) - 1
+
+
+def _largest_timestamp(log: PartitionLog, base: int) -> int:
+    largest = log.segment(base).time_bounds(0)[0]
+    return largest if largest >= 0 else int(os.stat(log.segment(base).path()).st_mtime * 1000)
+
+
+def _first_timestamp(log: PartitionLog, base: int) -> int:
+    for batch in _batches(log.path, base):
+        return int(batch.max_timestamp)
+    return -1
+
+
+class CleaningStopped(EoslogError):
+    """The directory is being closed; the group in hand stays as it was."""
+
+
+def compact(
+    log: PartitionLog,
+    found: Plan,
+    now_ms: int,
+    *,
+    memory: int = MAP_MEMORY,
+    stop: threading.Event | None = None,
+) -> Cleaned:
+    """Run one pass; the caller holds the partition's cleaner lock.
+
+    Args:
+        log: the partition.
+        found: what `plan` said, under the same lock.
+        now_ms: wall clock, for horizons.
+        memory: bytes that the map of keys may take.
+        stop: asked between segments.
+
+    Raises:
+        CleaningStopped: `stop` was set.
+        CorruptRecord: a batch does not match its CRC or does not parse; segments of groups that
+            were not reached are as they were.
+        DiskFull, StorageError: the same.
+
+    Durability: what is swapped in is durable; a crash leaves each group old or new.
+    """
+    transactions = CleanedTransactions(_aborted_entries(log))
+    offsets, end = _read_keys(log, found, transactions, memory, stop)
+    result = Cleaned(end, keys=len(offsets), map_memory=offsets.memory)
+    if end == (found.bases[0] if found.bases else end):
+        return result
+    bases = [base for base in found.bases if base < end]
+    bounds = dict(pairwise([*bases, end]))
+    sizes = dict(zip(found.bases, found.sizes, strict=True))
+    horizon = (now_ms, log.settings.delete_retention_ms)
+    last = _last_of_producers(log)
+    for group in _groups(log, bases, sizes, bounds):
+        files.failpoint("clean.group")
+        _go_on(stop)
+        _rewrite(log, group, bounds[group[-1]], offsets, transactions, last, horizon, result)
+        log.forget_segments()
+    return result
+
+
+def _go_on(stop: threading.Event | None) -> None:
+    if stop is not None and stop.is_set():
+        raise CleaningStopped("cleaning was stopped")
+
+
+def _aborted_entries(log: PartitionLog) -> list[AbortedEntry]:
+    entries: list[AbortedEntry] = []
+    for base in log.reader.bases(beyond=log.log_end):
+        path = os.path.join(log.path, file_name(base, TXN_INDEX))
+        try:
+            entries += read_txn_index(path)
+        except FileNotFoundError:
+            continue
+    return [entry for entry in entries if entry.last_offset < log.durable_end]
+
+
+def _read_keys(
+    log: PartitionLog,
+    found: Plan,
+    transactions: CleanedTransactions,
+    memory: int,
+    stop: threading.Event | None,
+) -> tuple[_core.OffsetMap, int]:
+    """The map of the dirty segments, as many as fit, and the offset that it reaches."""
+    offsets = _core.OffsetMap()
+    end = min(found.dirty_start, found.end)
+    for base, following in pairwise([*found.bases, found.end]):
+        if base < found.dirty_start:
+            continue
+        if len(offsets) and offsets.memory >= memory:
+            break
+        _go_on(stop)
+        for batch in _batches(log.path, base):
+            if batch.control or batch.count == 0:
+                continue
+            if batch.transactional and transactions.is_aborted(batch):
+                continue
+            offsets.add(batch)
+        end = following
+    return offsets, end
+
+
+def _batches(path: str, base: int) -> Iterator[_core.Batch]:
+    """Every batch of a sealed segment, its CRC checked."""
+    name = os.path.join(path, file_name(base, LOG))
+    with files.naming(name):
+        size = os.path.getsize(name)
+        if size == 0:
+            return
+        data = np.memmap(name, dtype=np.uint8, mode="r", shape=(size,))
+    position = 0
+    window = _WINDOW
+    while position < size:
+        try:
+            batches = _core.iter_batches(data, position, min(size, position + window), strict=False)
+        except CorruptRecord as error:
+            raise CorruptRecord(f"{name}: {error}") from error
+        if not batches:
+            if position + window >= size:
+                raise CorruptRecord(
+                    f"{name}: the last {size - position} bytes, from position {position}, "
+                    "are no whole batch"
+                )
+            window *= 4
+            continue
+        for batch in batches:
+            if not batch.valid:
+                raise CorruptRecord(
+                    f"{name}: the batch at position {batch.position}, offset {batch.base_offset}, "
+                    "does not match its CRC"
+                )
+            yield batch
+        position = batches[-1].position + batches[-1].size
+
+
+def _last_of_producers(log: PartitionLog) -> dict[int, tuple[int, int]]:
+    """{producer id: (epoch, last data offset or -1)} of everything that the partition knows."""
+    log.fold()
+    _, entries = log.core.export_producers()
+    return {
+        producer: (epoch, last)
+        for producer, epoch, _, last, *_ in struct.iter_unpack(">qhiqiqiq", entries)
+    }
+
+
+def _groups(
+    log: PartitionLog, bases: list[int], sizes: dict[int, int], bounds: dict[int, int]
+) -> list[list[int]]:
+    """Segments that become one: together no larger than a segment may be."""
+    limit = log.settings.segment_bytes
+    entries = max(log.settings.segment_index_bytes // 12 - 1, 1)
+    groups: list[list[int]] = []
+    size = 0
+    for base in bases:
+        fits = (
+            bool(groups)
+            and size + sizes[base] <= limit
+            and (size + sizes[base]) // max(log.settings.index_interval_bytes, 1) < entries
+            and bounds[base] - 1 - groups[-1][0] <= _MAX_SPAN
+        )
+        if fits:
+            groups[-1].append(base)
+            size += sizes[base]
+        else:
+            groups.append([base])
+            size = sizes[base]
+    return groups
+
+
+def _rewrite(
+    log: PartitionLog,
+    group: list[int],
+    end: int,
+    offsets: _core.OffsetMap,
+    transactions: CleanedTransactions,
+    last_of: dict[int, tuple[int, int]],
+    horizon: tuple[int, int],
+    result: Cleaned,
+) -> None:
+    now, retention = horizon
+    with CleanedSegment(log.path, group[0], log.settings.index_interval_bytes) as out:
+        for base in group:
+            for batch in _batches(log.path, base):
+                result.bytes_before += batch.size
+                result.records_before += batch.count
+                kept = _is_last(batch, last_of) or batch.last_offset + 1 == end
+                if batch.control:
+                    data = _marker(batch, transactions, out, now, retention)
+                else:
+                    data = _data(batch, transactions, offsets, now, retention)
+                if data is None and kept:
+                    data = _core.empty_batch(batch)
+                if data is not None:
+                    stamp = int.from_bytes(data[35:43], "big", signed=True)
+                    out.append(data, batch.last_offset, stamp)
+                    result.records_after += int.from_bytes(data[57:61], "big")
+        out.finish()
+        result.bytes_after += out.size
+        result.segments_before += len(group)
+        result.segments_after += 1
+    swap_in(log, group[0], group, end)
+
+
+def _is_last(batch: _core.Batch, last_of: dict[int, tuple[int, int]]) -> bool:
+    """Whether dropping the batch would drop the last trace of a producer."""
+    known = last_of.get(batch.producer_id)
+    if known is None:
+        return False
+    epoch, last_offset = known
+    if last_offset >= 0:
+        return last_offset == batch.last_offset
+    return batch.control and batch.producer_epoch == epoch
+
+
+def _data(
+    batch: _core.Batch,
+    transactions: CleanedTransactions,
+    offsets: _core.OffsetMap,
+    now: int,
+    retention: int,
+) -> bytes | None:
+    if batch.transactional and transactions.data(batch):
+        return None
+    if batch.count == 0:
+        return None
+    count, data = offsets.rewrite(batch, now, retention)
+    return data if data is not None or count == 0 else batch.tobytes()
+
+
+def _marker(
+    batch: _core.Batch,
+    transactions: CleanedTransactions,
+    out: CleanedSegment,
+    now: int,
+    retention: int,
+) -> bytes | None:
+    gone, entry = transactions.marker(batch)
+    if entry is not None:
+        out.abort(entry)
+    if not gone:
+        return batch.tobytes()
+    if batch.count == 0:
+        return None
+    if batch.delete_horizon_ms is None:
+        return _core.stamp_horizon(batch, now + retention)
+    return None if batch.delete_horizon_ms <= now else batch.tobytes()

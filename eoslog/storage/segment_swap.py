@@ -1,0 +1,220 @@
+"""Putting cleaned segments in the place of old ones, so that a crash leaves all-old or all-new.
+
+    1  NNN.log.cleaned ...           written and flushed; the old segments are untouched
+    2  .cleaned -> .swap             the log's file last; directory flushed
+    3  the old segments -> .deleted
+    4  .swap -> final name           the log's file first; directory flushed
+    5  .deleted files are removed
+
+| a crash leaves | what is done |
+|---|---|
+| a `.cleaned` file, with or without `.swap` beside | all-old: both are removed |
+| `.swap` files only | all-new: old segments in their range of offsets go, `.swap` gets its name |
+| `.deleted` files only | they are removed |
+
+Steps 3 and 4 happen between two marks in the partition's slot (`cleaned_version` is odd between
+them), so that no process takes a list of segments from the middle of it. Whoever finds the mark of
+a dead process, and gets the partition's cleaner lock, finishes.
+
+Source: Kafka UnifiedLog.replaceSegments, LogLoader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from eoslog import _core
+from eoslog.errors import LockTimeout
+from eoslog.storage import files
+from eoslog.storage.segments import (
+    CLEANED,
+    DELETED,
+    INDEX,
+    LOG,
+    SNAPSHOT,
+    SWAP,
+    TIME_INDEX,
+    TXN_INDEX,
+    file_name,
+    offset_of,
+    offsets_in,
+)
+
+if TYPE_CHECKING:
+    from eoslog.storage.partition_log import PartitionLog
+
+SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
+_CLEANER_AT = 1 << 32
+"""Cleaner locks lie behind the append and flush locks of the same file, one byte a slot."""
+
+
+class CleanerLock:
+    """Who changes sealed segments of a partition: one thread of one process at a time.
+
+    Taken before the append lock, never under it (protocol.md, lock order).
+    """
+
+    def __init__(self, fd: int, slot: int) -> None:
+        """The lock of a slot, in its lock file."""
+        self._fd = fd
+        self._at = _CLEANER_AT + slot
+        self._mutex = threading.Lock()
+
+    def try_take(self) -> bool:
+        """Take it if nobody has it."""
+        if self._fd < 0 or not self._mutex.acquire(blocking=False):
+            return False
+        if _core.try_lock(self._fd, self._at):
+            return True
+        self._mutex.release()
+        return False
+
+    def release(self) -> None:
+        """Give it back."""
+        _core.unlock(self._fd, self._at)
+        self._mutex.release()
+
+    @contextlib.contextmanager
+    def held(self, what: str, timeout: float) -> Iterator[None]:
+        """Hold it. Raises LockTimeout when another one has it for `timeout` seconds."""
+        pause = threading.Event()
+        waited = 0.0
+        while not self.try_take():
+            if waited >= timeout:
+                raise LockTimeout(f"{what}: its segments are being cleaned for {timeout:g} s")
+            pause.wait(0.002)
+            waited += 0.002
+        try:
+            yield
+        finally:
+            self.release()
+
+
+def swap_in(log: PartitionLog, base: int, old: Sequence[int], cleaned_to: int) -> None:
+    """Put the `.cleaned` files of `base`, which are flushed, in the place of the old segments.
+
+    Args:
+        log: whose cleaner lock the caller holds.
+        base: of the new segment; the first one of `old`.
+        old: bases of the segments that it replaces.
+        cleaned_to: the offset that the new segment ends at.
+
+    Durability: the new segments are durable on return.
+    """
+    path = log.path
+    present = [s for s in SEGMENT_SUFFIXES if _exists(path, base, s + CLEANED)]
+    for suffix in reversed(present):
+        _rename(path, base, suffix + CLEANED, suffix + SWAP)
+        files.failpoint("clean.swap.made")
+    files.fsync_dir(path)
+    files.failpoint("clean.swap.durable")
+    log.mark_swap(True, cleaned_to)
+    files.failpoint("clean.swap.begun")
+    for gone in old:
+        suffixes = SEGMENT_SUFFIXES if gone == base else (*SEGMENT_SUFFIXES, SNAPSHOT)
+        for suffix in suffixes:
+            if _exists(path, gone, suffix):
+                _rename(path, gone, suffix, suffix + DELETED)
+                files.failpoint("clean.old.renamed")
+    for suffix in present:
+        _rename(path, base, suffix + SWAP, suffix)
+        files.failpoint("clean.swap.named")
+    files.fsync_dir(path)
+    files.failpoint("clean.swap.placed")
+    log.mark_swap(False, cleaned_to)
+    files.failpoint("clean.swap.published")
+    _remove_all(path, DELETED)
+
+
+def finish_dead_swap(log: PartitionLog) -> bool:
+    """Finish what a process that died in a swap left; False while somebody is at it."""
+    if not log.cleaner_lock.try_take():
+        return False
+    try:
+        if log.core.cleaned_version & 1:
+            finish_renames(log.path)
+            log.mark_swap(False, 0)
+        return True
+    finally:
+        log.cleaner_lock.release()
+
+
+def finish_renames(path: str) -> None:
+    """Bring `.cleaned`, `.swap` and `.deleted` files to all-old or all-new."""
+    _remove_all(path, DELETED)
+    names = files.names(path)
+    cleaned = [o for n in names if n.endswith(CLEANED) and (o := _offset(n, CLEANED)) is not None]
+    swaps = {n: o for n in names if n.endswith(SWAP) and (o := _offset(n, SWAP)) is not None}
+    for name, offset in list(swaps.items()):
+        if cleaned and offset >= min(cleaned):
+            files.remove(os.path.join(path, name))
+            del swaps[name]
+    files.failpoint("clean.finish.judged")
+    _remove_all(path, CLEANED)
+    for name, offset in swaps.items():
+        if name.endswith(LOG + SWAP):
+            _remove_range(path, offset, _end_of(os.path.join(path, name), offset))
+    files.failpoint("clean.finish.removed")
+    for name in sorted(swaps, key=lambda n: (swaps[n], not n.endswith(LOG + SWAP))):
+        files.rename(os.path.join(path, name), os.path.join(path, name.removesuffix(SWAP)))
+        files.failpoint("clean.finish.named")
+    present = set(offsets_in(path, LOG))
+    for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
+        for offset in offsets_in(path, suffix):
+            if offset not in present:
+                files.remove(os.path.join(path, file_name(offset, suffix)))
+    if swaps or cleaned:
+        files.fsync_dir(path)
+
+
+def unfinished_swap(path: str) -> str | None:
+    """A file that says that a swap has to be finished before the directory can be read, or None."""
+    names = files.names(path)
+    if any(name.endswith(CLEANED) for name in names):
+        return None  # the old segments are whole
+    return next((name for name in names if name.endswith(SWAP)), None)
+
+
+def _remove_range(path: str, start: int, end: int) -> None:
+    """Remove the old segments that begin in [start, end); the first one's snapshot stays true."""
+    for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
+        for offset in offsets_in(path, suffix):
+            if start <= offset < end and (suffix != SNAPSHOT or offset > start):
+                files.remove(os.path.join(path, file_name(offset, suffix)))
+
+
+def _end_of(path: str, base: int) -> int:
+    """The offset behind the last batch of a segment file."""
+    size = os.path.getsize(path)
+    if size == 0:
+        return base
+    data = np.memmap(path, dtype=np.uint8, mode="r", shape=(size,))
+    return int(_core.iter_batches(data)[-1].last_offset) + 1
+
+
+def _remove_all(path: str, suffix: str) -> None:
+    for name in files.names(path):
+        if name.endswith(suffix):
+            files.remove(os.path.join(path, name))
+
+
+def _offset(name: str, suffix: str) -> int | None:
+    stem = name.removesuffix(suffix)
+    found = (offset_of(stem, s) for s in (*SEGMENT_SUFFIXES, SNAPSHOT))
+    return next((offset for offset in found if offset is not None), None)
+
+
+def _exists(path: str, base: int, suffix: str) -> bool:
+    return os.path.exists(os.path.join(path, file_name(base, suffix)))
+
+
+def _rename(path: str, base: int, suffix: str, new_suffix: str) -> None:
+    files.rename(
+        os.path.join(path, file_name(base, suffix)), os.path.join(path, file_name(base, new_suffix))
+    )

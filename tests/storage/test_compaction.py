@@ -1,0 +1,439 @@
+"""Compaction of one partition: what stays, what goes, and that nothing else changes."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from eoslog._core import build_batch, build_marker, iter_batches
+from eoslog.errors import CorruptRecord
+from eoslog.model import AppendOrigin
+from eoslog.storage.cleaner import clean_partition
+from eoslog.storage.segment_files import read_txn_index
+from tests.storage.helpers import opened, state
+
+DAY = 86_400_000
+NOW = 1_700_000_000_000
+
+
+class Writer:
+    """Appends keyed records to a log; `model` is what a reader must find, by offset."""
+
+    def __init__(self, log):
+        self.log = log
+        self.sequences = {}
+        self.epochs = {}
+        self.open = {}
+        self.aborted = set()
+        self.records = {}
+
+    def put(self, pairs, producer=-1, transactional=False, codec="none"):
+        epoch = self.epochs.setdefault(producer, 0) if producer >= 0 else -1
+        sequence = self.sequences.get((producer, epoch), 0) if producer >= 0 else -1
+        data = build_batch(
+            [(NOW + i, k, v, ()) for i, (k, v) in enumerate(pairs)], producer_id=producer,
+            producer_epoch=epoch, base_sequence=sequence, transactional=transactional, compression=codec,
+        )  # fmt: skip
+        expect = [(self.log, self.log.log_end)] if transactional else ()
+        base = self.log.append(data, expect=expect).base_offset
+        if producer >= 0:
+            self.sequences[producer, epoch] = sequence + len(pairs)
+        for i, (key, value) in enumerate(pairs):
+            self.records[base + i] = (key, value)
+        if transactional:
+            self.open.setdefault(producer, []).extend(range(base, base + len(pairs)))
+        return base
+
+    def end(self, producer, commit):
+        epoch = self.epochs.get(producer, 0) + 1
+        marker = build_marker(producer, epoch, commit, timestamp=NOW)
+        self.log.append(marker, origin=AppendOrigin.COORDINATOR)
+        self.epochs[producer] = epoch
+        gone = self.open.pop(producer, [])
+        if not commit:
+            self.aborted.update(gone)
+
+    def latest(self, below=1 << 62):
+        """{key: (offset, value)} of what counts; a tombstone is a value of None."""
+        undecided = {o for offsets in self.open.values() for o in offsets}
+        found = {}
+        for offset in sorted(o for o in self.records if o < below):
+            key, value = self.records[offset]
+            if offset not in self.aborted and offset not in undecided and key is not None:
+                found[key] = (offset, value)
+        return found
+
+
+def committed(log, start=None, bound=None):
+    """[(offset, key, value)] as a read_committed reader gets them."""
+    start = log.log_start if start is None else start
+    bound = log.last_stable_offset if bound is None else bound
+    while True:
+        version = log.cleaned_version
+        aborted = log.aborted(start, bound)
+        out = []
+        for batch in log.batches(start, bound):
+            hidden = batch.transactional and any(
+                p == batch.producer_id and first <= batch.base_offset <= last
+                for p, first, last in aborted
+            )
+            if not batch.control and not hidden:
+                out += [(o, k, v) for o, _, k, v, _ in batch.records() if start <= o < bound]
+        if log.cleaned_version == version:
+            return out
+
+
+def folded(records):
+    found = {}
+    for offset, key, value in records:
+        found[key] = (offset, value)
+    return found
+
+
+def layout(log):
+    """[(base offset, last offset, records, control)] of each batch."""
+    return [(b.base_offset, b.last_offset, b.count, b.control) for b in log.batches(0, log.log_end)]
+
+
+def clean(log, dirty=0, now=NOW, **options):
+    log.flush()
+    return clean_partition(log, dirty, now, force=True, **options)
+
+
+@pytest.fixture
+def log(tmp_path):
+    with opened(
+        str(tmp_path), segment_bytes=4000, index_interval_bytes=100, delete_retention_ms=DAY
+    ) as opened_log:
+        yield opened_log
+
+
+def test_the_last_record_of_each_key_stays_at_its_offset(log):
+    writer = Writer(log)
+    for i in range(40):
+        writer.put([(b"k%d" % (i % 5), b"v%d" % i), (b"other%d" % (i % 3), b"w%d" % i)])
+    log.roll()
+    expected = writer.latest()
+    before = log.log_end
+    done = clean(log)
+    records = committed(log)
+    assert folded(records) == expected
+    assert len(records) == len(expected) == done.records_after
+    assert (log.log_end, done.end) == (before, before)
+    assert done.bytes_after < done.bytes_before
+
+
+def test_records_without_a_key_go_and_compressed_batches_keep_their_codec(log):
+    writer = Writer(log)
+    for codec in ("gzip", "lz4", "zstd", "snappy"):
+        writer.put([(None, b"x"), (b"a", codec.encode()), (codec.encode(), b"1")], codec=codec)
+    log.roll()
+    clean(log)
+    assert folded(committed(log)) == writer.latest()
+    kept = {b.compression for b in log.batches(0, log.log_end) if b.count}
+    assert kept == {"gzip", "lz4", "zstd", "snappy"}
+    assert all(b.valid for b in log.batches(0, log.log_end))
+
+
+def test_the_active_segment_and_what_is_undecided_are_not_touched(log):
+    """Item 71: an open transaction older than everything dirty; nothing at or above it changes."""
+    writer = Writer(log)
+    writer.put([(b"a", b"1")])
+    writer.put([(b"a", b"2")])
+    log.roll()
+    writer.put([(b"a", b"open")], producer=1, transactional=True)
+    writer.put([(b"a", b"3")])
+    log.roll()
+    writer.put([(b"a", b"4")])
+    above = [entry for entry in layout(log) if entry[0] >= 2]
+    done = clean(log)
+    assert done.end == 2
+    assert [entry for entry in layout(log) if entry[0] >= 2] == above
+    assert [entry for entry in layout(log) if entry[0] < 2] == [(1, 1, 1, False)]
+
+
+def test_a_coordinators_bound_is_kept(log):
+    writer = Writer(log)
+    for i in range(6):
+        writer.put([(b"a", b"%d" % i)])
+        log.roll()
+    assert clean(log, bound=3).end == 3
+    assert [entry[0] for entry in layout(log)] == [2, 3, 4, 5]
+
+
+def test_a_tombstone_goes_after_its_horizon_only(log):
+    writer = Writer(log)
+    writer.put([(b"a", b"1"), (b"b", b"1")])
+    writer.put([(b"a", None)])
+    log.roll()
+    first = clean(log)
+    assert folded(committed(log)) == {b"a": (2, None), b"b": (1, b"1")}
+    horizons = [b.delete_horizon_ms for b in log.batches(0, log.log_end) if b.count]
+    assert horizons == [None, NOW + DAY]
+    stamps = [r[1] for b in log.batches(0, log.log_end) for r in b.records()]
+    assert stamps == [NOW + 1, NOW]
+    clean(log, first.end, NOW + DAY - 1)
+    assert folded(committed(log)) == {b"a": (2, None), b"b": (1, b"1")}
+    clean(log, first.end, NOW + DAY)
+    assert folded(committed(log)) == {b"b": (1, b"1")}
+    assert log.log_end == 3
+
+
+def test_the_last_batch_of_a_producer_stays_as_a_bare_header(log):
+    """Item 72 and Kafka's retainLastSequence: the next sequence is still known after a full fold."""
+    writer = Writer(log)
+    writer.put([(b"a", b"1"), (b"b", b"1")], producer=1)
+    writer.put([(b"a", b"2"), (b"b", b"2")], producer=2)
+    log.roll()
+    clean(log)
+    assert layout(log) == [(0, 1, 0, False), (2, 3, 2, False)]
+    empty = next(iter(log.batches(0, 1)))
+    assert (empty.size, empty.base_timestamp, empty.last_sequence, empty.valid) == (61, -1, 1, True)
+    before = [(p.producer_id, p.producer_epoch, p.last_sequence) for p in log.producers()]
+    for name in os.listdir(log.path):
+        if name.endswith(".snapshot"):
+            os.remove(os.path.join(log.path, name))
+    log.reload()
+    assert [(p.producer_id, p.producer_epoch, p.last_sequence) for p in log.producers()] == before
+    assert writer.put([(b"c", b"3")], producer=1) == 4
+    log.roll()
+    clean(log)
+    assert layout(log)[0][:3] == (2, 3, 2)
+
+
+def test_a_marker_outlives_its_data_and_goes_at_the_second_pass_after(log):
+    """G06, item 69: data first, then a horizon, then the marker."""
+    writer = Writer(log)
+    writer.put([(b"a", b"1")], producer=1, transactional=True)
+    writer.end(1, True)
+    writer.put([(b"a", b"2")], producer=2, transactional=True)
+    writer.end(2, True)
+    writer.put([(b"x", b"1")], producer=1, transactional=True)
+    writer.end(1, True)
+    log.roll()
+    clean(log)
+    assert [(e[0], e[3]) for e in layout(log)] == [
+        (1, True),
+        (2, False),
+        (3, True),
+        (4, False),
+        (5, True),
+    ]
+    marker = next(b for b in log.batches(1, 2))
+    assert marker.delete_horizon_ms is None and marker.control_type == 1
+    clean(log)  # nothing of it was met now: the horizon is set
+    marker = next(b for b in log.batches(1, 2))
+    assert marker.delete_horizon_ms == NOW + DAY and marker.control_type == 1
+    clean(log, now=NOW + DAY - 1)
+    assert layout(log)[0][0] == 1
+    clean(log, now=NOW + DAY)
+    assert [e[0] for e in layout(log)] == [2, 3, 4, 5]
+
+
+def test_aborted_data_goes_and_its_index_entry_stays_one_pass(log):
+    writer = Writer(log)
+    writer.put([(b"a", b"1")])
+    writer.put([(b"a", b"aborted"), (b"b", b"aborted")], producer=1, transactional=True)
+    writer.end(1, False)
+    writer.put([(b"c", b"1")], producer=1, transactional=True)
+    writer.end(1, True)
+    log.roll()
+    clean(log)
+    assert folded(committed(log)) == {b"a": (0, b"1"), b"c": (4, b"1")}
+    index = os.path.join(log.path, "00000000000000000000.txnindex")
+    assert [(e.producer_id, e.first_offset, e.last_offset) for e in read_txn_index(index)] == [
+        (1, 1, 3)
+    ]
+    clean(log)
+    assert not os.path.exists(index)
+    assert folded(committed(log)) == {b"a": (0, b"1"), b"c": (4, b"1")}
+
+
+def test_a_transaction_over_three_segments_reads_the_same_with_a_tiny_map(log):
+    """Item 69: the cleaner's view of transactions is carried over groups and partial passes."""
+    writer = Writer(log)
+    for producer, commit in ((1, True), (2, False)):
+        for i in range(3):
+            writer.put(
+                [(b"k%d" % (producer * 10 + i), b"v" * 50)], producer=producer, transactional=True
+            )
+            log.roll()
+        writer.end(producer, commit)
+        log.roll()
+    expected = writer.latest()
+    dirty = 0
+    for _ in range(12):
+        dirty = clean(log, dirty, memory=1).end
+        assert folded(committed(log)) == expected
+        assert not log.open_transactions()
+    assert dirty == log.log_end
+
+
+def test_a_user_key_with_the_bytes_of_a_markers_key_is_just_a_key(log):
+    """Item 68, KAFKA-14055."""
+    writer = Writer(log)
+    commit_key, abort_key = b"\0\0\0\1", b"\0\0\0\0"
+    writer.put([(commit_key, b"old"), (abort_key, b"old")])
+    writer.put([(b"t", b"1")], producer=1, transactional=True)
+    writer.end(1, False)
+    writer.put([(b"u", b"1")], producer=2, transactional=True)
+    writer.end(2, True)
+    writer.put([(commit_key, b"new"), (abort_key, b"new")])
+    log.roll()
+    clean(log)
+    assert folded(committed(log)) == writer.latest()
+    assert sum(b.control for b in log.batches(0, log.log_end)) == 2
+
+
+def test_a_log_of_nothing_but_aborted_records_and_markers_is_read_to_its_end(log):
+    """Item 73: the position passes what was compacted away."""
+    writer = Writer(log)
+    for _ in range(50):
+        writer.put([(b"a", b"x" * 30)], producer=3, transactional=True)
+        writer.end(3, False)
+    log.roll()
+    for day in range(0, 10, 2):  # groups end elsewhere each time, and their last batches go too
+        clean(log, now=NOW + day * DAY)
+    assert committed(log) == []
+    position = 0
+    while position < log.log_end:
+        slices = log.read(position, log.log_end)
+        assert slices and slices[-1].next_offset > position
+        position = slices[-1].next_offset
+    assert [b.base_offset for b in log.batches(0, log.log_end)] == [99]
+
+
+def test_segments_are_grouped_up_to_the_segment_size(log):
+    writer = Writer(log)
+    for i in range(30):
+        writer.put([(b"k%d" % i, b"v" * 100)])
+        log.roll()
+    done = clean(log)
+    assert done.segments_before == 30
+    assert done.segments_after == 2
+    sizes = [log.segment(base).size() for base in log.reader.bases()]
+    assert max(sizes) <= 4000
+    assert folded(committed(log)) == writer.latest()
+
+
+def test_a_damaged_batch_stops_the_pass_and_changes_nothing(log):
+    writer = Writer(log)
+    for i in range(4):
+        writer.put([(b"a", b"%d" % i)])
+        log.roll()
+    path = log.segment(1).path()
+    with open(path, "r+b") as handle:
+        handle.seek(65)
+        handle.write(b"\xff")
+    before = {n: os.path.getsize(os.path.join(log.path, n)) for n in os.listdir(log.path)}
+    with pytest.raises(CorruptRecord, match="position 0, offset 1"):
+        clean(log)
+    assert {n: os.path.getsize(os.path.join(log.path, n)) for n in os.listdir(log.path)} == before
+
+
+def test_lag_and_ratio_say_when(tmp_path):
+    settings = {"min_cleanable_dirty_ratio": 0.5, "min_compaction_lag_ms": 1000}
+    with opened(str(tmp_path), **settings) as log:
+        writer = Writer(log)
+        for i in range(4):
+            writer.put([(b"a%d" % i, b"1")])
+            log.roll()
+        log.flush()
+        assert clean_partition(log, 0, NOW + 500) is None  # too young
+        assert clean_partition(log, 0, NOW + 1001).end == 4
+        writer.put([(b"a", b"1")])
+        log.roll()
+        log.flush()
+        assert clean_partition(log, 4, NOW + 1001) is None  # one of five: not dirty enough
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_history_folds_to_the_same_after_any_cleaning(tmp_path, seed):
+    """Item 70: fold(before) == fold(after), for readers and for producer state, at each pass."""
+    rng = random.Random(seed)
+    path = str(tmp_path)
+    now = NOW
+    with opened(
+        path,
+        segment_bytes=rng.choice([600, 2000]),
+        index_interval_bytes=64,
+        delete_retention_ms=DAY,
+    ) as log:
+        writer = Writer(log)
+        dirty = 0
+        tombstones_gone = False
+        for _ in range(150):
+            step = rng.random()
+            pairs = [
+                (b"k%d" % rng.randrange(12), rng.choice([b"v%d" % rng.randrange(99), None]))
+                for _ in range(rng.randrange(1, 4))
+            ]
+            if step < 0.35:
+                writer.put(pairs, codec=rng.choice(["none", "zstd"]))
+            elif step < 0.5:
+                writer.put(pairs, producer=100 + rng.randrange(2))
+            elif step < 0.7:
+                writer.put(pairs, producer=rng.randrange(3), transactional=True)
+            elif step < 0.8 and writer.open:
+                writer.end(rng.choice(list(writer.open)), rng.random() < 0.6)
+            elif step < 0.85:
+                log.roll()
+            elif step < 0.95:
+                if rng.random() < 0.3:
+                    now += DAY
+                    tombstones_gone = True
+                log.flush()
+                producers = [
+                    (p.producer_id, p.producer_epoch, p.last_sequence) for p in log.producers()
+                ]
+                unstable = log.open_transactions()
+                done = clean(log, dirty, now, memory=rng.choice([1, 1 << 20]))
+                dirty = done.end if done else dirty
+                found = folded(committed(log))
+                expected = writer.latest(log.last_stable_offset)
+                if tombstones_gone:
+                    found = {k: v for k, v in found.items() if v[1] is not None}
+                    expected = {k: v for k, v in expected.items() if v[1] is not None}
+                assert found == expected
+                assert [
+                    (p.producer_id, p.producer_epoch, p.last_sequence) for p in log.producers()
+                ] == producers
+                assert log.open_transactions() == unstable
+                offsets = [b.base_offset for b in log.batches(0, log.log_end)]
+                assert offsets == sorted(set(offsets))
+        for producer in list(writer.open):
+            writer.end(producer, rng.random() < 0.5)
+        log.roll()
+        clean(log, 0, now)
+        clean(log, 0, now)
+        values = {k: v for k, (_, v) in folded(committed(log)).items() if v is not None}
+        assert values == {k: v for k, (_, v) in writer.latest().items() if v is not None}
+        live = [(p.producer_id, p.producer_epoch, p.last_sequence) for p in log.producers()]
+        for name in os.listdir(log.path):
+            if name.endswith((".snapshot", "index")):
+                os.remove(os.path.join(log.path, name))
+    with opened(path) as log:  # from the batches alone
+        assert sorted(
+            (p.producer_id, p.producer_epoch, p.last_sequence) for p in log.producers()
+        ) == sorted(live)
+        assert log.open_transactions() == []
+        assert {k: v for k, (_, v) in folded(committed(log)).items() if v is not None} == values
+        assert not any(
+            iter_batches(b.tobytes())[0].valid is False for b in log.batches(0, log.log_end)
+        )
+
+
+def test_state_after_a_reopen_is_that_of_before(log, tmp_path):
+    writer = Writer(log)
+    for i in range(60):
+        writer.put([(b"k%d" % (i % 7), b"v" * 40)], producer=i % 3, transactional=i % 3 == 2)
+        if i % 6 == 5:
+            writer.end(2, i % 12 == 5)
+    log.roll()
+    clean(log)
+    clean(log)
+    before = state(log)
+    log.reload()
+    assert state(log) == before

@@ -1,0 +1,254 @@
+"""The cleaner dies at each step of a swap: all-old or all-new, for the next session and for those
+who have the partition open. Items 51 and 55 of the regression list (KAFKA-10471, KAFKA-12520).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from eoslog.errors import StorageError
+from eoslog.storage import files
+from tests.storage.helpers import batch, opened, payloads
+from tests.storage.test_compaction import NOW, Writer, clean, committed, folded
+
+pytestmark = pytest.mark.process
+
+SETTINGS = {"segment_bytes": 700, "index_interval_bytes": 100}
+
+CLEANER = """
+import sys
+from eoslog.storage import files
+from tests.storage.helpers import opened
+from tests.storage.test_compaction import clean
+
+path, point, nth, action = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+with opened(path, segment_bytes=700, index_interval_bytes=100) as log:
+    log.flush()
+    files.arm_failpoint(point, action, nth)
+    clean(log)
+print("done")
+"""
+
+POINTS = [
+    *[(point, 1) for point in ("clean.group", "clean.written", "clean.durable", "clean.swap.durable",
+                               "clean.swap.begun", "clean.swap.placed", "clean.swap.published")],
+    *[("clean.swap.made", nth) for nth in (1, 2, 3, 4)],
+    *[("clean.old.renamed", nth) for nth in (1, 2, 3, 4, 5, 6, 9)],
+    *[("clean.swap.named", nth) for nth in (1, 2, 3, 4)],
+    ("clean.swap.begun", 2), ("clean.swap.named", 5), ("clean.old.renamed", 14),
+]  # fmt: skip
+
+
+def fill(path):
+    """A log of several segments with superseded keys, an aborted and a committed transaction."""
+    with opened(path, **SETTINGS) as log:
+        writer = Writer(log)
+        for i in range(30):
+            writer.put([(b"k%d" % (i % 4), b"v%d" % i), (b"once%d" % i, b"w" * 20)], producer=7)
+            if i % 10 == 3:
+                writer.put([(b"k0", b"aborted"), (b"t", b"%d" % i)], producer=8, transactional=True)
+            if i % 10 == 6:
+                writer.end(8, i != 6)
+        log.roll()
+        log.flush()
+        return writer.latest(), log.log_end
+
+
+def die(path, point, nth, action="kill"):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CLEANER), path, point, str(nth), action],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == -9, done.stderr or "the fault was not met"
+
+
+def assert_whole(log, expected, end, *, appended=0):
+    """Every key reads as before, no file is left over, and indexes fit what they index."""
+    found = folded(committed(log))
+    assert {k: v for k, v in found.items() if v[0] < end} == expected
+    assert log.log_end == end + appended
+    assert not [n for n in os.listdir(log.path) if n.endswith((".swap", ".cleaned", ".deleted"))]
+    for base in log.reader.bases():
+        for offset in range(base, min(base + 40, log.log_end)):
+            got = log.read(offset, log.log_end, 1)
+            assert not got or got[0].next_offset > offset
+
+
+@pytest.mark.parametrize(("point", "nth"), POINTS)
+def test_all_old_or_all_new_for_the_next_session_and_for_who_has_it_open(tmp_path, point, nth):
+    path, copy = str(tmp_path / "live"), str(tmp_path / "copy")
+    os.mkdir(path)
+    expected, end = fill(path)
+    with opened(path, **SETTINGS) as log:
+        assert folded(committed(log)) == expected  # maps the old segments
+        view = log.read(0, log.log_end)[0]
+        held = bytes(view.data)
+        die(path, point, nth)
+        shutil.copytree(path, copy)
+        assert folded(committed(log)) == expected
+        log.append(batch(1, producer_id=50, sequence=0))
+        clean(log)
+        assert_whole(log, expected, end, appended=1)
+        assert bytes(view.data) == held  # a view of old segments lives on
+    with opened(copy, **SETTINGS) as log:
+        assert_whole(log, expected, end)
+        before = [(p.producer_id, p.producer_epoch, p.last_sequence) for p in log.producers()]
+        clean(log)
+        assert_whole(log, expected, end)
+        assert [
+            (p.producer_id, p.producer_epoch, p.last_sequence) for p in log.producers()
+        ] == before
+
+
+AGAIN = [
+    ("clean.swap.made", 2, "clean.finish.judged"),
+    ("clean.old.renamed", 3, "clean.finish.removed"),
+    ("clean.swap.named", 2, "clean.finish.named"),
+]
+
+
+@pytest.mark.parametrize(("point", "nth", "again"), AGAIN)
+def test_recovery_that_dies_too_is_repeated(tmp_path, point, nth, again):
+    """Item 51: a crash while a crash is repaired, three levels deep."""
+    path = str(tmp_path)
+    expected, end = fill(path)
+    die(path, point, nth)
+    for _ in range(2):
+        subprocess.run(
+            [sys.executable, "-c", "import sys\nfrom tests.storage.helpers import opened\nwith opened(sys.argv[1]): pass", path],
+            env={**os.environ, "EOSLOG_FAILPOINTS": f"{again}=kill"}, capture_output=True, timeout=60, check=False,
+        )  # fmt: skip
+    with opened(path, **SETTINGS) as log:
+        assert_whole(log, expected, end)
+
+
+@pytest.mark.parametrize("call", ["pwrite", "rename", "fdatasync"])
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+def test_a_failing_disk_leaves_the_old_segments_or_the_new(tmp_path, call, error):
+    path = str(tmp_path)
+    expected, end = fill(path)
+    with opened(path, **SETTINGS) as log:
+        log.flush()
+        for nth in (1, 2, 4, 7):
+            files.arm_failpoint(call, error, nth)
+            try:
+                clean(log)
+            except StorageError:
+                pass
+            finally:
+                files.disarm_failpoints()
+            assert folded(committed(log)) == expected
+        clean(log)
+        assert_whole(log, expected, end)
+
+
+def test_a_copy_in_the_middle_of_a_swap_is_refused_to_readers_and_finished_by_writers(tmp_path):
+    path = str(tmp_path / "live")
+    os.mkdir(path)
+    expected, end = fill(path)
+    die(path, "clean.old.renamed", 2)
+    shutil.copytree(path, tmp_path / "copy")
+    with (
+        pytest.raises(StorageError, match="half done"),
+        opened(str(tmp_path / "copy"), read_only=True),
+    ):
+        pass
+    with opened(str(tmp_path / "copy"), **SETTINGS) as log:
+        assert_whole(log, expected, end)
+
+
+READER = """
+import sys
+from tests.storage.helpers import opened
+from tests.storage.test_compaction import committed, folded
+
+with opened(sys.argv[1], segment_bytes=700, index_interval_bytes=100) as log:
+    print("ready", flush=True)
+    rounds = 0
+    last = -1
+    while True:
+        found, position, bound = {}, 0, -1
+        # What was superseded meanwhile is found further on: a reader must reach the end.
+        while position != bound:
+            bound = log.last_stable_offset
+            found.update(folded(committed(log, position, bound)))
+            position, bound = bound, log.last_stable_offset
+        wrong = [k for k in (b"fixed%d" % i for i in range(20)) if k not in found]
+        assert not wrong, (wrong, sorted(found)[:5])
+        assert not any(v == b"aborted" for _, v in found.values())
+        assert log.log_end >= last
+        last = log.log_end
+        rounds += 1
+        if b"stop" in found:
+            break
+    print(rounds, len(found), flush=True)
+"""
+
+
+def test_readers_in_other_processes_never_miss_a_key_while_segments_are_swapped(tmp_path):
+    """G06 and item 69 with real processes: no key vanishes, nothing aborted shows."""
+    path = str(tmp_path)
+    with opened(path, **SETTINGS) as log:
+        writer = Writer(log)
+        for i in range(20):
+            writer.put([(b"fixed%d" % i, b"v" * 30)])
+        log.flush()
+        readers = [
+            subprocess.Popen([sys.executable, "-c", READER, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]  # fmt: skip
+        try:
+            for reader in readers:
+                assert reader.stdout.readline() == "ready\n"
+            for i in range(60):
+                writer.put([(b"k%d" % (i % 3), b"v%d" % i), (b"fixed%d" % (i % 20), b"again")])
+                writer.put([(b"a", b"aborted")], producer=9, transactional=True)
+                writer.end(9, False)
+                if i % 2:
+                    log.roll()
+                    clean(log, now=NOW + i * 86_400_000)
+            writer.put([(b"stop", b"")])
+            log.flush()
+            for reader in readers:
+                out, err = reader.communicate(timeout=60)
+                assert reader.returncode == 0, err
+                assert int(out.split()[0]) > 1
+        finally:
+            for reader in readers:
+                reader.kill()
+
+
+def test_appends_go_on_while_segments_are_swapped(tmp_path):
+    """A fold that stands in the active segment keeps what it knows: no duplicate, no gap."""
+    path = str(tmp_path)
+    with opened(path, **SETTINGS) as log:
+        sent = []
+
+        def write():
+            for sequence in range(150):
+                data = batch(1, producer_id=1, sequence=sequence, size=30)
+                first = log.append(data)
+                again = log.append(data)
+                assert again.duplicate
+                assert again.base_offset == first.base_offset
+                sent.append(first.base_offset)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        cleanings = 0
+        while thread.is_alive():
+            clean(log)
+            cleanings += 1
+        thread.join()
+        assert cleanings > 1
+        assert len(sent) == 150
+        assert sent == sorted(set(sent))
+        assert len(payloads(log)) >= 1
+        assert log.producers()[0].last_sequence == len(sent) - 1
