@@ -29,6 +29,7 @@ from eoslog.storage.partition_log import PartitionLog
 
 if TYPE_CHECKING:
     from eoslog.client.consumer import Consumer
+    from eoslog.client.kafka_cluster import Moved
     from eoslog.client.producer import Producer
     from eoslog.client.scan import Scan
 
@@ -324,6 +325,49 @@ class Log(Closing):
         """Delete a group without members, with its offsets."""
         self.engine.check()
         self.engine.groups.delete_group(group_id)
+
+    # --- to Kafka and back -----------------------------------------------------------------------
+
+    def export_kafka(
+        self, bootstrap: str, topics: Sequence[str] | None = None, **options: Any
+    ) -> Moved:
+        """Send committed records into a Kafka cluster, exactly once, from where it stopped last.
+
+        Partition, order, key, value, headers and timestamp stay; offsets may differ. Missing topics
+        are made with the same settings. Needs the extra `[kafka]`.
+
+        Args:
+            bootstrap: host:port of the cluster.
+            topics: which; None is all.
+            options: `job`, the transactional id and the group that holds the position at the
+                target; `records` a transaction (10,000); `follow`, to go on for ever; `config`,
+                more of librdkafka's keys; `progress`, called with `Moved` after each transaction.
+
+        Raises:
+            ProducerFenced: another run of the same job took over.
+            IllegalState: the target holds records where the job has no position.
+            ConfigError: a topic has another shape there; a timestamp that cannot be sent.
+            KafkaError: what the cluster answered.
+
+        **Durability**: what the cluster promises; the position is part of each transaction.
+        """
+        from eoslog.client.kafka_export import export_kafka
+
+        self.engine.check()
+        return export_kafka(self, bootstrap, topics, **options)
+
+    def import_kafka(
+        self, bootstrap: str, topics: Sequence[str] | None = None, **options: Any
+    ) -> Moved:
+        """Take committed records out of a Kafka cluster, exactly once, from where it stopped last.
+
+        The mirror of `export_kafka`, with the same options; the position is kept here, as offsets
+        of the group of the job's name, in the transaction of the records. It writes nothing there.
+        """
+        from eoslog.client.kafka_import import import_kafka
+
+        self.engine.check()
+        return import_kafka(self, bootstrap, topics, **options)
 
     # --- care -----------------------------------------------------------------------------------
 

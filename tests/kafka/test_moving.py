@@ -1,0 +1,215 @@
+"""Export to and import from a real cluster: everything once, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import eoslog
+from eoslog.errors import ConfigError, IllegalState, UnknownTopicOrPartition
+from tests.kafka import world
+from tests.kafka.broker import Broker
+from tests.kafka.clients import create_topics, librdkafka_rows
+from tests.kafka.workload import TOPICS, Workload
+from tests.kafka.world import Row
+
+KILLS = {"export": 50, "import": 20}
+# What a broker stamps itself cannot be moved as it is; nor may the target's cleaner run.
+MOVED = tuple(name for name in world.TOPICS if name != "compacted")
+
+
+def essence(rows: list[Row]) -> list[tuple[object, ...]]:
+    """All of the rows but their offsets, which markers move, and who stamped them."""
+    return [(row.partition, row.timestamp, row.key, row.value, row.headers) for row in rows]
+
+
+def run(direction: str, path: Path, broker: Broker, *words: str, fail: str = "") -> int:
+    """`eoslog export|import kafka` as a process of its own; its exit code, or minus its signal."""
+    environment = {**os.environ, "EOSLOG_FAILPOINTS": fail}
+    command = [
+        sys.executable,
+        "-m",
+        "eoslog",
+        "-d",
+        str(path),
+        direction,
+        "kafka",
+        "--bootstrap",
+        broker.bootstrap,
+    ]
+    return subprocess.run(
+        [*command, *words],
+        env=environment,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    ).returncode
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[eoslog.Log]:
+    """The directory of every kind of topic, with a transaction open."""
+    with world.build(tmp_path_factory.mktemp("moving") / "log") as log:
+        yield log
+
+
+def test_export_gives_kafkas_readers_what_eoslogs_reader_gives(
+    source: eoslog.Log, broker: Broker
+) -> None:
+    moved = source.export_kafka(broker.bootstrap, MOVED, records=500)
+    counts = {name: world.PARTITIONS.get(name, 1) for name in MOVED}
+    found = librdkafka_rows(broker, counts, "read_committed")
+    for topic in MOVED:
+        assert essence(found[topic]) == essence(world.rows_of(source, topic, "read_committed")), (
+            topic
+        )
+    assert moved.records == sum(map(len, found.values())) > 2000
+    again = source.export_kafka(broker.bootstrap, MOVED)
+    assert (again.records, again.positions) == (0, moved.positions)
+
+
+def test_a_target_that_something_else_has_filled_is_refused(
+    source: eoslog.Log, broker: Broker
+) -> None:
+    with pytest.raises(IllegalState, match="no position there"):
+        source.export_kafka(broker.bootstrap, ["plain"], job="another")
+
+
+def test_topics_that_do_not_fit_are_refused(
+    source: eoslog.Log, broker: Broker, tmp_path: Path
+) -> None:
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("two", 2)
+        log.create_topic("stamped")
+        create_topics(
+            broker,
+            {"two": 3, "stamped": 1},
+            {"stamped": {"message.timestamp.type": "LogAppendTime"}},
+        )
+        with pytest.raises(ConfigError, match="3 partitions"):
+            log.export_kafka(broker.bootstrap, ["two"])
+        with pytest.raises(ConfigError, match="LogAppendTime"):
+            log.export_kafka(broker.bootstrap, ["stamped"])
+        with pytest.raises(UnknownTopicOrPartition):
+            log.import_kafka(broker.bootstrap, ["no-such"])
+
+
+def test_a_record_that_cannot_be_sent_as_it_is_stops_the_export(
+    broker: Broker, tmp_path: Path
+) -> None:
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("timeless")
+        with log.producer() as producer:
+            producer.produce("timeless", b"a", timestamp=1)
+            producer.produce("timeless", b"b", timestamp=0)
+        with pytest.raises(ConfigError, match="offset 1"):
+            log.export_kafka(broker.bootstrap)
+    assert librdkafka_rows(broker, {"timeless": 1}, "read_committed") == {"timeless": []}
+
+
+def fill(log: eoslog.Log, topic: str, seed: int) -> None:
+    """600 records in three partitions, some of them aborted."""
+    draw = random.Random(seed)
+    log.create_topic(topic, 3)
+    with log.producer(transactional_id="filler") as producer:
+        producer.init_transactions()
+        for i in range(60):
+            producer.begin_transaction()
+            for n in range(10):
+                headers = [("n", b"%d" % n)] * draw.randrange(3)
+                key = draw.choice([None, b"", b"k%d" % draw.randrange(20)])
+                producer.produce(
+                    topic,
+                    b"%d-%d" % (i, n),
+                    key,
+                    partition=draw.randrange(3),
+                    headers=headers,
+                    timestamp=world.START_MS + 10 * i + n,
+                )
+            producer.end_transaction(draw.random() < 0.8)
+
+
+def points(direction: str, seed: int) -> list[str]:
+    """Where to kill: a step, and the how many-th pass of it."""
+    draw = random.Random(seed)
+    steps = {
+        "export": (
+            "export.begin",
+            "export.produced",
+            "export.offsets",
+            "export.committed",
+            "export.record",
+        ),
+        "import": (
+            "import.record",
+            "import.produced",
+            "import.committed",
+            "txn.prepared",
+            "txn.decided",
+        ),
+    }[direction]
+    found = []
+    for n in range(KILLS[direction]):
+        step = steps[n % len(steps)]
+        passes = draw.randrange(1, 10 if step.endswith("record") else 4)
+        found.append(f"{step}:{passes}=kill")
+    return found
+
+
+@pytest.mark.parametrize("direction", ["export", "import"])
+def test_killed_at_many_points_the_target_equals_the_source(
+    direction: str, broker: Broker, tmp_path: Path
+) -> None:
+    """In every direction, a killed run's successor goes on where the last transaction ended."""
+    topic, other = f"killed-{direction}", tmp_path / "other"
+    with eoslog.open(tmp_path / "log") as log:
+        fill(log, topic, 7)
+        expected = essence(world.rows_of(log, topic, "read_committed"))
+    assert len(expected) > 400
+    words: tuple[str, ...] = (topic, "-n", "3")
+    target = tmp_path / "log"
+    if direction == "import":
+        assert run("export", target, broker, topic) == 0
+        eoslog.open(other, create=True).close()
+        target = other
+    killed = 0
+    for point in points(direction, 3):
+        code = run(direction, target, broker, *words, fail=point)
+        assert code in (0, -signal.SIGKILL), point
+        killed += code == -signal.SIGKILL
+        if code == 0:
+            break
+    assert run(direction, target, broker, *words) == 0
+    if direction == "export":
+        found = librdkafka_rows(broker, {topic: 3}, "read_committed")[topic]
+    else:
+        with eoslog.open(other) as log:
+            found = world.rows_of(log, topic, "read_committed")
+    assert essence(found) == expected
+    assert killed >= KILLS[direction]
+
+
+def test_import_takes_what_kafkas_readers_are_given(
+    broker_of: Callable[..., Broker], tmp_path: Path
+) -> None:
+    broker = broker_of().start()
+    workload = Workload(broker)
+    workload.run()
+    names = [name for name in TOPICS if not name.startswith("compacted")]
+    seen = workload.seen()
+    with eoslog.open(tmp_path / "log") as log:
+        moved = log.import_kafka(broker.bootstrap, names)
+        for topic in names:
+            rows = world.rows_of(log, topic, "read_committed")
+            assert essence(rows) == essence(seen[topic].rows["read_committed"]), topic
+        assert log.import_kafka(broker.bootstrap, names).records == 0
+        with pytest.raises(IllegalState, match="no position there"):
+            log.import_kafka(broker.bootstrap, ["nulls"], job="another")
+    assert moved.records > 300
