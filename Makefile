@@ -13,7 +13,7 @@ timed = @start=$$SECONDS; $(2); code=$$?; printf '%-10s %4d s\n' '$(1)' $$((SECO
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build wheel inplace test test-fast test-kafka test-spark torture-spark run bench
-.PHONY: lint format types imports stubs mutants asan fuzz rows clean distclean
+.PHONY: simulate lint format types imports stubs mutants asan fuzz rows clean distclean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,10 @@ asan: build  ## Build the core with ASan and UBSan and run its tests on it
 
 fuzz: build  ## Fuzz every parser for SECONDS=60 in all; FUZZ_ARGS='--target record'
 	$(call timed,fuzz,.ci/fuzz $(VENV) $(SECONDS_) $(FUZZ_ARGS))
+
+simulate: build  ## Simulate crashes for SECONDS (60) from SEED (1) on
+	@rm -rf .make/simulation && mkdir -p .make/simulation && cp -a tests .make/simulation/
+	cd .make/simulation && $(abspath $(BIN))/python -m tests.simulation --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1)
 
 clean:  ## Remove what was built; the virtual environment stays
 	rm -rf build dist .make *.egg-info eoslog/_core.c eoslog/*.so demo-data delays.png spark-warehouse

@@ -1,4 +1,8 @@
-"""`python -m tests.simulation --seconds N --seed S`: simulate, and say which seed fails."""
+"""`python -m tests.simulation --seconds N --seed S`: simulate, and say which seed fails.
+
+With --sweep the disk fails at every call instead. --plant runs with a
+bug on purpose until it is found, --self-test does so with every bug of `planted.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +15,57 @@ import sys
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
-    parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--runs", type=int, default=None)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long (60)")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed; others follow")
+    parser.add_argument(
+        "--runs", type=int, default=None, help="at most so many seeds, however long it takes"
+    )
+    parser.add_argument(
+        "--sweep", type=int, metavar="N", help="fail every Nth call of the workload instead"
+    )
     parser.add_argument("--plant", help="run with a planted bug: a name from planted.py")
+    parser.add_argument(
+        "--self-test", action="store_true", help="find every planted bug within --runs seeds"
+    )
     args = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of a run
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
     logging.disable(logging.CRITICAL)
-    from tests.simulation.simulation import run
+    from tests.simulation.planted import PLANTS, planted
+    from tests.simulation.simulation import Report, run
+    from tests.simulation.sweep import sweep
 
-    if args.runs is None and args.seconds > 1e8:
-        args.seconds = 60
-    from tests.simulation.planted import planted
+    def say(line: str) -> None:
+        print(line, flush=True)
 
-    with planted(args.plant) if args.plant else contextlib.nullcontext():
-        report = run(
-            args.seconds,
-            args.seed,
-            runs=args.runs,
-            say=lambda line: print(line, flush=True),
-            stop_at_first=args.plant is not None,
-        )
-    print(report.line())
-    print("trace", report.trace[-32:])
+    seconds = args.seconds if args.runs is None else 1e9
+    if args.self_test:
+        missed = []
+        for name in PLANTS:
+            with planted(name):
+                report = run(seconds, args.seed, runs=args.runs, stop_at_first=True)
+            found = "found" if report.violations else "MISSED"
+            say(
+                f"{found} after {report.counts['seeds']} seeds: {name}: {(report.violations or ['-'])[0][:120]}"
+            )
+            missed += [] if report.violations else [name]
+        return 1 if missed else 0
+    report = Report()
+    if args.sweep is not None:
+        report = sweep(seconds, args.seed, every=args.sweep, say=say)
+    else:
+        with planted(args.plant) if args.plant else contextlib.nullcontext():
+            report = run(
+                seconds, args.seed, runs=args.runs, say=say, stop_at_first=args.plant is not None
+            )
+    say(report.line())
+    say(f"trace {report.trace[-32:]}")
     for what in report.violations[:20]:
-        print(what)
-    if report.violations:
+        say(what)
+    if report.violations and args.sweep is None:
         seed = report.violations[0].split(":")[0].removeprefix("seed ")
-        print(f"again: python -m tests.simulation --seed {seed} --runs 1")
+        say(f"again: python -m tests.simulation --seed {seed} --runs 1")
     return 1 if report.violations else 0
 
 

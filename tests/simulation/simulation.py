@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import hashlib
 import os
 import shutil
 import tempfile
@@ -293,7 +294,9 @@ def run(
         while time.monotonic() < end and (runs is None or total.counts["seeds"] < runs):
             one = Run(seed, plan).execute()
             total.add(one)
-            total.trace = one.trace
+            total.trace = hashlib.blake2b(
+                (total.trace + one.trace).encode(), digest_size=16
+            ).hexdigest()
             seed += 1
             if stop_at_first and one.violations:
                 break
