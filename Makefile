@@ -7,13 +7,14 @@ SOURCES := $(shell find eoslog spark -name '*.py' -o -name '*.py[xi]' -o -name '
 FAST ?= not slow and not spark and not process
 PYTEST_ARGS ?=
 SECONDS_ = $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),60)
+REPORT ?= docs/reliability-report.md
 
 # Runs a recipe line and prints how long it took.
 timed = @start=$$SECONDS; $(2); code=$$?; printf '%-10s %4d s\n' '$(1)' $$((SECONDS - start)); exit $$code
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build wheel inplace test test-fast test-kafka test-spark torture-spark run bench
-.PHONY: simulate lint format types imports stubs mutants asan fuzz rows clean distclean
+.PHONY: simulate lint format types imports stubs mutants asan fuzz rows torture clean distclean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +90,9 @@ fuzz: build  ## Fuzz every parser for SECONDS=60 in all; FUZZ_ARGS='--target rec
 simulate: build  ## Simulate crashes for SECONDS (60) from SEED (1) on
 	@rm -rf .make/simulation && mkdir -p .make/simulation && cp -a tests .make/simulation/
 	cd .make/simulation && $(abspath $(BIN))/python -m tests.simulation --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1)
+
+torture: build  ## Every fault for MINUTES (10), counts into docs/reliability-report.md; SEED= repeats
+	$(call timed,torture,.ci/torture $(BIN) --report $(abspath $(REPORT)) --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(TORTURE_ARGS))
 
 clean:  ## Remove what was built; the virtual environment stays
 	rm -rf build dist .make *.egg-info eoslog/_core.c eoslog/*.so demo-data delays.png spark-warehouse

@@ -1,0 +1,146 @@
+"""`python -m tests.torture --minutes 10`: every fault there is, for a time; a line a second; a report.
+
+Exit code 1 if there was a violation. A seed that is named can be run again with `--only NAME --seed S
+--steps 1`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import select
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.torture.registry import harnesses
+from tests.torture.report import Report
+
+# Imported here, so that the lives that are forked need not.
+import eoslog.client.consumer  # isort: skip
+import eoslog.client.producer
+import eoslog.client.scan  # noqa: F401
+
+LONGEST_STEP_S = 300
+
+
+def worker(
+    pipe: int, chosen: list[tuple[Any, float]], deadline: float, seed: int, steps: int
+) -> None:
+    """Take steps of the harness that has had the least of its share, and tell each."""
+    rng, taken = random.Random(seed), 0
+    spent = dict.fromkeys((harness.name for harness, _ in chosen), 0.0)
+    logging.disable(logging.CRITICAL)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGALRM, _hangs)
+    try:
+        while time.monotonic() < deadline and (not steps or taken < steps):
+            harness, share = min(chosen, key=lambda one: spent[one[0].name] / one[1])
+            drawn = seed if steps == 1 else rng.randrange(1 << 30)
+            start = time.monotonic()
+            signal.alarm(LONGEST_STEP_S)
+            try:
+                step = harness.step(drawn)
+                found = {"counts": step.counts, "violations": step.violations}
+            except Exception:
+                text = f"the harness failed: {traceback.format_exc()}"
+                found = {"counts": {}, "violations": [text]}
+            signal.alarm(0)
+            spent[harness.name] += time.monotonic() - start
+            found |= {"harness": harness.name, "seed": drawn, "seconds": time.monotonic() - start}
+            os.write(pipe, json.dumps(found).encode() + b"\n")
+            taken += 1
+    finally:
+        for harness, _ in chosen:
+            harness.close()
+
+
+def _hangs(*_: object) -> None:
+    raise TimeoutError(f"a step takes longer than {LONGEST_STEP_S} s")
+
+
+def main() -> int:
+    """Run."""
+    parser = argparse.ArgumentParser(prog="python -m tests.torture")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4))
+    parser.add_argument("--only", default="", help="names of harnesses, with commas")
+    parser.add_argument("--steps", type=int, default=0, help="stop each job after so many")
+    parser.add_argument("--report", type=Path, default=None, help="add the counts to this report")
+    arguments = parser.parse_args()
+
+    wanted = set(filter(None, arguments.only.split(",")))
+    chosen, report = [], Report(arguments.seed)
+    for harness, share in harnesses():
+        if wanted and harness.name not in wanted:
+            continue
+        why = harness.missing()
+        if why is None:
+            chosen.append((harness, share))
+        else:
+            print(f"not run: {harness.name}: {why}", flush=True)
+            report.not_run[harness.name] = why
+        report.goals[harness.name] = harness.goal
+    deadline = time.monotonic() + 60 * arguments.minutes
+    pipes: dict[int, bytes] = {}
+    pids = []
+    for job in range(arguments.jobs if chosen else 0):
+        read, write = os.pipe()
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                os.close(read)
+                os.setpgrp()
+                worker(write, chosen, deadline, arguments.seed + job, arguments.steps)
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(write)
+        pipes[read] = b""
+        pids.append(pid)
+    try:
+        _listen(pipes, report, deadline)
+    finally:
+        for pid in pids:
+            if sys.exc_info()[0] is not None:
+                os.killpg(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
+    for line in report.summary():
+        print(line)
+    if arguments.report is not None:
+        report.add_to(arguments.report)
+    return 1 if report.violations else 0
+
+
+def _listen(pipes: dict[int, bytes], report: Report, deadline: float) -> None:
+    shown = 0.0
+    while pipes:
+        for pipe in select.select(list(pipes), [], [], 1)[0]:
+            chunk = os.read(pipe, 1 << 16)
+            if not chunk:
+                os.close(pipe)
+                del pipes[pipe]
+                continue
+            *lines, pipes[pipe] = (pipes[pipe] + chunk).split(b"\n")
+            for line in lines:
+                for violation in report.take(json.loads(line)):
+                    print(f"\n{violation}", flush=True)
+        if time.monotonic() - shown > (1 if sys.stdout.isatty() else 15):
+            shown = time.monotonic()
+            left = max(0, deadline - shown)
+            end = "\r" if sys.stdout.isatty() else "\n"
+            print(f"{left:5.0f} s left  {report.line()}", end=end, flush=True)
+    print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

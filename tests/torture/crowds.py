@@ -1,0 +1,211 @@
+"""Many processes at once, killed at random: consume-transform-produce, and producers on 16 partitions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import eoslog
+from eoslog import TopicPartition
+from eoslog.errors import KafkaError
+from eoslog.history import Recorder
+from eoslog.history.recorder import values
+from tests.faults.harness import Child, Running, live, start
+from tests.torture.harness import Round, Step
+
+PARTITIONS = 4
+
+
+def prepare(child: Child, path: Path, topics: dict[str, int]) -> None:
+    """The directory with its topics."""
+    with eoslog.open(path) as log:
+        for topic, partitions in topics.items():
+            log.create_topic(topic, partitions, {"segment.bytes": "65536"})
+
+
+def feed(child: Child, path: Path, history: Path, name: str, each: int, batch: int) -> None:
+    """Write the numbers 0.. into every partition of `in`, going on after what is committed."""
+    with eoslog.open(path) as log, Recorder(str(history / f"{name}.jsonl"), name) as recorder:
+        producer = recorder.producer(log, "feeder")
+        tps = [TopicPartition("in", p) for p in range(PARTITIONS)]
+        nexts = {tp: sum(1 for _ in _committed(log, tp)) for tp in tps}
+        while any(following < each for following in nexts.values()):
+            producer.begin()
+            rows = []
+            for tp in tps:
+                upper = min(each, nexts[tp] + batch // PARTITIONS)
+                # A value of a lost transaction is sent again by another life, under another name.
+                rows += [(tp, f"{name}/{tp.partition}:{n}") for n in range(nexts[tp], upper)]
+                nexts[tp] = upper
+            producer.send(rows)
+            producer.commit()
+        producer.close()
+
+
+def move(child: Child, path: Path, history: Path, name: str, batch: int) -> None:
+    """Consume, transform, produce into the same partition of `out`, until killed or refused."""
+    with eoslog.open(path) as log, Recorder(str(history / f"{name}.jsonl"), name) as recorder:
+        producer = recorder.producer(log, f"mover-{name.split('.')[0]}")
+        settings: dict[str, Any] = {"enable_auto_commit": False, "auto_offset_reset": "earliest"}
+        with log.consumer("in", group_id="g", **settings) as consumer:
+            reading = recorder.consumer(consumer)
+            while True:
+                txn = producer.begin()
+                records = reading.consume(batch, 0.5, txn)
+                if not records:
+                    producer.abort()
+                    continue
+                spans: dict[TopicPartition, tuple[int, int]] = {}
+                rows = []
+                for r in records:
+                    tp = TopicPartition("in", r.partition)
+                    spans[tp] = (spans.get(tp, (r.offset, 0))[0], r.offset + 1)
+                    rows.append((TopicPartition("out", r.partition), f"{name}!{r.value.decode()}"))
+                producer.send(rows)
+                try:
+                    producer.commit(spans, consumer.group_metadata())
+                except (
+                    KafkaError
+                ) as error:  # the group moved on, or this one is a zombie: begin anew
+                    child.tell("refused", type(error).__name__)
+                    return
+
+
+def progress(child: Child, path: Path) -> None:
+    """Tell how many committed outputs there are."""
+    with eoslog.open(path) as log:
+        child.tell("count", sum(1 for tp in log.partitions_of("out") for _ in _committed(log, tp)))
+
+
+def outputs(child: Child, path: Path) -> None:
+    """Tell the numbers in each partition of `out`, in order."""
+    with eoslog.open(path) as log:
+        for tp in log.partitions_of("out"):
+            child.tell(
+                "numbers", [int(value.rpartition(":")[2]) for _, value in _committed(log, tp)]
+            )
+
+
+def _committed(log: Any, tp: TopicPartition) -> Any:
+    return values(log, tp, 0, log.offsets(tp.topic, tp.partition).last_stable)
+
+
+class Transform:
+    """Output = input, each once and in order, with both sides killed about once a second.
+
+    Args:
+        total: records. batch: records a transaction (Kafka's own test: 100,000 and 750).
+    """
+
+    name, goal = "transform", ("records transformed", 1_000_000)
+
+    def __init__(self, total: int = 4000, batch: int = 200) -> None:
+        """Short by default."""
+        self.total, self.batch = total, batch
+
+    def missing(self) -> str | None:
+        """It needs fork only."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+    def step(self, seed: int) -> Step:
+        """Feed and move until all is there."""
+        each = self.total // PARTITIONS
+        with Round(seed) as round_:
+            path, history, rng = round_.path, round_.history, round_.rng
+            live(prepare, path, {"in": PARTITIONS, "out": PARTITIONS}).fine()
+            lives = itertools.count()
+
+            def begin(role: str) -> Running:
+                name = f"{role}.{next(lives)}"
+                if role == "feed":
+                    return start(feed, path, history, name, each, self.batch)
+                return start(move, path, history, name, self.batch)
+
+            running = {role: begin(role) for role in ("feed", "a", "b")}
+            deadline = time.monotonic() + 60 + self.total / 50
+            while True:
+                time.sleep(rng.uniform(0.2, 1.5))
+                for role, process in list(running.items()):
+                    if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                        round_.ended(process.end())
+                        running[role] = begin(role)
+                if live(progress, path).of("count")[-1:] == [each * PARTITIONS]:
+                    break
+                if time.monotonic() > deadline:
+                    round_.step.violations.append("the outputs did not come to their end")
+                    break
+                victim = rng.choice(list(running))
+                round_.ended(running[victim].kill())
+                running[victim] = begin(victim)
+            for process in running.values():
+                round_.ended(process.kill())
+            step = round_.verdict()
+            for numbers in live(outputs, path).of("numbers"):
+                if numbers != list(range(each)):
+                    step.violations.append(f"outputs are {numbers[:20]}..., not 0 to {each - 1}")
+            step.counts["records transformed"] += each * PARTITIONS
+            return step
+
+
+def pour(child: Child, path: Path, history: Path, name: str, inst: str, seed: int) -> None:
+    """Sends and transactions over 16 partitions until killed."""
+    import random
+
+    rng, numbers = random.Random(seed), itertools.count()
+    with eoslog.open(path) as log, Recorder(str(history / f"{name}.jsonl"), name) as recorder:
+        plain = recorder.producer(log)
+        producer = recorder.producer(log, inst)
+        while True:
+            tps = [TopicPartition("out", p) for p in rng.sample(range(16), 3)]
+            rows = [(tp, f"{name}:{next(numbers)}") for tp in tps for _ in range(rng.randint(1, 4))]
+            if rng.random() < 0.4:
+                plain.send(rows)
+                plain.acknowledge()
+            else:
+                producer.begin()
+                producer.send(rows)
+                producer.abort() if rng.random() < 0.2 else producer.commit()
+
+
+class Producers:
+    """Many processes on 16 partitions, some of them killed and begun again all the time."""
+
+    name, goal = "producers", ("kills", 2_000)
+
+    def __init__(self, processes: int = 10, seconds: float = 4) -> None:
+        """Short by default; 64 processes are the full form."""
+        self.processes, self.seconds = processes, seconds
+
+    def missing(self) -> str | None:
+        """It needs fork only."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+    def step(self, seed: int) -> Step:
+        """Pour for some seconds."""
+        with Round(seed) as round_:
+            live(prepare, round_.path, {"out": 16}).fine()
+            lives = itertools.count()
+
+            def begin(inst: int) -> Running:
+                name = f"p{inst}.{next(lives)}"
+                return start(pour, round_.path, round_.history, name, f"id-{inst}", round_.seed())
+
+            running = {inst: begin(inst) for inst in range(self.processes)}
+            deadline = time.monotonic() + self.seconds
+            while time.monotonic() < deadline:
+                time.sleep(round_.rng.uniform(0.02, 0.3))
+                victim = round_.rng.randrange(self.processes)
+                round_.ended(running[victim].kill())
+                running[victim] = begin(victim)
+            for process in running.values():
+                round_.ended(process.kill())
+            return round_.verdict()

@@ -1,0 +1,125 @@
+"""File systems of our own on loop devices, whose power can be cut. Root only.
+
+The power is cut by the shutdown ioctl that ext4 and XFS have: the journal is as it was, nothing
+dirty is written any more, and the next mount replays it. Everything lies in memory, so a sync
+costs what the file system does for it and no disk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import random
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32)
+LOGFLUSH, NOLOGFLUSH = 1, 2
+WRITE_AND_WAIT = 1 | 2 | 4
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+
+def run(*command: str | Path) -> str:
+    """Run a tool; RuntimeError with what it said if it fails."""
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def lacking(*tools: str) -> str | None:
+    """Why disks of our own cannot be had here, or None."""
+    if os.geteuid() != 0:
+        return "needs root"
+    gone = [tool for tool in tools if shutil.which(tool) is None]
+    if gone:
+        return f"needs {', '.join(gone)}"
+    if not os.path.exists("/dev/loop-control"):
+        return "needs loop devices"
+    return None
+
+
+class Disk:
+    """A file system on a loop device on a file in memory.
+
+    Args:
+        kind: "ext4" or "xfs".
+        options: of the mount.
+        megabytes: its size.
+        device: an existing file to use in place of one of our own (a FUSE-backed one, say).
+    """
+
+    def __init__(
+        self, kind: str, options: str = "", megabytes: int | None = None, device: Path | None = None
+    ) -> None:
+        """Make it and mount it."""
+        self.kind, self.options = kind, options
+        base = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        self.place = Path(tempfile.mkdtemp(prefix="eoslog-disk-", dir=base))
+        self.image, self.mount_point = device or self.place / "image", self.place / "mount"
+        self.mount_point.mkdir()
+        if device is None:
+            with open(self.image, "wb") as file:
+                file.truncate((megabytes or {"ext4": 64, "xfs": 320}[kind]) << 20)
+        if kind == "ext4":
+            run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", self.image)
+        else:
+            run("mkfs.xfs", "-q", "-f", self.image)
+        self.loop = run("losetup", "-f", "--show", self.image)
+        try:
+            self.mount()
+        except BaseException:
+            run("losetup", "-d", self.loop)
+            raise
+
+    def mount(self) -> None:
+        """Mount, which replays the journal."""
+        options = ["-o", self.options] if self.options else []
+        run("mount", "-t", self.kind, *options, self.loop, self.mount_point)
+
+    def unmount(self) -> None:
+        """Unmount; whoever used it must be dead."""
+        run("umount", self.mount_point)
+
+    def cut(self, flags: int = NOLOGFLUSH) -> None:
+        """From now on nothing reaches the device."""
+        fd = os.open(self.mount_point, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", flags))
+        finally:
+            os.close(fd)
+
+    def remount(self) -> None:
+        """What a reboot does."""
+        self.unmount()
+        self.mount()
+
+    def scatter(self, rng: random.Random) -> int:
+        """Write back some pages of some files, as the kernel may at any time; how many ranges."""
+        files = [p for p in self.mount_point.rglob("*") if p.is_file() and p.stat().st_size]
+        count = 0
+        for file in rng.sample(files, rng.randint(0, len(files))):
+            fd = os.open(file, os.O_RDONLY)
+            try:
+                pages = (os.fstat(fd).st_size + 4095) // 4096
+                first = rng.randrange(pages)
+                _libc.sync_file_range(
+                    fd, first << 12, rng.randint(1, pages - first) << 12, WRITE_AND_WAIT
+                )
+                count += 1
+            finally:
+                os.close(fd)
+        return count
+
+    def close(self) -> None:
+        """Take it away."""
+        subprocess.run(["umount", "-l", str(self.mount_point)], capture_output=True, check=False)
+        subprocess.run(["losetup", "-d", self.loop], capture_output=True, check=False)
+        shutil.rmtree(self.place, ignore_errors=True)

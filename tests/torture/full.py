@@ -1,0 +1,194 @@
+"""Full disks and disks that say no: injected at every call, and real ones.
+
+`Full` uses small file systems that fill up by themselves; `Refusals` injects ENOSPC and EIO at a
+drawn call of the OS table, once; `Failing` puts the log on a block device whose writes fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from tests.faults.harness import Life, live, start
+from tests.torture.disks import Disk, lacking, run
+from tests.torture.harness import Round, Step
+from tests.torture.kills import CALLS
+from tests.torture.mixed import mixed
+
+
+class Refusals:
+    """ENOSPC, EIO or a short write at one call of a life, which must end typed and lose nothing."""
+
+    name, goal = "refusal", ("refused calls", 5_000)
+    ERRORS = {"pwrite": ("ENOSPC", "EIO", "short"), "ftruncate": ("EIO",), "fdatasync": ("EIO",),
+              "fsync": ("EIO",), "open": ("EIO", "ENOSPC", "EMFILE"), "rename": ("EIO", "ENOSPC"),
+              "unlink": ("EIO",), "mkdir": ("ENOSPC",), "pread": ("EIO",)}  # fmt: skip
+
+    def missing(self) -> str | None:
+        """It needs fork only."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+    def step(self, seed: int) -> Step:
+        """Six lives, each refused once somewhere."""
+        with Round(seed) as round_:
+            for _ in range(6):
+                call = round_.rng.choice(list(self.ERRORS))
+                error = round_.rng.choice(self.ERRORS[call])
+                nth = round_.rng.randint(1, CALLS.get(call, 60))
+                life = live(
+                    mixed, round_.path, round_.history, round_.name(), round_.seed(),
+                    faults=((call, error, nth),),
+                )  # fmt: skip
+                round_.ended(life)
+                round_.step.counts["refused calls"] += 1
+                round_.step.counts[f"{error} injected"] += 1
+            return round_.verdict()
+
+
+class Full:
+    """A tmpfs and an ext4 that fill up; then there is room again, and the log goes on."""
+
+    name, goal = "full disk", ("full disks", 500)
+
+    def __init__(self) -> None:
+        """No disk before the first step."""
+        self._disk: Disk | None = None
+
+    def missing(self) -> str | None:
+        """Root and loop devices."""
+        return lacking("losetup", "mkfs.ext4")
+
+    def close(self) -> None:
+        """Unmount."""
+        if self._disk is not None:
+            self._disk.close()
+            self._disk = None
+
+    def step(self, seed: int) -> Step:
+        """Lives on a disk that is nearly full, room made, a last life, the verdict."""
+        return self._tmpfs(seed) if seed % 2 else self._ext4(seed)
+
+    def _tmpfs(self, seed: int) -> Step:
+        place = Path(tempfile.mkdtemp(prefix="eoslog-tmpfs-"))
+        run("mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place)
+        try:
+            with Round(seed, place) as round_:
+                round_.ended(self._live(round_))
+                used = int(run("df", "--output=used", "-k", place).split()[-1])
+                room = round_.rng.randint(0, 120)
+                run("mount", "-o", f"remount,size={used + room}k", place)
+                for _ in range(3):
+                    round_.ended(self._live(round_))
+                run("mount", "-o", "remount,size=64m", place)
+                round_.ended(self._live(round_))
+                round_.step.counts["full disks"] += 1
+                return round_.verdict()
+        finally:
+            subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
+            place.rmdir()
+
+    def _ext4(self, seed: int) -> Step:
+        if self._disk is None:
+            self._disk = Disk("ext4", megabytes=24)
+        disk = self._disk
+        with Round(seed, disk.mount_point) as round_:
+            round_.ended(self._live(round_))
+            ballast = disk.mount_point / "ballast"
+            with open(ballast, "wb", buffering=0) as file:
+                with contextlib.suppress(OSError):  # until it is full
+                    while file.write(bytes(1 << 16)):
+                        pass
+                file.truncate(max(file.tell() - (round_.rng.randint(0, 120) << 10), 0))
+            for _ in range(3):
+                round_.ended(self._live(round_))
+            ballast.unlink()
+            round_.ended(self._live(round_))
+            round_.step.counts["full disks"] += 1
+            step = round_.verdict()
+        shutil.rmtree(round_.path, ignore_errors=True)
+        return step
+
+    @staticmethod
+    def _live(round_: Round) -> Life:
+        return live(mixed, round_.path, round_.history, round_.name(), round_.seed())
+
+
+class Failing:
+    """A block device whose writes fail for a while: the kernel says so once, at a sync, and forgets.
+
+    nbdkit's error filter below nbdfuse below a loop device below ext4 or XFS.
+    """
+
+    name, goal = "failing device", ("failed writebacks", 200)
+
+    def missing(self) -> str | None:
+        """FUSE, nbdkit with its error filter, nbdfuse."""
+        if not os.path.exists("/dev/fuse"):
+            return "needs /dev/fuse"
+        return lacking("losetup", "mkfs.ext4", "nbdkit", "nbdfuse")
+
+    def close(self) -> None:
+        """Each step has its own device."""
+
+    def step(self, seed: int) -> Step:
+        """Lives before, during and after the failure, a reboot, the verdict."""
+        place = Path(tempfile.mkdtemp(prefix="eoslog-failing-", dir="/dev/shm"))
+        socket, inject, image = place / "nbd.sock", place / "inject", place / "disk"
+        image.touch()
+        nbdkit = subprocess.Popen(
+            ["nbdkit", "-f", "-U", socket, "--filter=error", "memory", "64M", "error-pwrite=EIO",
+             "error-pwrite-rate=100%", f"error-file={inject}"],
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        fuse = disk = None
+        try:
+            _until(socket.exists)
+            fuse = subprocess.Popen(["nbdfuse", image, "--unix", socket], stderr=subprocess.DEVNULL)
+            _until(lambda: image.stat().st_size > 0)
+            disk = Disk("ext4", device=image)
+            with Round(seed, disk.mount_point) as round_:
+                arguments = (round_.path, round_.history)
+                round_.ended(live(mixed, *arguments, round_.name(), round_.seed()))
+                during = start(mixed, *arguments, round_.name(), round_.seed(), 60)
+                time.sleep(round_.rng.uniform(0.02, 0.4))
+                inject.touch()
+                time.sleep(round_.rng.uniform(0.05, 0.3))
+                if round_.rng.random() < 0.5:
+                    inject.unlink()
+                    time.sleep(0.05)
+                if round_.rng.random() < 0.5:
+                    during.signal(signal.SIGKILL)
+                round_.ended(during.end(90))
+                inject.unlink(missing_ok=True)
+                # another process on the same mount, with the kernel's cache as it is
+                round_.ended(live(mixed, *arguments, round_.name(), round_.seed()))
+                round_.step.counts["failed writebacks"] += 1
+                disk.remount()
+                round_.ended(live(mixed, *arguments, round_.name(), round_.seed()))
+                return round_.verdict(frozenset({"0", "1"}))
+        finally:
+            if disk is not None:
+                disk.close()
+            subprocess.run(["umount", "-l", str(image)], check=False, capture_output=True)
+            for process in (fuse, nbdkit):
+                if process is not None:
+                    process.terminate()
+                    process.wait(10)
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _until(condition: object, timeout: float = 10) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > deadline:
+            raise TimeoutError("the device did not come up")
+        time.sleep(0.01)

@@ -1,0 +1,94 @@
+"""What every harness of `make torture` is: a name, what it needs of the machine, and a step.
+
+A harness is a class with this shape; `registry.py` lists them. A step takes a seed and some seconds
+at most, does its faults, and returns counts (which add up over runs) and violations (texts).
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from tests.faults.harness import Life
+from tests.torture.verify import endings_of, verify
+
+MEMORY = Path("/dev/shm")
+
+
+@dataclass
+class Step:
+    """What one step did and found."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+
+class Harness(Protocol):
+    """One kind of fault. `goal` names a count and the figure to reach, zero violations."""
+
+    name: str
+    goal: tuple[str, int]
+
+    def missing(self) -> str | None:
+        """Why it cannot run on this machine; None if it can."""
+
+    def step(self, seed: int) -> Step:
+        """Faults drawn from a seed, and their verdict."""
+
+    def close(self) -> None:
+        """Give back what the steps shared."""
+
+
+class Round:
+    """A directory with the histories of the lives lived in it, and a verdict in the end.
+
+    Args:
+        seed: of everything drawn.
+        root: where the log lies; a temporary directory in memory if None.
+    """
+
+    def __init__(self, seed: int, root: Path | None = None) -> None:
+        self.rng, self.step = random.Random(seed), Step()
+        self.place = Path(
+            tempfile.mkdtemp(prefix="eoslog-torture-", dir=MEMORY if MEMORY.is_dir() else None)
+        )
+        # A removal can be undone by a power cut, so no round uses another one's directory.
+        self.path = (root or self.place) / f"log-{seed}"
+        self.history = self.place / "history"
+        self.history.mkdir()
+        self.numbers = 0
+
+    def __enter__(self) -> Round:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def name(self) -> str:
+        """The name of the next life."""
+        self.numbers += 1
+        return f"l{self.numbers}"
+
+    def seed(self) -> int:
+        """A seed for a life."""
+        return self.rng.randrange(1 << 30)
+
+    def ended(self, life: Life) -> Life:
+        """Count how a life ended and note what it may not do."""
+        self.step.counts["kills"] += life.killed
+        self.step.counts["lives"] += 1
+        self.step.counts["refusals"] += len(life.of("refused"))
+        self.step.violations += endings_of(life)
+        return life
+
+    def verdict(self, lossy: frozenset[str] = frozenset({"0"})) -> Step:
+        """Look at what is left."""
+        found = verify(self.path, self.history, self.name(), lossy=lossy)
+        self.step.counts["verdicts"] += 1
+        self.step.violations += found
+        return self.step

@@ -1,0 +1,82 @@
+"""Power cuts on real file systems: ext4 as it comes, ext4 without its rename safety net, XFS.
+
+A life is killed at a drawn call, or still runs, when its file system is shut down; some pages that
+nobody had synced are written back before, as the kernel may do. Then the journal is replayed and the
+next life goes on with what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+
+from tests.faults.harness import live, start
+from tests.torture.disks import LOGFLUSH, NOLOGFLUSH, Disk, lacking
+from tests.torture.harness import Round, Step
+from tests.torture.kills import Kills
+from tests.torture.mixed import mixed
+
+KINDS = (("ext4", ""), ("ext4", "noauto_da_alloc"), ("xfs", ""))
+LOSSY = frozenset({"0", "1"})
+
+
+class Power:
+    """Four cuts a step, in one directory."""
+
+    name, goal = "power", ("cuts", 500)
+
+    def __init__(self) -> None:
+        """No disk before the first step."""
+        self._disks: dict[tuple[str, str], Disk] = {}
+
+    def missing(self) -> str | None:
+        """Root, loop devices and the tools of both file systems."""
+        return lacking("losetup", "mkfs.ext4", "mkfs.xfs")
+
+    def close(self) -> None:
+        """Unmount."""
+        while self._disks:
+            self._disks.popitem()[1].close()
+
+    def step(self, seed: int) -> Step:
+        """Four lives, each ended by a power cut, then the verdict."""
+        kind = KINDS[seed // 8 % len(KINDS)]
+        disk = self._disks.get(kind)
+        if disk is None:
+            self.close()  # loop devices are few
+            disk = self._disks[kind] = Disk(*kind)
+        try:
+            with Round(seed, disk.mount_point) as round_:
+                for _ in range(4):
+                    self._life(round_, disk)
+                    round_.step.counts["cuts"] += 1
+                    round_.step.counts[f"cuts on {' '.join(filter(None, kind))}"] += 1
+                step = round_.verdict(LOSSY)
+            shutil.rmtree(round_.path, ignore_errors=True)
+        except BaseException:
+            self._disks.pop(kind).close()
+            raise
+        return step
+
+    @staticmethod
+    def _life(round_: Round, disk: Disk) -> None:
+        rng, name = round_.rng, round_.name()
+        running = rng.random() < 0.3
+        faults = () if running else (Kills._fault(round_),)
+        arguments = (mixed, round_.path, round_.history, name, round_.seed())
+        if running:
+            child = start(*arguments)
+            time.sleep(rng.uniform(0, 0.08))
+            disk.cut(rng.choice([NOLOGFLUSH, LOGFLUSH]))
+            time.sleep(rng.uniform(0, 0.02))
+            life = child.kill()
+            if os.WIFSIGNALED(life.status) and os.WTERMSIG(life.status) == signal.SIGBUS:
+                life.status = signal.SIGKILL  # a mapped page of a disk that is gone
+            round_.ended(life)
+        else:
+            round_.ended(live(*arguments, faults=faults))
+            round_.step.counts["ranges written back"] += disk.scatter(rng)
+            disk.cut(rng.choice([NOLOGFLUSH, NOLOGFLUSH, LOGFLUSH]))
+        disk.remount()

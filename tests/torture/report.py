@@ -1,0 +1,128 @@
+"""What a torture run found, and `docs/reliability-report.md`, whose counts add up over runs.
+
+The figures behind the page lie beside it in `reliability-report.json`: one entry a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HEAD = """# Reliability report
+
+Written by `make torture`; counts add up over runs, each with its seed. A violation is a line of
+`eoslog verify-history`, a digest that differs, an untyped error, or a death that nobody asked for.
+`python -m tests.torture --only NAME --seed SEED --steps 1` takes one step again.
+"""
+
+
+class Report:
+    """The run so far."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.began = seed, time.time()
+        self.counts: dict[str, Counter[str]] = {}
+        self.seconds: Counter[str] = Counter()
+        self.goals: dict[str, tuple[str, int]] = {}
+        self.not_run: dict[str, str] = {}
+        self.violations: list[str] = []
+
+    def take(self, step: dict[str, Any]) -> list[str]:
+        """Add a step; its violations as text."""
+        name = step["harness"]
+        self.counts.setdefault(name, Counter()).update(step["counts"])
+        self.counts[name]["steps"] += 1
+        self.seconds[name] += step["seconds"]
+        texts = [f"VIOLATION {name} seed {step['seed']}: {v[:2000]}" for v in step["violations"]]
+        self.violations += texts
+        return texts
+
+    def line(self) -> str:
+        """The live line."""
+        total: Counter[str] = Counter()
+        for counts in self.counts.values():
+            total.update(counts)
+        words = (
+            "kills",
+            "cuts",
+            "simulated crashes",
+            "refused calls",
+            "verdicts",
+            "steps",
+            "inputs",
+        )
+        shown = [f"{total[word]} {word}" for word in words if total[word]]
+        return f"{', '.join(shown)}, {len(self.violations)} violations"
+
+    def summary(self) -> Iterator[str]:
+        """A line a harness."""
+        for name, counts in sorted(self.counts.items()):
+            shown = ", ".join(f"{n} {what}" for what, n in sorted(counts.items()) if n)
+            yield f"{name:16} {self.seconds[name]:6.0f} s  {shown}"
+        for name, why in self.not_run.items():
+            yield f"{name:16} not run: {why}"
+        yield f"seed {self.seed}, {len(self.violations)} violations"
+
+    def entry(self) -> dict[str, Any]:
+        """The run as it is kept."""
+        return {
+            "date": time.strftime("%Y-%m-%d", time.gmtime(self.began)),
+            "seed": self.seed,
+            "commit": _commit(),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release().split('-')[0]}",
+            "seconds": round(sum(self.seconds.values())),
+            "counts": {name: dict(counts) for name, counts in sorted(self.counts.items())},
+            "not_run": self.not_run,
+            "violations": self.violations[:20],
+        }  # fmt: skip
+
+    def add_to(self, page: Path) -> None:
+        """Add the run to the page and to the figures beside it."""
+        figures = page.with_suffix(".json")
+        runs = json.loads(figures.read_text()) if figures.exists() else []
+        runs.append(self.entry())
+        figures.write_text(json.dumps(runs, indent=1) + "\n")
+        page.write_text("\n".join(render(runs, self.goals)) + "\n")
+
+
+def render(runs: list[dict[str, Any]], goals: dict[str, tuple[str, int]]) -> Iterator[str]:
+    """The page of some runs."""
+    total: dict[str, Counter[str]] = {}
+    for run in runs:
+        for name, counts in run["counts"].items():
+            total.setdefault(name, Counter()).update(counts)
+    yield HEAD
+    yield "| faults | done | goal | all counts |"
+    yield "|---|---|---|---|"
+    for name, counts in sorted(total.items()):
+        unit, goal = goals.get(name, ("steps", 0))
+        rest = ", ".join(
+            f"{n:,} {what}" for what, n in sorted(counts.items()) if n and what != unit
+        )
+        yield f"| {name} | {counts[unit]:,} {unit} | {goal:,} | {rest} |"
+    bad = sum(len(run["violations"]) for run in runs)
+    yield f"\n{len(runs)} runs, {sum(run['seconds'] for run in runs):,} s of work, {bad} violations.\n"
+    yield "| date | commit | seed | machine | work | violations | not run |"
+    yield "|---|---|---|---|---|---|---|"
+    for run in runs:
+        left = "; ".join(f"{name}: {why}" for name, why in run["not_run"].items()) or "-"
+        yield (
+            f"| {run['date']} | {run['commit']} | {run['seed']} | {run['machine']} | {run['seconds']} s"
+            f" | {len(run['violations'])} | {left} |"
+        )
+
+
+def _commit() -> str:
+    source = os.environ.get("EOSLOG_SOURCE", ".")
+    done = subprocess.run(
+        ["git", "-C", source, "rev-parse", "--short", "HEAD"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,71 @@
+"""Every harness of `make torture` takes a step of a fixed seed; `make torture` takes thousands.
+
+What this machine cannot run is named and counted, and nothing else is left out.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.torture.harness import Step
+from tests.torture.registry import harnesses
+from tests.torture.report import Report, render
+from tests.torture.verify import verify
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+STEPS = {"kill": 2, "power": 2}
+
+
+@pytest.mark.parametrize("harness", [h for h, _ in harnesses()], ids=lambda h: h.name)
+def test_a_step_finds_no_violation(harness):
+    why = harness.missing()
+    if why is not None:
+        pytest.skip(f"not run: {harness.name}: {why}")
+    done = Step()
+    try:
+        for seed in range(STEPS.get(harness.name, 1)):
+            step = harness.step(16 * seed + 1)
+            done.counts.update(step.counts)
+            done.violations += step.violations
+    finally:
+        harness.close()
+    assert done.violations == []
+    assert sum(done.counts.values()) > 0
+
+
+def test_a_spoiled_directory_is_a_violation(tmp_path):
+    """The oracle sees what it is there for: a record that vanished, a batch that appeared."""
+    from tests.faults.harness import live
+    from tests.torture.mixed import mixed
+
+    path, history = tmp_path / "log", tmp_path / "history"
+    history.mkdir()
+    live(mixed, path, history, "one", 3, 20).fine()
+    assert verify(path, history, "before") == []
+    events = [json.loads(line) for line in (history / "one.jsonl").read_text().splitlines()]
+    sends = [event for event in events if event["f"] == "send" and event.get("txn")]
+    sends[0]["sends"][0][1] = "never written"
+    (history / "one.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert any("phantom" in violation for violation in verify(path, history, "after"))
+
+
+def test_the_counts_of_runs_add_up(tmp_path):
+    page = tmp_path / "report.md"
+    for seed in (1, 2):
+        report = Report(seed)
+        report.goals["kill"] = ("kills", 10_000)
+        report.not_run["power"] = "needs root"
+        step = {
+            "harness": "kill",
+            "seed": 7,
+            "seconds": 1.0,
+            "counts": {"kills": 21},
+            "violations": [],
+        }
+        assert report.take(step) == []
+        report.add_to(page)
+    text = page.read_text()
+    assert "| kill | 42 kills | 10,000 |" in text and text.count("power: needs root") == 2
+    assert list(render(json.loads(page.with_suffix(".json").read_text()), {}))

@@ -1,0 +1,174 @@
+"""The oracle: what must hold of a directory after any fault, by O1 to O6 of the fault matrix.
+
+`verify` runs in a process of its own, opens the directory as a user would, lets the next instances
+of all transactional ids settle what was left, records the end of the history, and compares three
+opinions on every partition: the engine's, the naive reference reader's on the files, and that of an
+engine which has to rebuild everything that is derived.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import eoslog
+from eoslog.history import Recorder, check, read_history
+from eoslog.history.recorder import str_of, values
+from tests.faults.harness import Child, Life, live
+from tests.reference import codec
+from tests.torture.mixed import GROUP, IDS, TOPICS
+
+DERIVED = (".index", ".timeindex", ".txnindex", ".snapshot")
+
+
+def digest(log: Any) -> dict[str, Any]:
+    """Everything that is a fold over the logs."""
+    state: dict[str, Any] = {}
+    engine = log.engine
+    keys = [
+        (str_of(tp), tp.topic, tp.partition) for t in log.topics() for tp in log.partitions_of(t)
+    ]
+    for name, topic, number in keys:
+        partition = engine.partition(topic, number)
+        ends = log.offsets(topic, number)
+        state[name] = {
+            "ends": list(ends),
+            "open": [list(row) for row in partition.open_transactions()],
+            "producers": sorted(
+                [p.producer_id, p.producer_epoch, p.last_sequence, p.current_txn_first_offset]
+                for p in partition.producers()
+            ),
+            "aborted": [list(row) for row in partition.aborted(ends.log_start, ends.log_end)],
+        }  # fmt: skip
+    state["transactions"] = sorted(
+        [t.transactional_id, str(t.state), t.producer_id, t.producer_epoch]
+        for t in log.transactions(open_only=False)
+    )
+    state["groups"] = {
+        name: {str_of(tp): o.offset for tp, o in sorted(log.describe_group(name).offsets.items())}
+        for name in sorted(log.groups())
+    }
+    return state
+
+
+def reference_values(folder: Path, log_start: int) -> list[tuple[int, str]]:
+    """(offset, value) of committed records, by a reader that knows the format and nothing else."""
+    batches, offset = [], None
+    for file in sorted(folder.glob("*.log")):
+        for batch in codec.iter_batches(file.read_bytes()):
+            assert batch.valid, f"{file}: batch at {batch.position} has a wrong CRC"
+            assert offset is None or batch.base_offset == offset, f"{file}: {offset} is missing"
+            offset = batch.last_offset + 1
+            batches.append(batch)
+    open_from: dict[int, int] = {}
+    aborted: dict[int, list[tuple[int, int]]] = {}
+    for batch in batches:
+        if batch.control:
+            first = open_from.pop(batch.producer_id, None)
+            if first is not None and batch.control_type == 0:
+                aborted.setdefault(batch.producer_id, []).append((first, batch.base_offset))
+        elif batch.transactional:
+            open_from.setdefault(batch.producer_id, batch.base_offset)
+    stable = min(open_from.values(), default=offset or 0)
+    return [
+        (record.offset, bytes(record.value or b"").decode())
+        for batch in batches
+        if not batch.control and batch.base_offset < stable
+        and not (
+            batch.transactional
+            and any(a <= batch.base_offset < b for a, b in aborted.get(batch.producer_id, ()))
+        )
+        for record in batch.records
+        if record.offset >= log_start
+    ]  # fmt: skip
+
+
+def settle(child: Child, path: Path, history: Path, name: str, inits: list[str]) -> None:
+    """Open, settle every id, record the end, tell the digest."""
+    with eoslog.open(path) as log, Recorder(str(history / f"{name}.jsonl"), name) as recorder:
+        known = {t.transactional_id for t in log.transactions(open_only=False)}
+        for inst in sorted(known.union(inits)):
+            if inst.startswith("__recovery-"):  # an end that recovery gave to an orphan
+                continue
+            recorder.producer(log, inst).close()
+        left = log.transactions()
+        assert not left, f"open after every id was initialised: {left}"
+        present = [topic for topic in TOPICS if topic in log.topics()]
+        for topic in log.topics():
+            for tp in log.partitions_of(topic):
+                log.engine.partition(tp.topic, tp.partition).flush()
+        recorder.bounds(log, present)
+        recorder.snapshot(log, present)
+        for topic in present:
+            recorder.scan(log, topic)
+        if GROUP in log.groups():
+            recorder.committed(log, GROUP)
+        recorder.drain(log, present)
+        for topic in present:
+            for tp in log.partitions_of(topic):
+                ends = log.offsets(tp.topic, tp.partition)
+                assert ends.last_stable == ends.high_watermark == ends.log_end, f"{tp}: {ends}"
+                mine = list(values(log, tp, ends.log_start, ends.last_stable))
+                other = reference_values(path / str_of(tp), ends.log_start)
+                assert mine == other, f"{str_of(tp)}: engine and reference differ"
+        report = log.check(full=True)
+        assert report.ok, f"check: {report.problems}"
+        child.tell("digest", digest(log))
+
+
+def looked(child: Child, path: Path) -> None:
+    """Tell the digest of a directory that nobody else has open."""
+    with eoslog.open(path) as log:
+        child.tell("digest", digest(log))
+
+
+def verify(
+    path: Path, history: Path, name: str, *, lossy: frozenset[str] = frozenset({"0"})
+) -> list[str]:
+    """Every violation in a directory whose processes are dead.
+
+    Args:
+        path: the directory. history: where its clients recorded. name: unique in this history.
+        lossy: as `eoslog.history.check` takes it.
+    """
+    life = live(settle, path, history, f"{name}.settle", list(IDS))
+    wrong = _endings(life, "after the fault")
+    if not wrong:
+        digests = [life.of("digest")[0]]
+        again = live(looked, path)
+        wrong += _endings(again, "opened again")
+        rebuilt = path.parent / f"{path.name}-rebuilt"
+        shutil.rmtree(rebuilt, ignore_errors=True)
+        shutil.copytree(path, rebuilt, ignore=_derived)
+        bare = live(looked, rebuilt)
+        shutil.rmtree(rebuilt, ignore_errors=True)
+        wrong += _endings(bare, "rebuilt from the logs alone")
+        for other, what in ((again, "reopened"), (bare, "replayed")):
+            for key, value in (other.of("digest") or [{}])[0].items():
+                if value != digests[0].get(key):
+                    wrong.append(f"digest of {key}: live {digests[0].get(key)}, {what} {value}")
+    report = check(read_history([str(history)]), lossy=lossy)
+    return wrong + [str(anomaly) for anomaly in report.anomalies]
+
+
+def _derived(folder: str, names: list[str]) -> set[str]:
+    return {
+        n for n in names if n.endswith(DERIVED) or n in (".kafka_cleanshutdown", "eoslog.control")
+    }
+
+
+def _endings(life: Life, when: str) -> list[str]:
+    if life.error is not None:
+        return [f"{when}: {life.error.strip().splitlines()[-1]}\n{life.error}"]
+    return [] if life.status == 0 else [f"{when}: status {life.status}"]
+
+
+def endings_of(life: Life) -> list[str]:
+    """What a life under faults may not do: end by an untyped error, or by another signal than ours."""
+    if life.error is not None:
+        return [f"untyped error: {life.error}"]
+    if os.WIFSIGNALED(life.status) and not life.killed:
+        return [f"died of signal {os.WTERMSIG(life.status)}"]
+    return []
