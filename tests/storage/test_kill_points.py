@@ -28,24 +28,34 @@ from eoslog.model import AppendOrigin
 from eoslog.storage import files
 from tests.storage.helpers import batch, opened
 
-path, call, nth, action = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+path, call, nth, action, after = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
+appends = 0
+
+def step():
+    global appends
+    if appends == after:
+        files.arm_failpoint(call, action, nth)
+    appends += 1
+
 with opened(path, segment_bytes=1500, index_interval_bytes=150) as log:
-    files.arm_failpoint(call, action, nth)
     for i in range(12):
+        step()
         log.append(batch(2, producer_id=7, sequence=2 * i, size=60, timestamp=i))
         print(i, flush=True)
         if i % 4 == 1:
+            step()
             log.append(batch(1, producer_id=100 + i, sequence=0, transactional=True, timestamp=i), expect=[(log, log.log_end)])
         if i % 4 == 3:
+            step()
             log.append(build_marker(100 + i - 2, 1, False, timestamp=i), origin=AppendOrigin.COORDINATOR)
     print("done", flush=True)
 """
 
 
-def run_writer(path: str, call: str, nth: int, action: str) -> tuple[int, bool]:
+def run_writer(path: str, call: str, nth: int, action: str, after: int) -> tuple[int, bool]:
     """Acknowledged batches of producer 7, and whether the fault was met."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(WRITER), path, call, str(nth), action],
+        [sys.executable, "-c", textwrap.dedent(WRITER), path, call, str(nth), action, str(after)],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     lines = done.stdout.split()
@@ -54,17 +64,18 @@ def run_writer(path: str, call: str, nth: int, action: str) -> tuple[int, bool]:
 
 
 CASES = [
-    *[("point", point, "kill") for point in range(1, 8)],
-    *[("pwrite", nth, action) for nth in (1, 2, 5, 9, 14, 23) for action in ("kill", "kill-after")],
-    *[("rename", nth, action) for nth in (1, 2, 3, 4) for action in ("kill", "kill-after")],
+    # At the first append, at one that writes index entries, at an abort marker, at one that rolls.
+    *[("point", p, "kill", n) for p in range(1, 8) for n in (0, 4, 5, 8) if p != 2 or n == 8],
+    *[("pwrite", n, action, 0) for n in (1, 2, 5, 9, 14, 23) for action in ("kill", "kill-after")],
+    *[("rename", n, action, 0) for n in (1, 2, 3, 4) for action in ("kill", "kill-after")],
 ]
 
 
-@pytest.mark.parametrize(("call", "nth", "action"), CASES)
-def test_kill_between_every_store(tmp_path, call, nth, action):
+@pytest.mark.parametrize(("call", "nth", "action", "after"), CASES)
+def test_kill_between_every_store(tmp_path, call, nth, action, after):
     path = str(tmp_path / "live")
     with opened_dir(path) as survivor:
-        acknowledged, killed = run_writer(path, call, nth, action)
+        acknowledged, killed = run_writer(path, call, nth, action, after)
         assert killed
         # the survivor repairs at its next append, and both see the same log
         survivor.append(batch(1, producer_id=50, sequence=0))
@@ -86,12 +97,12 @@ def test_kill_between_every_store(tmp_path, call, nth, action):
     assert {k: v for k, v in rebuilt.items() if v} == {k: v for k, v in images.items() if v}
 
 
-@pytest.mark.parametrize(("call", "nth", "action"), CASES[::3])
-def test_a_restart_finds_every_acknowledged_batch_once(tmp_path, call, nth, action):
+@pytest.mark.parametrize(("call", "nth", "action", "after"), CASES[::3])
+def test_a_restart_finds_every_acknowledged_batch_once(tmp_path, call, nth, action, after):
     path = str(tmp_path / "dead")
     with opened_dir(path):
         pass
-    acknowledged, killed = run_writer(path, call, nth, action)
+    acknowledged, killed = run_writer(path, call, nth, action, after)
     assert killed
     with opened(path, **SETTINGS) as log:
         check(log, acknowledged)

@@ -1,0 +1,148 @@
+"""How often each step that must be durable asks the disk: one sync too few is a promise that a power cut breaks.
+
+Each test names the syncs in a comment, files by fdatasync or fsync, directories by fsync.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from eoslog import _core
+from eoslog._core import build_marker
+from eoslog.errors import LogPoisoned
+from eoslog.model import AppendOrigin
+from eoslog.storage import checkpoints, files
+from eoslog.storage.log_loader import make_directory
+from eoslog.storage.session import POISON_FILE, Session
+from tests.storage.helpers import batch, opened
+
+ROLLING = {"segment_bytes": 1000, "index_interval_bytes": 200}
+
+
+@contextmanager
+def syncs(fdatasync: int, fsync: int) -> Iterator[None]:
+    """The block asks the disk exactly so often."""
+    for call in ("fdatasync", "fsync"):
+        _core.fault_count(call, reset=True)
+    yield
+    assert (_core.fault_count("fdatasync"), _core.fault_count("fsync")) == (fdatasync, fsync)
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    files.disarm_failpoints()
+
+
+def test_a_new_session(tmp_path: Path) -> None:
+    with syncs(1, 2):  # the control file, its name, the new session number
+        session = Session(str(tmp_path))
+    session.close()
+    with syncs(1, 0):  # the session number
+        session = Session(str(tmp_path))
+    session.close()
+
+
+def test_a_session_after_a_clean_one(tmp_path: Path) -> None:
+    Session(str(tmp_path)).close()
+    checkpoints.write_clean_shutdown(str(tmp_path))
+    with syncs(1, 1):  # that the mark is gone, the session number
+        session = Session(str(tmp_path))
+    session.close()
+
+
+def test_more_slots(tmp_path: Path) -> None:
+    session = Session(str(tmp_path))
+    with syncs(0, 1):  # the control file, longer
+        session.ensure_slot(6000)
+    with syncs(0, 0):
+        session.ensure_slot(6000)
+    session.close()
+
+
+def test_small_files(tmp_path: Path) -> None:
+    name = str(tmp_path / "file")
+    with syncs(0, 2):  # the new file, its name
+        files.write_atomically(name, b"x")
+    with syncs(0, 0):
+        files.write_file(name, b"y")
+    with syncs(1, 0):
+        files.write_file(name, b"y", durable=True)
+    with syncs(0, 1):
+        files.make_dir(str(tmp_path / "folder"))
+    with syncs(0, 1):  # whoever made it may have died before it was durable
+        files.make_dir(str(tmp_path / "folder"))
+    with syncs(0, 1):
+        files.fsync_dir(str(tmp_path))
+
+
+def test_a_new_partition(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        log.path = str(tmp_path / "u-0")
+        with syncs(0, 2):  # the folder in its parent, the files in the folder
+            make_directory(log)
+
+
+def test_appending_and_flushing(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        with syncs(0, 0):
+            log.append(batch(1))
+        with syncs(1, 1):  # the segment, and its name: it is new
+            log.flush()
+        log.append(batch(1))
+        with syncs(1, 0):
+            log.flush()
+        with syncs(0, 0):
+            log.flush()
+
+
+def test_rolling(tmp_path: Path) -> None:
+    with opened(str(tmp_path), **ROLLING) as log:
+        log.append(batch(1, size=800))
+        with syncs(1, 1):  # the next segment's files, before they get their names; its snapshot
+            log.append(batch(1, size=800))
+
+
+def test_an_abort_index(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        log.append(
+            batch(1, producer_id=1, sequence=0, transactional=True), expect=[(log, log.log_end)]
+        )
+        with syncs(0, 1):  # the name of the new file
+            log.append(build_marker(1, 1, False, timestamp=1), origin=AppendOrigin.COORDINATOR)
+
+
+def test_a_failed_flush(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        log.append(batch(1))
+        files.arm_failpoint("fdatasync", "EIO")
+        with syncs(1, 1), pytest.raises(LogPoisoned):  # the one that fails, the mark of it
+            log.flush()
+        assert (tmp_path / POISON_FILE).read_bytes() == b"t 0\n"
+
+
+def test_recovery_of_an_unclean_partition(tmp_path: Path) -> None:
+    with opened(str(tmp_path), **ROLLING) as log:
+        for _ in range(3):
+            log.append(batch(1, size=800))
+        last = log.reader.bases(beyond=log.log_end)[-1]
+    session = Session(str(tmp_path))
+    session.close()
+    assert last == 2
+    # The session, three segments, the index files that recovery made longer; the folder.
+    with syncs(7, 1), opened(str(tmp_path), **ROLLING):
+        pass
+
+
+def test_recovery_finishes_a_swap(tmp_path: Path) -> None:
+    with opened(str(tmp_path), **ROLLING) as log:
+        log.append(batch(1, size=800))
+    name = tmp_path / "t-0" / "00000000000000000000.log"
+    os.rename(name, str(name) + ".swap")
+    with syncs(3, 2), opened(str(tmp_path), **ROLLING) as log:  # and the new name
+        assert log.log_end == 1
