@@ -14,6 +14,7 @@ from eoslog.version import __version__
 if TYPE_CHECKING:
     from eoslog._core import Record
     from eoslog.client.consumer import Consumer
+    from eoslog.client.import_kafka import import_kafka_dir
     from eoslog.client.inspect import inspect
     from eoslog.client.producer import Delivery, Producer
     from eoslog.client.recipes import dedupe
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         CheckReport,
         GroupDescription,
         GroupMetadata,
+        ImportReport,
         IsolationLevel,
         MemberDescription,
         OffsetAndMetadata,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "_core": "Record",
     "client.consumer": "Consumer",
+    "client.import_kafka": "import_kafka_dir",
     "client.inspect": "inspect",
     "client.producer": "Delivery Producer",
     "client.scan": "Scan SegmentRange read_segments segment_range",
@@ -52,21 +55,22 @@ _WHERE = {
     "errors": "EoslogError ErrorCode KafkaError StorageError",
     "client.recipes": "dedupe",
     "log": "Log open repair",
-    "model": "CheckReport GroupDescription GroupMetadata IsolationLevel MemberDescription "
-    "OffsetAndMetadata Offsets PartitionDescription ProducerDescription RecordMetadata "
-    "RepairReport TimestampType TopicDescription TopicPartition TransactionDescription "
+    "model": "CheckReport GroupDescription GroupMetadata ImportReport IsolationLevel "
+    "MemberDescription OffsetAndMetadata Offsets PartitionDescription ProducerDescription "
+    "RecordMetadata RepairReport TimestampType TopicDescription TopicPartition TransactionDescription "
     "TransactionOutcome",
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names.split()}
 
 __all__ = [  # noqa: RUF022
     "__version__", "errors", "CheckReport", "Consumer", "Delivery", "EoslogError", "ErrorCode",
-    "GroupCoordinator", "GroupDescription", "GroupMetadata", "IsolationLevel", "KafkaError",
+    "GroupCoordinator", "GroupDescription", "GroupMetadata", "ImportReport", "IsolationLevel",
+    "KafkaError",
     "Log", "MemberDescription", "OffsetAndMetadata", "Offsets", "PartitionDescription",
     "Producer", "ProducerDescription", "Record", "RecordMetadata", "RepairReport", "Scan",
     "SegmentRange", "StorageError", "TimestampType", "TopicDescription", "TopicPartition",
     "TransactionCoordinator", "TransactionDescription", "TransactionOutcome", "dedupe",
-    "inspect", "open", "read_segments", "repair", "segment_range",
+    "import_kafka_dir", "inspect", "open", "read_segments", "repair", "segment_range",
 ]  # fmt: skip
 
 

@@ -233,6 +233,22 @@ class CheckReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What `import_kafka_dir` took over; sizes in bytes of `.log` files.
+
+    `problems` names what recovery had to cut, and what was left out on purpose.
+    """
+
+    path: str
+    topics: Sequence[str]
+    partitions: int
+    bytes_linked: int = 0
+    bytes_copied: int = 0
+    bytes_cut: int = 0
+    problems: Sequence[Problem] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RepairReport:
     """What `repair` found and, unless `mode` is report, changed."""
 

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from eoslog.errors import StorageError, UnknownTopicOrPartition
+from eoslog.errors import CorruptRecord, StorageError, UnknownTopicOrPartition
 from eoslog.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from eoslog.storage import checkpoints, files, log_loader
 from eoslog.storage.last_run import LastRun
@@ -118,7 +118,8 @@ class OpenPartitions:
                 topic_id=topic_id,
                 strict=self._strict,
                 settings=LogSettings.of(dict(config)),
-                leader_epoch=info.leader_epoch,
+                # An adopted log goes on behind the epochs that it has had.
+                leader_epoch=max(info.leader_epoch, self._last_epoch(topic, partition)),
             )
             last = self.last_run.partition(topic, partition)
             if self._make_directory(log):
@@ -131,6 +132,14 @@ class OpenPartitions:
         if recovered and self._coordinators_ready:
             self.on_recovered(log)
         return log
+
+    def _last_epoch(self, topic: str, partition: int) -> int:
+        name = os.path.join(f"{topic}-{partition}", checkpoints.LEADER_EPOCH_CHECKPOINT)
+        try:
+            entries = checkpoints.read_leader_epochs(os.path.join(self.session.path, name))
+        except CorruptRecord:
+            return 0
+        return max((epoch for epoch, _ in entries), default=0)
 
     def _make_directory(self, log: PartitionLog) -> bool:
         """Make the partition's directory at first use, with Kafka's small files; True if it did."""

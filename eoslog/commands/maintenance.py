@@ -125,7 +125,7 @@ def check(face: Face, full: bool) -> None:
     """Read everything and say what is wrong; exit code 5 if anything is."""
     with face.log(read_only=True) as log, _working(face, "check"):
         report = log.check(full=full)
-    _show_problems(face, report.problems)
+    show_problems(face, report.problems)
     face.say(
         f"{report.partitions} partitions, {report.batches} batches, {report.records} records: "
         + ("all well" if report.ok else f"{len(report.problems)} problems")
@@ -139,22 +139,27 @@ def check(face: Face, full: bool) -> None:
     "--mode", type=click.Choice(["report", "cut", "as-kafka"]), default="report", show_default=True,
     help="report: change nothing; cut: drop what is damaged; as-kafka: what a broker would do.",
 )  # fmt: skip
+@click.option("--cut", "mode", flag_value="cut", help="The same as --mode cut.")
+@click.option("--as-kafka", "mode", flag_value="as-kafka", help="The same as --mode as-kafka.")
 @click.pass_obj
 def repair(face: Face, mode: str) -> None:
     """Find damage in a directory that nobody has open, and mend it.
+
+    With --as-kafka it may be a stopped broker's log directory, or one partition directory of it.
 
     Exit code 5 if there is damage and it was only reported.
     """
     with _working(face, f"repair ({mode})"):
         report = eoslog.repair(face.directory, mode=mode)
-    _show_problems(face, report.problems)
+    show_problems(face, report.problems)
     cut = f", {report.bytes_cut} bytes cut" if report.bytes_cut else ""
     face.say(f"{report.partitions} partitions, {len(report.problems)} problems{cut}")
     if not report.ok and mode == "report":
         raise click.exceptions.Exit(_EXIT_CORRUPT)
 
 
-def _show_problems(face: Face, problems: Any) -> None:
+def show_problems(face: Face, problems: Any) -> None:
+    """Print what a check, a repair or an import found."""
     columns = ("path", "position", "message", "lost_records")
     rows = [{name: getattr(problem, name) for name in columns} for problem in problems]
     if rows or face.form in ("json", "csv"):

@@ -1,4 +1,4 @@
-"""`eoslog export kafka` and `eoslog import kafka`: to a cluster and back."""
+"""`eoslog export kafka`, `eoslog import kafka`, `eoslog import kafka-dir`: to Kafka and back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+import eoslog
 from eoslog.client.kafka_cluster import Moved
 from eoslog.commands.face import Face, config_option, key_values
+from eoslog.commands.maintenance import show_problems
 
 
 @click.group()
@@ -84,6 +86,43 @@ def import_kafka(face: Face, **options: Any) -> None:
     differ. Missing topics are made. -c gives more of librdkafka's configuration.
     """
     _move(face, "import", **options)
+
+
+@import_.command("kafka-dir")
+@click.argument(
+    "sources", metavar="SRC...", nargs=-1, required=True,
+    type=click.Path(exists=True, file_okay=False),
+)  # fmt: skip
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
+@click.option("--copy", is_flag=True, help="Copy sealed segments; they are hard-linked else.")
+@click.option("--durability", type=click.Choice(["strict", "os"]), default="strict")
+@click.option(
+    "--read-only-anyway", is_flag=True,
+    help="Though a broker is running: copy all, as a crash would leave it just now.",
+)  # fmt: skip
+@click.pass_obj
+def kafka_dir(
+    face: Face,
+    sources: tuple[str, ...],
+    topics: tuple[str, ...],
+    copy: bool,
+    durability: str,
+    read_only_anyway: bool,
+) -> None:
+    """Adopt a stopped broker's log directories SRC... as the new directory of `-d`.
+
+    Topics, groups and transactional ids go on where they were. The source is not changed.
+    """
+    report = eoslog.import_kafka_dir(
+        list(sources), face.directory, topics=topics or None, copy=copy, durability=durability,
+        read_only_anyway=read_only_anyway,
+    )  # fmt: skip
+    show_problems(face, report.problems)
+    face.say(
+        f"{report.path}: {len(report.topics)} topics, {report.partitions} partitions, "
+        f"{report.bytes_linked} bytes linked, {report.bytes_copied} copied"
+        + (f", {report.bytes_cut} cut" if report.bytes_cut else "")
+    )
 
 
 COMMANDS = (export, import_)

@@ -126,8 +126,16 @@ def own(path: str) -> None:
         return
     if status.st_nlink <= 1:
         return
+    replace_by_copy(path)
+
+
+def replace_by_copy(path: str, size: int | None = None) -> None:
+    """Put a copy of a file's first `size` bytes, or of all, in its place.
+
+    Durability: durable under the name on return; a crash leaves the old file or the new one.
+    """
     temporary = f"{path}.tmp"
-    copy_file(path, temporary)
+    copy_file(path, temporary, size)
     with naming(path):
         _core.os_rename(temporary, path)
     fsync_dir(os.path.dirname(path))

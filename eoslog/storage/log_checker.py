@@ -230,6 +230,7 @@ def _cut(path: str, base: int, position: int) -> int:
             lost += os.path.getsize(os.path.join(path, file_name(later, LOG)))
             for suffix in (LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT):
                 files.remove(os.path.join(path, file_name(later, suffix)))
+    files.own(log)
     fd = files.open_file(log)
     try:
         with files.naming(log):

@@ -258,6 +258,46 @@ class MetadataLog:
         self._change(decide)
         return self.topic(name)
 
+    def adopt_topic(
+        self,
+        name: str,
+        topic_id: bytes,
+        leader_epochs: Mapping[int, int],
+        config: Mapping[str, Any] | None = None,
+    ) -> TopicInfo:
+        """Take over a topic that another log made: its id, and by partition the epoch to go on in.
+
+        Raises:
+            InvalidTopic, InvalidPartitions, ConfigError: an argument is wrong.
+            TopicAlreadyExists: the name is taken.
+
+        Durability: durable on return.
+        """
+        check_topic_name(name)
+        _check_partitions(len(leader_epochs), 1, name)
+        stored = TopicConfig.of(config).as_strings()
+
+        def decide() -> list[MetadataRecord]:
+            if name in self._topics:
+                raise TopicAlreadyExists(f"topic {name!r} exists")
+            return [
+                TopicRecord(name, topic_id),
+                *(ConfigRecord(name, key, value) for key, value in stored.items()),
+                *(PartitionRecord(p, topic_id, self._next_slot + p, leader_epochs[p])
+                  for p in range(len(leader_epochs))),
+            ]  # fmt: skip
+
+        self._change(decide)
+        return self.topic(name)
+
+    def reserve_producer_ids(self, below: int) -> None:
+        """Never hand out a producer id below this: others have. Durability: durable on return."""
+
+        def decide() -> list[MetadataRecord]:
+            return [ProducerIdsRecord(below)] if below > self._next_producer_id else []
+
+        self._change(decide)
+
     def create_partitions(self, name: str, total: int) -> TopicInfo:
         """Grow a topic to `total` partitions.
 
@@ -442,6 +482,13 @@ class _Fold:
             self.topics[record.topic] = replace(info, config=config)
 
 
+def internal_topic_id(name: str) -> bytes | None:
+    """The id of an internal topic, the same in every directory; None for other topics."""
+    if name == CLUSTER_METADATA_TOPIC:
+        return bytes(15) + b"\x01"
+    return uuid.uuid5(uuid.NAMESPACE_OID, name).bytes if name in INTERNAL_TOPICS else None
+
+
 def _internal_topics(transactions: int, offsets: int) -> dict[str, TopicInfo]:
     """The topics that need no record: their place follows from the counts in meta.properties."""
     compacted = {"cleanup.policy": "compact", "segment.bytes": str(104_857_600)}
@@ -453,9 +500,7 @@ def _internal_topics(transactions: int, offsets: int) -> dict[str, TopicInfo]:
     return {
         name: TopicInfo(
             name,
-            # The same in every directory: nothing tells one directory's topic from another's.
-            bytes(15) + b"\x01" if name == CLUSTER_METADATA_TOPIC
-            else uuid.uuid5(uuid.NAMESPACE_OID, name).bytes,
+            internal_topic_id(name) or b"",
             {p: PartitionInfo(p, first + p) for p in range(count)},
             config,
         )

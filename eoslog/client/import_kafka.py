@@ -1,0 +1,356 @@
+"""Adopting a stopped broker: its topics, groups and transactions go on in an eoslog directory.
+
+| of the broker | here |
+|---|---|
+| sealed `.log` files | hard-linked (never changed in place afterwards), or copied |
+| the last segment, indexes, snapshots | copied; after an unclean stop recovered as Kafka would |
+| messages of formats 0 and 1 | written anew as format 2, offsets and times kept |
+| topic ids, configurations, producer ids | from KRaft's log; without it from the directories |
+| `__transaction_state`, `__consumer_offsets` | taken over with as many partitions as there were |
+| leader epochs | go on with the last one + 1 |
+
+Everything is built beside the target and renamed into place at the end, so that a crash leaves no
+half of it; the source is not changed. Producer ids and transactional ids are the broker's, so the
+target must be new: two brokers' ids cannot share a directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from eoslog import _core
+from eoslog.config import TopicConfig
+from eoslog.engine import Engine
+from eoslog.errors import ConfigError, StorageError
+from eoslog.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    ImportReport,
+    Problem,
+)
+from eoslog.storage import checkpoints, files, legacy_messages, running_broker, segment_files
+from eoslog.storage.kafka_directory import KafkaDirectory, KafkaPartition, read_kafka_directory
+from eoslog.storage.kafka_recovery import recover
+from eoslog.storage.kafka_repair import index_interval_of
+from eoslog.storage.metadata import internal_topic_id
+from eoslog.storage.segment_files import SegmentFiles
+
+__all__ = ["import_kafka_dir"]
+
+INTERNAL = (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
+KAFKAS_OWN = ("__share_group_state", "__remote_log_metadata")
+"""Internal topics that mean nothing outside of a Kafka cluster."""
+WORKING = ".importing"
+_MARK = "eoslog.importing"
+_DEFAULT_PARTITIONS = 50
+_BLOCK = 1000
+_WINDOW = 8 << 20
+
+
+def import_kafka_dir(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str],
+    *,
+    topics: Sequence[str] | None = None,
+    copy: bool = False,
+    durability: str | None = None,
+    read_only_anyway: bool = False,
+) -> ImportReport:
+    """Bring a stopped broker's topics, groups and transactional ids into a new eoslog directory.
+
+    Args:
+        source: the broker's log directory, or all of them.
+        path: the new directory; it must not exist, or be empty.
+        topics: user topics to take; None is all.
+        copy: copy sealed segments instead of linking them. Across file systems, and for files of
+            another owner, they are copied anyway.
+        durability: "strict" (default) or "os", of the new directory.
+        read_only_anyway: import from beside a running broker: everything is copied as it is just
+            now and recovered as after a crash.
+
+    Returns:
+        What was taken over, and what had to be cut or left out.
+
+    Raises:
+        LockTimeout: a broker is running on the source.
+        ConfigError: no broker's directory; a topic is unknown or has partitions elsewhere; the
+            target is not new.
+        CorruptRecord: topic ids disagree, or KRaft's log is damaged; nothing was made.
+        StorageError: a file cannot be read or written.
+
+    Durability: all is durable when the directory appears under its name.
+    """
+    places = [source] if isinstance(source, str | os.PathLike) else list(source)
+    roots = [os.path.abspath(os.fspath(place)) for place in places]
+    target = os.path.abspath(os.fspath(path))
+    if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
+        raise ConfigError(
+            f"{target} is not new: ids of a broker's producers and transactions cannot be mixed "
+            "with those of another log"
+        )
+    with ExitStack() as held:
+        if not read_only_anyway:
+            for root in roots:
+                held.enter_context(running_broker.hold(root))
+        found = read_kafka_directory(roots)
+        return _Import(found, target, topics, copy or read_only_anyway, read_only_anyway).run(
+            durability or "strict"
+        )
+
+
+class _Import:
+    def __init__(
+        self,
+        found: KafkaDirectory,
+        target: str,
+        topics: Sequence[str] | None,
+        copy: bool,
+        running: bool,
+    ) -> None:
+        self.found = found
+        self.target = target
+        self.work = target + WORKING
+        # Aside until the metadata is written: nobody may drive their transactions before that.
+        self.parts = os.path.join(self.work, "eoslog.parts")
+        self.copy = copy
+        self.running = running
+        self.topics = self._chosen(topics)
+        self.linked = self.copied = self.cut = 0
+        self.problems: list[Problem] = []
+        self.left_out = [Problem(place, 0, "not taken over") for place in found.passed_over]
+        self.ends: dict[tuple[str, int], int] = {}
+        self.starts: dict[tuple[str, int], int] = {}
+        self.epochs: dict[tuple[str, int], int] = {}
+        self.highest_id = -1
+
+    def _chosen(self, topics: Sequence[str] | None) -> list[str]:
+        known = [t for t in sorted(self.found.topics) if t not in (*INTERNAL, *KAFKAS_OWN)]
+        chosen = known if topics is None else list(dict.fromkeys(topics))
+        for name in chosen:
+            if name not in known:
+                raise ConfigError(f"the broker has no topic {name!r}: {', '.join(known)}")
+        for name in [*chosen, *(t for t in INTERNAL if t in self.found.topics)]:
+            count = self.found.topics[name].count
+            missing = [p for p in range(count) if (name, p) not in self.found.partitions]
+            if missing:
+                raise ConfigError(
+                    f"partition {missing[0]} of {name} ({count} partitions) is not in the "
+                    "directories given: give all log directories, or choose other topics"
+                )
+        return chosen
+
+    def run(self, durability: str) -> ImportReport:
+        if os.path.exists(self.work):
+            if not os.path.exists(os.path.join(self.work, _MARK)):
+                raise ConfigError(f"{self.work} is in the way")
+            files.remove_tree(self.work)
+        files.make_dir(self.work)
+        files.make_dir(self.parts)
+        files.write_file(os.path.join(self.work, _MARK), b"")
+        try:
+            for name in [*INTERNAL, *self.topics]:
+                if name in self.found.topics:
+                    for number in range(self.found.topics[name].count):
+                        self._partition(self.found.partitions[name, number])
+            self._metadata(durability)
+            files.fsync_dir(self.work)
+            files.failpoint("import.renaming")
+            with files.naming(self.target):
+                os.rename(self.work, self.target)
+            files.remove(os.path.join(self.target, _MARK))
+            files.fsync_dir(os.path.dirname(self.target))
+        except BaseException:
+            files.remove_tree(self.work)
+            raise
+        return ImportReport(
+            self.target, tuple(self.topics), len(self.ends), self.linked, self.copied, self.cut,
+            (*self.problems, *self.left_out),
+        )  # fmt: skip
+
+    # --- partitions -----------------------------------------------------------------------------
+
+    def _partition(self, partition: KafkaPartition) -> None:
+        topic = self.found.topics[partition.topic]
+        key = partition.topic, partition.partition
+        place = os.path.join(self.parts, f"{partition.topic}-{partition.partition}")
+        files.make_dir(place)
+        names = [name for name in files.names(partition.path) if not name.endswith(".deleted")]
+        logs = [name for name in names if name.endswith(".log")]
+        for name in names:
+            source, copy = os.path.join(partition.path, name), os.path.join(place, name)
+            if name.endswith(".log"):
+                self._log(source, copy, last=name == logs[-1])
+            elif name.endswith((".index", ".timeindex")):
+                data = files.read_file(source)
+                unit = 8 if name.endswith(".index") else 12
+                used = -(-len(data.rstrip(b"\0")) // unit) * unit  # zeros were preallocated
+                files.write_file(copy, data[:used], durable=True)
+            elif name.endswith((".txnindex", ".snapshot", ".swap", ".cleaned")) or (
+                name == checkpoints.LEADER_EPOCH_CHECKPOINT
+            ):
+                files.copy_file(source, copy)
+        topic_id = internal_topic_id(partition.topic) or topic.topic_id or checkpoints.new_id()
+        topic.topic_id = topic.topic_id or topic_id
+        checkpoints.write_partition_metadata(place, topic_id)
+        snapshots = bool(segment_files.list_snapshots(place))
+        done = recover(
+            place,
+            recovery_point=partition.recovery_point,
+            log_start=partition.log_start,
+            # Kafka takes a clean log without snapshots for one without producers.
+            clean=partition.clean and snapshots and not self.running,
+            index_interval=index_interval_of(topic.config),
+        )
+        self.problems += [
+            replace(p, path=os.path.join(partition.path, os.path.basename(p.path)))
+            for p in done.problems
+        ]
+        self.cut += done.bytes_cut
+        self.ends[key], self.starts[key] = done.log_end, done.log_start
+        self.epochs[key] = self._next_epoch(place, done.log_end)
+        for name in segment_files.list_snapshots(place):
+            for entry in segment_files.read_snapshot(os.path.join(place, name)):
+                self.highest_id = max(self.highest_id, entry.producer_id)
+        for name in logs:
+            self._sync(os.path.join(place, name))
+        files.fsync_dir(place)
+
+    def _log(self, source: str, copy: str, *, last: bool) -> None:
+        segment = SegmentFiles(source, segment_files.offset_of_name(source) or 0)
+        size = os.path.getsize(source)
+        if size and _has_legacy(segment):
+            self._rewrite(segment, copy)
+            return
+        if not last and not self.copy:
+            try:
+                os.link(source, copy)
+                self.linked += size
+                return
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                    raise files.storage_error(error, source) from error
+        used = _used(segment) if last else size
+        files.copy_file(source, copy, used)
+        self.copied += used
+
+    def _rewrite(self, segment: SegmentFiles, copy: str) -> None:
+        """Formats 0 and 1 become format 2: the engine writes and folds nothing else."""
+        out = bytearray()
+        for window in segment.windows(0, _WINDOW):
+            out += bytes(window.data)
+        files.write_file(copy, bytes(out), durable=True)
+        for suffix in (".index", ".timeindex"):  # positions are others now: recovery makes them
+            files.remove(copy.removesuffix(".log") + suffix)
+        self.copied += len(out)
+
+    def _sync(self, path: str) -> None:
+        try:
+            fd = files.open_file(path, read_only=True)
+        except FileNotFoundError:
+            return  # cut away by the recovery
+        try:
+            with files.naming(path):
+                _core.os_sync(fd, data_only=False)  # a broker does not wait for the disk
+        finally:
+            files.close(fd)
+
+    def _next_epoch(self, place: str, end: int) -> int:
+        path = os.path.join(place, checkpoints.LEADER_EPOCH_CHECKPOINT)
+        entries = [entry for entry in checkpoints.read_leader_epochs(path) if entry[1] < end]
+        epoch = max((e for e, _ in checkpoints.read_leader_epochs(path)), default=-1) + 1
+        checkpoints.write_leader_epochs(path, [*entries, (epoch, end)])
+        return epoch
+
+    # --- the directory --------------------------------------------------------------------------
+
+    def _metadata(self, durability: str) -> None:
+        counts = [
+            self.found.topics[name].count if name in self.found.topics else 0 for name in INTERNAL
+        ]
+        properties = checkpoints.MetaProperties.new(
+            durability, *(count or _DEFAULT_PARTITIONS for count in counts)
+        )
+        if _is_id(self.found.cluster_id):
+            properties = replace(properties, cluster_id=self.found.cluster_id)
+        checkpoints.write_meta_properties(self.work, properties)
+        engine = Engine.open(self.work, create=False)
+        try:
+            for name in self.topics:
+                topic = self.found.topics[name]
+                config = self._config(name, topic.config)
+                epochs = {p: self.epochs[name, p] for p in range(topic.count)}
+                engine.metadata.adopt_topic(name, topic.topic_id or b"", epochs, config)
+            highest = max(self.highest_id, *self._transaction_ids(), -1)
+            engine.metadata.reserve_producer_ids(
+                max(self.found.next_producer_id, (highest // _BLOCK + 1) * _BLOCK)
+            )
+        finally:
+            engine.close()
+        for name in files.names(self.parts):
+            files.rename(os.path.join(self.parts, name), os.path.join(self.work, name))
+        files.remove_tree(self.parts)
+        point = os.path.join(self.work, checkpoints.RECOVERY_POINT_CHECKPOINT)
+        checkpoints.write_offsets(point, {**checkpoints.read_offsets(point), **self.ends})
+        checkpoints.write_offsets(
+            os.path.join(self.work, checkpoints.LOG_START_CHECKPOINT),
+            {key: start for key, start in self.starts.items() if start > 0},
+        )
+        if not checkpoints.was_clean_shutdown(self.work):
+            raise StorageError("the new directory was not closed cleanly", path=self.work)
+
+    def _transaction_ids(self) -> list[int]:
+        """Producer ids that transactional ids hold though no partition has seen them."""
+        from eoslog.client.record_decoders import DECODERS
+
+        decode, found = DECODERS["transactions"], []
+        for key in self.ends:
+            if key[0] != TRANSACTION_STATE_TOPIC:
+                continue
+            for segment in segment_files.list_segments(
+                os.path.join(self.parts, f"{key[0]}-{key[1]}")
+            ):
+                for batch in segment.batches():
+                    for record in () if batch.control else batch.records():
+                        found.append(decode(record[2], record[3]).get("producer_id", -1))
+        return found
+
+    def _config(self, name: str, config: dict[str, str]) -> dict[str, str]:
+        """What of a topic's configuration means something here; the rest is reported."""
+        kept = {}
+        for key, value in config.items():
+            try:
+                TopicConfig.of({key: value})
+                kept[key] = value
+            except ConfigError as error:
+                self.left_out.append(Problem(name, 0, f"configuration {key}={value}: {error}"))
+        return kept
+
+
+def _used(segment: SegmentFiles) -> int:
+    """Its bytes without zeros that were preallocated."""
+    stop = int(_core.batches_end(segment.data, 0))
+    return stop if segment.blank_from(stop) else len(segment.data)
+
+
+def _has_legacy(segment: SegmentFiles) -> bool:
+    """Whether any message of formats 0 or 1 stands in it."""
+    data, position = segment.data, 0
+    while position < len(data):
+        if legacy_messages.is_legacy(data, position):
+            return True
+        stop = int(_core.batches_end(data, position))
+        if stop == position:
+            return False
+        position = stop
+    return False
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return len(checkpoints.id_bytes(text)) == 16
+    except ValueError:
+        return False
