@@ -57,8 +57,8 @@ _WHERE = {
     "log": "Log open repair",
     "model": "CheckReport GroupDescription GroupMetadata ImportReport IsolationLevel "
     "MemberDescription OffsetAndMetadata Offsets PartitionDescription ProducerDescription "
-    "RecordMetadata RepairReport TimestampType TopicDescription TopicPartition TransactionDescription "
-    "TransactionOutcome",
+    "RecordMetadata RepairReport TimestampType TopicDescription TopicPartition "
+    "TransactionDescription TransactionOutcome",
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names.split()}
 
