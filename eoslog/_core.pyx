@@ -77,6 +77,7 @@ __all__ = (
     "crc32c_software",
     "decode_records",
     "empty_batch",
+    "first_without_key",
     "iter_batches",
     "java_hash",
     "murmur2",

@@ -38,6 +38,7 @@ from eoslog.storage.session import Session
 
 logger = logging.getLogger("eoslog.engine")
 
+_OFFSETS_CHECK_S = 600.0  # offsets.retention.check.interval.ms
 _METADATA_SLOT = 0
 _METADATA_ID = bytes(15) + b"\x01"  # Kafka's fixed id of __cluster_metadata
 _FLUSHERS = 8
@@ -139,6 +140,8 @@ class Engine:
             )
             self.partitions.on_recovered = self.transactions.recover_partition
             self.groups = GroupCoordinator(self)
+            kept = config.offsets_retention_minutes
+            retention_ms = kept * 60_000 if kept >= 0 else -1
             if self.session.began:
                 self._finish_deletions()
             self.schedule(
@@ -148,6 +151,10 @@ class Engine:
             self.schedule(
                 config.transaction_remove_expired_transaction_cleanup_interval_ms / 1000,
                 lambda: self._aside("sweep", self.transactions.expire),
+            )
+            self.schedule(
+                _OFFSETS_CHECK_S,
+                lambda: self._aside("offsets", lambda: self.groups.expire_offsets(retention_ms)),
             )
             self.cleaning = Cleaning(
                 self.session, self.partitions, self.transactions.uncleanable_offset, self.clock_ms

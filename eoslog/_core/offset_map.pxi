@@ -302,3 +302,13 @@ def empty_batch(Batch batch not None):
     store_i32(p + RECORDS_COUNT_AT, 0)
     store_i32(p + CRC_AT, <int32_t>eoslog_crc32c(0, p + ATTRIBUTES_AT, HEADER_SIZE - ATTRIBUTES_AT))
     return bytes(out)
+
+
+def first_without_key(Batch batch not None):
+    """Index of the first record that has no key, -1 when all have one."""
+    cdef RecordBlock block = RecordBlock(batch)
+    cdef RecordFields record
+    while block.next(&record):
+        if record.key_size < 0:
+            return block.seen - 1
+    return -1

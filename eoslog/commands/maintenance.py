@@ -246,6 +246,28 @@ def stats(face: Face) -> None:
 
 
 @click.command()
+@click.option("-t", "--topic", default=None, help="One topic, an internal one too; all without.")
+@click.option(
+    "--roll", is_flag=True, help="Seal the active segments first: they are never cleaned."
+)
+@click.pass_obj
+def compact(face: Face, topic: str | None, roll: bool) -> None:
+    """Clean now: compaction and retention, as the topics' policies say.
+
+    Other processes may have the directory open; they do the same by themselves when it is due.
+    """
+    with face.log() as log, _working(face, "compact"):
+        freed = log.clean(topic, roll=roll)
+    face.show(
+        [
+            {"partition": f"{tp.topic}-{tp.partition}", "freed_bytes": size}
+            for tp, size in freed.items()
+        ],
+        ("partition", "freed_bytes"),
+    )
+
+
+@click.command()
 @click.pass_obj
 def durability(face: Face) -> None:
     """Print what an acknowledgement means in this directory."""
@@ -343,4 +365,4 @@ def flights(place: str | None, keep: bool, limit: int | None, no_spark: bool) ->
         raise click.exceptions.Exit(code)
 
 
-COMMANDS = (init, dump, check, repair, locks, stats, durability, bench, demo)
+COMMANDS = (init, dump, check, repair, locks, stats, compact, durability, bench, demo)

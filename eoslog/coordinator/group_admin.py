@@ -8,10 +8,10 @@ from __future__ import annotations
 from eoslog.coordinator import group_rebalance as rebalance
 from eoslog.coordinator.group_offsets import OffsetMap
 from eoslog.coordinator.group_rebalance import Change
-from eoslog.coordinator.group_state import Group, GroupTable
+from eoslog.coordinator.group_state import Group, GroupTable, StoredOffset
 from eoslog.coordinator.group_watch import GroupWatch
 from eoslog.errors import GroupNotFound, NonEmptyGroup, StorageError
-from eoslog.model import GroupDescription, MemberDescription
+from eoslog.model import GroupDescription, MemberDescription, TopicPartition
 
 
 class GroupAdmin(GroupWatch):
@@ -124,6 +124,47 @@ class GroupAdmin(GroupWatch):
             if result is not None:
                 log.flush(result.last_offset + 1)
 
+    def expire_offsets(self, retention_ms: int) -> int:
+        """Drop committed offsets that are older than `offsets.retention.minutes`; how many.
+
+        One goes when its own expiry has passed, or when it was committed `retention_ms` ago and
+        nobody is there who reads its topic. One that an undecided transaction may still replace
+        stays. A group of which nothing is left goes too.
+
+        Args:
+            retention_ms: negative: only explicit expiries count.
+
+        Source: KIP-211, Kafka OffsetMetadataManager.cleanupExpiredOffsets.
+        """
+        now = self._host.clock_ms()
+        count = 0
+        for log in self._host.group_partitions():
+            shard = self._shard_of(log)
+
+            def decide(table: GroupTable) -> Change:
+                change: Change = []
+                for group_id, group in table.groups.items():
+                    pending = set(table.pending_of(group_id))
+                    gone = [
+                        partition
+                        for partition, stored in group.offsets.items()
+                        if partition not in pending
+                        and _expired(group, partition, stored, now, retention_ms)
+                    ]
+                    if not gone:
+                        continue
+                    if len(gone) == len(group.offsets) and not group.members and not pending:
+                        change += rebalance.delete_group(group, ())
+                    else:
+                        change += rebalance.delete_offsets(group_id, gone)
+                return change
+
+            result = shard.change(decide)
+            if result is not None:
+                count += result.last_offset - result.base_offset + 1
+                log.flush(result.last_offset + 1)
+        return count
+
     # Shared with membership.
 
     def _clear_out(self, group_id: str) -> None:
@@ -138,3 +179,20 @@ class GroupAdmin(GroupWatch):
         if group is None:
             raise GroupNotFound(f"no group {group_id!r}")
         return group
+
+
+def _expired(
+    group: Group, partition: TopicPartition, stored: StoredOffset, now: int, retention_ms: int
+) -> bool:
+    value = stored.value
+    if value.expire_timestamp >= 0:
+        return value.expire_timestamp <= now
+    if retention_ms < 0 or value.commit_timestamp < 0:
+        return False
+    if group.classic is not None and group.classic.members:
+        return False  # whom it reads for is not known here
+    for member in group.members.values():
+        metadata = member.metadata
+        if metadata.regex is not None or partition.topic in metadata.topics:
+            return False
+    return now - value.commit_timestamp >= retention_ms

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from eoslog import _core
-from eoslog.errors import ErrorCode, IllegalState, LockTimeout
+from eoslog.errors import ErrorCode, IllegalState, InvalidRecord, LockTimeout
 from eoslog.model import AppendOrigin, AppendResult, ProducerDescription
 from eoslog.storage import files
 from eoslog.storage.log_flusher import LogFlusher
@@ -161,6 +161,7 @@ class PartitionLog:
             Where the records are, or None when an expected end has moved: nothing was appended.
 
         Raises:
+            InvalidRecord: a record without a key for a compacted topic.
             OutOfOrderSequence, InvalidProducerEpoch, InvalidTxnState, CorruptRecord,
             RecordTooLarge:
                 refused, nothing was written.
@@ -176,6 +177,8 @@ class PartitionLog:
         if data.readonly:
             data = memoryview(bytearray(batch))
         client = origin is AppendOrigin.CLIENT
+        if client and self.settings.compacts:
+            self._demand_keys(data)
         expected = [(log.core, end) for log, end in expect]
         limit = self.settings.max_message_bytes if client else 1 << 30
         stamp = int(time.time() * 1000) if self.settings.log_append_time else -1
@@ -198,6 +201,16 @@ class PartitionLog:
                 raise out_of_order(self, data)
             self._resolve(status, error, wait)
         raise LockTimeout(f"{self.name}: no append in {MAX_REPEATS} tries")
+
+    def _demand_keys(self, data: bytearray | memoryview) -> None:
+        """A record without a key would be gone with the first compaction: it is refused."""
+        for batch in _core.iter_batches(data):
+            index = _core.first_without_key(batch)
+            if index >= 0:
+                raise InvalidRecord(
+                    f"{self.name}: record {index} of a batch of {batch.count} has no key; "
+                    "the topic is compacted (cleanup.policy)"
+                )
 
     def _duplicate(
         self, data: memoryview, base: int, last: int, timestamp: int, origin: AppendOrigin
