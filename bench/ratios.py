@@ -46,6 +46,18 @@ ROWS = (
     Row("commit, 2 partitions / 2 fdatasync", "test_commit:test_commit", "test_commit:test_two_fdatasyncs"),
     Row("commit, 2 partitions / sqlite", "test_commit:test_commit", "test_commit:test_sqlite_commit"),
     Row("commit, 2 partitions / lmdb", "test_commit:test_commit", "test_commit:test_lmdb_commit"),
+    Row(
+        "64 writers / one writer", "test_group_commit:test_durable_records[64-strict]",
+        "test_group_commit:test_durable_records[1-strict]",
+    ),
+    Row(
+        "64 writers / the same in an os directory", "test_group_commit:test_durable_records[64-strict]",
+        "test_group_commit:test_durable_records[64-os]",
+    ),
+    Row(
+        "8 writers / fdatasync", "test_group_commit:test_durable_records[8-strict]",
+        "test_group_commit:test_fdatasync",
+    ),
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 from dataclasses import dataclass
 
 from eoslog import _core
@@ -189,7 +190,8 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
         try:
             core.use_segment(current, *fds)
             verify = not last.clean and current >= verify_from
-            if verify and not read_only and (log.strict or last.poisoned):
+            doubtful = verify and not read_only and (log.strict or last.poisoned)
+            if doubtful:
                 files.forget_cached(fds[0])
             size = os.fstat(fds[0]).st_size
             valid, end, index, time_index, aborted, reason = core.scan_segment(size, verify)
@@ -202,6 +204,8 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
                 log.segment(current).use_index(index, aborted)
             else:
                 _settle(log, current, fds, valid, size, index, time_index, aborted, verify)
+                if doubtful:
+                    _rewrite(fds[0], _position(index, current, last.recovery_point), valid)
             if not read_only and not last.clean:
                 _core.os_sync(fds[0])
             if (
@@ -326,6 +330,26 @@ def _make_equal(fd: int, content: bytes, rewrite: bool) -> None:
         return
     _core.os_truncate(fd, 0)
     _core.os_pwrite(fd, content, 0)
+
+
+def _position(index: bytes, base: int, offset: int) -> int:
+    """Where a batch begins that lies at or before an offset."""
+    entries = struct.iter_unpack(">ii", index)
+    return max((position for delta, position in entries if base + delta <= offset), default=0)
+
+
+def _rewrite(fd: int, start: int, size: int) -> None:
+    """Write [start, size) again: the next sync means it even where the cache was not let go.
+
+    Source: protocol.md row 7.
+    """
+    step = 1 << 20
+    for position in range(start, size, step):
+        wanted = min(step, size - position)
+        data = _core.os_pread(fd, wanted, position)
+        if len(data) != wanted:
+            raise StorageError(f"{len(data)} bytes at {position}, expected {wanted}")
+        _core.os_pwrite(fd, data, position)
 
 
 def _drop_torn_snapshots(path: str, offsets: list[int]) -> None:

@@ -1,0 +1,44 @@
+"""The fuzzer's targets (`tests/fuzz`) as a harness: mutations of the corpus, in a process of their own.
+
+`make fuzz` goes further: there the coverage of the core guides it, and sanitizers watch.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+
+from tests.torture.harness import Step
+
+
+class Fuzzed:
+    """Five seconds a step, over all targets."""
+
+    name, goal = "fuzz", ("inputs", 10_000_000)
+
+    def missing(self) -> str | None:
+        """It lies in the tree."""
+        return None if find_spec("tests.fuzz") else "needs tests/fuzz"
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+    def step(self, seed: int) -> Step:
+        """Mutate for a while."""
+        with tempfile.TemporaryDirectory(prefix="eoslog-fuzz-") as finds:
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.fuzz.run", "--seconds", "5", "--seed", str(seed),
+                 "--finds", finds],
+                capture_output=True, text=True, timeout=300, check=False,
+            )  # fmt: skip
+        step = Step()
+        for name, count in re.findall(r"^(\S+) +([\d,]+) inputs", done.stdout, re.MULTILINE):
+            step.counts["inputs" if name == "all" else f"{name} inputs"] += int(
+                count.replace(",", "")
+            )
+        if done.returncode:
+            step.violations.append((done.stdout + done.stderr)[-2000:])
+        return step
