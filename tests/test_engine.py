@@ -254,6 +254,7 @@ def test_a_failed_flush_poisons_the_partition_until_all_have_closed(path):
 
 
 def test_a_full_disk_is_an_error_and_the_log_goes_on_when_there_is_room(path):
+    """R66 of docs/reliability.md."""
     with open_log(path) as log:
         log.create_topic("t")
         partition = log.engine.partition("t", 0)
@@ -268,6 +269,7 @@ def test_a_full_disk_is_an_error_and_the_log_goes_on_when_there_is_room(path):
 
 
 def test_short_writes_are_continued(path):
+    """R53 of docs/reliability.md."""
     with open_log(path) as log:
         log.create_topic("t")
         partition = log.engine.partition("t", 0)

@@ -183,6 +183,7 @@ def test_A14_two_separate_commits_repeat_or_lose_and_a_transaction_does_neither(
 
 
 def test_A15_a_stale_members_transaction_is_refused(path, engine, feed, producer, consumer):
+    """R80 of docs/reliability.md."""
     p = producer()
     c = consumer(producer=p)
     p.begin_transaction()

@@ -57,6 +57,7 @@ def test_a_lost_acknowledgement_stores_one_copy_and_tells_its_offset(log: Log) -
 
 
 def test_many_lost_acknowledgements_store_each_record_once_in_order(log: Log) -> None:
+    """R41 of docs/reliability.md."""
     with log.producer(eoslog_test_lose_acks=0.5, batch_size=500, linger_ms=0) as producer:
         for i in range(3000):
             producer.produce("t", b"%d" % i, partition=i % 3)
@@ -179,6 +180,7 @@ def test_delivery_timeout_of_what_was_never_written(
 def test_delivery_timeout_in_doubt_starts_a_new_epoch(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """R40 of docs/reliability.md."""
     refusing = Refusing(log, monkeypatch)
     monkeypatch.setattr(Sender, "_ack_is_lost", lambda self: self._lose_acks > 0)
     with log.producer(delivery_timeout_ms=60, linger_ms=0, retry_backoff_ms=5) as producer:

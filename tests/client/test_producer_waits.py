@@ -69,6 +69,7 @@ def test_a_topic_deleted_in_a_transaction_fails_its_commit_and_an_abort_goes_on(
 def test_a_full_buffer_raises_after_max_block_ms_though_the_partition_is_locked(
     log: Log, locked: Any
 ) -> None:
+    """R31 of docs/reliability.md."""
     producer = log.producer(
         buffer_memory=1000, batch_size=100, linger_ms=60_000, max_block_ms=100,
         request_timeout_ms=200_000, delivery_timeout_ms=600_000,
@@ -82,6 +83,7 @@ def test_a_full_buffer_raises_after_max_block_ms_though_the_partition_is_locked(
 def test_flush_returns_after_its_timeout_though_the_partition_is_locked(
     log: Log, locked: Any
 ) -> None:
+    """R31 of docs/reliability.md."""
     producer = log.producer(
         linger_ms=60_000, request_timeout_ms=200_000, delivery_timeout_ms=600_000
     )

@@ -78,6 +78,7 @@ def test_a_partitions_end_above_what_can_be_read_is_an_error_and_a_common_limit_
 
 
 def test_the_end_is_fixed_when_the_scan_is_made(log: Any) -> None:
+    """R60 of docs/reliability.md."""
     append(log, 0, [b"a"])
     scan = log.scan("t", columns=["offset"])
     append(log, 0, [b"b"])

@@ -274,6 +274,7 @@ steps = st.lists(
 def test_no_partition_has_two_owners_whatever_happens_and_all_are_owned_in_the_end(
     assignor, count, steps
 ):
+    """R79 of docs/reliability.md."""
     disk = FakeDisk()
     disk.metadata.create("t", count)
     clients: list[Client] = []

@@ -83,6 +83,7 @@ def test_metadata_and_leader_epoch_are_kept(groups):
 
 
 def test_metadata_over_the_limit_is_refused_only_there(groups):
+    """R74 of docs/reliability.md."""
     with pytest.raises(KafkaError) as caught:
         groups.commit_offsets(
             "g", "", -1, {T0: OffsetAndMetadata(1, -1, "ü" * 4097), T1: OffsetAndMetadata(2)}
@@ -93,6 +94,7 @@ def test_metadata_over_the_limit_is_refused_only_there(groups):
 
 
 def test_unknown_partitions_and_impossible_offsets_are_refused(groups):
+    """R64 of docs/reliability.md."""
     with pytest.raises(UnknownTopicOrPartition):
         commit(groups, {9: 1})
     with pytest.raises(UnknownTopicOrPartition):
@@ -182,6 +184,7 @@ def test_E15_a_fenced_producer_cannot_write_offsets(groups):
 
 
 def test_the_later_record_wins_between_plain_and_transactional_commits(host, groups):
+    """R76 of docs/reliability.md."""
     log = host.group_partition("g")
     txn_commit(groups, {0: 7})
     commit(groups, {0: 3})
@@ -224,6 +227,7 @@ def test_a_stable_read_of_an_open_transaction_times_out_and_says_so(host, groups
 
 
 def test_replay_equals_live_state_with_committed_aborted_and_pending_offsets(host, groups):
+    """R77 of docs/reliability.md."""
     log = host.group_partition("g")
     member = groups.join("g", subscription=["t"])
     epoch = groups.heartbeat("g", member, 0, ()).member_epoch
@@ -239,6 +243,7 @@ def test_replay_equals_live_state_with_committed_aborted_and_pending_offsets(hos
 
 
 def test_deleting_offsets_clears_pending_ones_too(host, groups):
+    """R74 of docs/reliability.md."""
     commit(groups, {0: 1, 1: 2})
     txn_commit(groups, {0: 7})
     groups.delete_offsets("g", [T0])

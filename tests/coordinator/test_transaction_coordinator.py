@@ -170,6 +170,7 @@ def test_adding_the_same_partition_again_writes_nothing(world: World) -> None:
 
 
 def test_the_first_append_fails_once_the_transaction_was_ended_meanwhile(world: World) -> None:
+    """R03 of docs/reliability.md."""
     writer = Writer(world, "t")
     expect = [world.coordinator.add_partitions_to_txn(*writer.identity, [A0])]
     world.coordinator.abort_transaction("t")
@@ -180,6 +181,7 @@ def test_the_first_append_fails_once_the_transaction_was_ended_meanwhile(world: 
 
 
 def test_a_retried_end_gets_the_same_answer(world: World) -> None:
+    """R15 of docs/reliability.md."""
     for commit in (True, False):
         writer = Writer(world, f"t{commit}")
         before = writer.identity
@@ -190,6 +192,7 @@ def test_a_retried_end_gets_the_same_answer(world: World) -> None:
 
 
 def test_a_commit_retried_after_the_coordinator_aborted_is_fenced(world: World) -> None:
+    """R12 of docs/reliability.md."""
     writer = Writer(world, "t")
     writer.write(A0, b"1")
     assert world.coordinator.abort_transaction("t")
@@ -312,6 +315,7 @@ def test_a_failed_flush_of_the_decision_is_unknown_and_the_next_init_tells(world
 
 
 def test_a_failed_append_of_the_decision_leaves_the_commit_open_for_a_retry(world: World) -> None:
+    """R05 of docs/reliability.md."""
     writer = Writer(world, "t")
     writer.write(A0, b"1")
     world.clog("t").faults["append"] = errors.DiskFull("no space")
@@ -323,6 +327,7 @@ def test_a_failed_append_of_the_decision_leaves_the_commit_open_for_a_retry(worl
 
 
 def test_init_that_cannot_write_burns_no_epochs(world: World) -> None:
+    """R08 of docs/reliability.md."""
     Writer(world, "t")
     for _ in range(50):
         world.clog("t").faults["append"] = errors.DiskFull("no space")

@@ -189,6 +189,7 @@ def test_two_processes_take_turns_with_one_id(real: RealWorld) -> None:
 
 
 def test_threads_of_two_processes_hammer_shared_ids(real: RealWorld) -> None:
+    """R21 of docs/reliability.md."""
     from concurrent.futures import ThreadPoolExecutor
 
     def work(world: RealWorld, tag: str) -> list[bytes]:

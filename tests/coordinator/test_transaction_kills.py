@@ -59,6 +59,7 @@ def run_killed(path: Path, step: str, nth: int, commit: bool) -> None:
 def test_killed_anywhere_all_or_nothing(
     tmp_path: Path, step: str, nth: int, stands: bool | None, commit: bool, alone: bool
 ) -> None:
+    """R27 of docs/reliability.md."""
     world = RealWorld(tmp_path / "d", "strict").create()
     if alone:
         world.close()
@@ -152,6 +153,7 @@ def stopped_at(path: Path, step: str) -> int:
 def test_a_stopped_driver_is_overtaken_and_harms_nothing_when_it_wakes(
     tmp_path: Path, step: str
 ) -> None:
+    """R22 of docs/reliability.md."""
     world = RealWorld(tmp_path / "d", "strict").create()
     try:
         pid = stopped_at(world.path, step)

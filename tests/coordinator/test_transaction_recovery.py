@@ -53,6 +53,7 @@ def test_undurable_prepare_moves_nobody(world: World) -> None:
 
 
 def test_committed_txn_survives_lost_markers_after_next_txn(world: World) -> None:
+    """R07 of docs/reliability.md."""
     writer = Writer(world, "t")
     writer.write(A0, b"n")
     writer.write(A1, b"n")
@@ -320,6 +321,7 @@ def test_markers_by_hand_follow_the_coordinators_decision(world: World) -> None:
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_the_producer_id_rotates_when_its_epochs_are_used_up(world: World, commit: bool) -> None:
+    """R09 of docs/reliability.md."""
     put(world, TransactionMetadata("t", 500, 32765, 60_000, owner=(1, 1000)))
     writer = Writer(world, "t")
     assert writer.identity == ("t", 500, 32766)
@@ -356,6 +358,7 @@ def test_a_fence_at_the_last_epoch_rotates_at_the_init_that_fenced(world: World)
 
 
 def test_a_timeout_at_the_last_epoch_leaves_the_producer_a_way_on(world: World) -> None:
+    """R09 of docs/reliability.md."""
     put(world, TransactionMetadata("t", 500, 32766, 60_000, owner=(9, 9)))
     put(
         world,
@@ -370,6 +373,7 @@ def test_a_timeout_at_the_last_epoch_leaves_the_producer_a_way_on(world: World) 
 
 
 def test_init_with_an_identity_across_the_rotation_is_answered_alike(world: World) -> None:
+    """R10 of docs/reliability.md."""
     init = world.coordinator.init_producer_id
     put(world, TransactionMetadata("t", 500, 32766, 60_000))
     fresh = init("t", 60_000, 500, 32766)
@@ -383,6 +387,7 @@ def test_init_with_an_identity_across_the_rotation_is_answered_alike(world: Worl
 
 
 def test_idle_ids_expire_and_open_ones_never_do(world: World) -> None:
+    """R26 of docs/reliability.md."""
     idle, busy, done = (Writer(world, name) for name in ("idle", "busy", "done"))
     busy.write(A0, b"1")
     done.write(A1, b"1")
@@ -400,6 +405,7 @@ def test_idle_ids_expire_and_open_ones_never_do(world: World) -> None:
 
 
 def test_many_ids_expire_in_batches(world: World) -> None:
+    """R23 of docs/reliability.md."""
     for i in range(2500):
         put(world, TransactionMetadata(f"id-{i}", i, 0, 1000, last_update_timestamp=0))
     assert world.coordinator.expire() == 2500
@@ -408,6 +414,7 @@ def test_many_ids_expire_in_batches(world: World) -> None:
 
 
 def test_decisions_are_kept_until_their_markers_are_durable(world: World) -> None:
+    """R16 of docs/reliability.md."""
     writer = Writer(world, "t")
     writer.write(A0, b"1")
     writer.write(B0, b"1")
@@ -423,6 +430,7 @@ def test_decisions_are_kept_until_their_markers_are_durable(world: World) -> Non
 
 
 def test_live_and_replayed_state_are_the_same(world: World) -> None:
+    """R29 of docs/reliability.md."""
     one, two = Writer(world, "one"), Writer(world, "two")
     one.write(A0, b"1")
     one.commit()

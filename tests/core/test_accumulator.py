@@ -347,7 +347,7 @@ def test_threads_that_the_collector_lets_in_lose_nothing() -> None:
 
 
 def test_the_memory_of_a_batch_is_used_again_only_when_nobody_can_read_it() -> None:
-    """What a retry or a view still holds must not become the bytes of later records."""
+    """What a retry or a view still holds must not become the bytes of later records. (R46 of docs/reliability.md)"""
     a = make(batch_size=1 << 18)
     views, kept, wanted = [], [], []
     for turn in range(12):

@@ -144,6 +144,7 @@ def test_A05_records_above_the_durable_end_may_vanish_and_nobody_has_seen_them(e
 def test_A04_a_flipped_bit_is_found_or_harmless_and_never_read_as_data(
     empty: Path, which: str
 ) -> None:
+    """R62 of docs/reliability.md."""
     live(bodies.transact, empty).fine()
     expected = live(bodies.look, empty).fine().told
     candidates = [

@@ -162,7 +162,7 @@ def test_D05_init_finishes_what_the_dead_instance_left(
 
 
 def test_J02_markers_are_written_again_wherever_the_driver_dies_twice(empty: Path) -> None:
-    """The recovery of a dead producer's transaction is killed itself, at each of its writes."""
+    """The recovery of a dead producer's transaction is killed itself, at each of its writes. (R51 of docs/reliability.md)"""
     import shutil
 
     halfway = None

@@ -48,6 +48,7 @@ def build(steps: list[tuple[int, str, int]]) -> tuple[ModelLog, bytes]:
 def test_decode_records_filters_as_the_model_does(
     steps: list[tuple[int, str, int]], data: st.DataObject
 ) -> None:
+    """R82 of docs/reliability.md."""
     model, log = build(steps)
     start = data.draw(st.integers(0, model.log_end))
     end = data.draw(st.integers(start, model.log_end))

@@ -63,6 +63,7 @@ def test_P08_a_poisoned_partition_stays_so_for_a_handle_that_comes_later(tmp_pat
 
 
 def test_P16_a_flush_covers_every_dirty_segment_and_the_directory(tmp_path: Path) -> None:
+    """R48 of docs/reliability.md."""
     with opened(str(tmp_path), **PLAIN) as log:
         log.append(batch(1))
         log.flush()
@@ -102,6 +103,7 @@ def test_P28_what_another_process_deleted_is_out_of_range_and_the_rest_is_read(
 
 
 def test_P29_no_header_is_looked_at_from_the_bound_on() -> None:
+    """R60 of docs/reliability.md."""
     first = bytearray(batch(2))
     stale = bytearray(batch(2))  # a tail that was cut and lies there again, with a base below
     stale[:8] = (1).to_bytes(8, "big")
@@ -149,6 +151,7 @@ def test_P34_a_reader_without_writers_does_not_trust_the_page(tmp_path: Path) ->
 
 
 def test_P35_a_publication_moves_the_counter_that_waiters_sleep_on(tmp_path: Path) -> None:
+    """R86 of docs/reliability.md."""
     with opened(str(tmp_path)) as log:
         control = log.session.control
 

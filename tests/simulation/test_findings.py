@@ -87,7 +87,7 @@ def test_an_aborted_record_stays_hidden_when_the_abort_index_was_never_synced(po
 
 
 def test_a_checkpoint_syncs_the_indexes_that_recovery_will_not_rebuild(power: Power) -> None:
-    """A roll, a checkpoint and a power cut, by one process that never closes."""
+    """A roll, a checkpoint and a power cut, by one process that never closes. (R49 of docs/reliability.md)"""
 
     def body(path: str) -> None:
         one_abort(path)
@@ -103,7 +103,7 @@ def test_a_checkpoint_syncs_the_indexes_that_recovery_will_not_rebuild(power: Po
 
 
 def test_a_segment_that_ends_at_the_recovery_point_is_scanned(power: Power) -> None:
-    """It was active when the point was written: its indexes are only what recovery makes of them."""
+    """It was active when the point was written: its indexes are only what recovery makes of them. (R44 of docs/reliability.md)"""
     power.life(one_abort)  # clean: the recovery point is the end of the only segment
 
     def body(path: str) -> None:

@@ -138,7 +138,7 @@ def test_records_without_a_key_go_and_compressed_batches_keep_their_codec(log):
 
 
 def test_the_active_segment_and_what_is_undecided_are_not_touched(log):
-    """Item 71: an open transaction older than everything dirty; nothing at or above it changes."""
+    """Item 71: an open transaction older than everything dirty; nothing at or above it changes. (R71 of docs/reliability.md)"""
     writer = Writer(log)
     writer.put([(b"a", b"1")])
     writer.put([(b"a", b"2")])
@@ -182,7 +182,7 @@ def test_a_tombstone_goes_after_its_horizon_only(log):
 
 
 def test_the_last_batch_of_a_producer_stays_as_a_bare_header(log):
-    """Item 72 and Kafka's retainLastSequence: the next sequence is still known after a full fold."""
+    """Item 72 and Kafka's retainLastSequence: the next sequence is still known after a full fold. (R72 of docs/reliability.md)"""
     writer = Writer(log)
     writer.put([(b"a", b"1"), (b"b", b"1")], producer=1)
     writer.put([(b"a", b"2"), (b"b", b"2")], producer=2)
@@ -204,7 +204,7 @@ def test_the_last_batch_of_a_producer_stays_as_a_bare_header(log):
 
 
 def test_a_marker_outlives_its_data_and_goes_at_the_second_pass_after(log):
-    """G06, item 69: data first, then a horizon, then the marker."""
+    """G06, item 69: data first, then a horizon, then the marker. (R70 of docs/reliability.md)"""
     writer = Writer(log)
     writer.put([(b"a", b"1")], producer=1, transactional=True)
     writer.end(1, True)
@@ -252,7 +252,7 @@ def test_aborted_data_goes_and_its_index_entry_stays_one_pass(log):
 
 
 def test_a_transaction_over_three_segments_reads_the_same_with_a_tiny_map(log):
-    """Item 69: the cleaner's view of transactions is carried over groups and partial passes."""
+    """Item 69: the cleaner's view of transactions is carried over groups and partial passes. (R69 of docs/reliability.md)"""
     writer = Writer(log)
     for producer, commit in ((1, True), (2, False)):
         for i in range(3):
@@ -272,7 +272,7 @@ def test_a_transaction_over_three_segments_reads_the_same_with_a_tiny_map(log):
 
 
 def test_a_user_key_with_the_bytes_of_a_markers_key_is_just_a_key(log):
-    """Item 68, KAFKA-14055."""
+    """Item 68, KAFKA-14055. (R68 of docs/reliability.md)"""
     writer = Writer(log)
     commit_key, abort_key = b"\0\0\0\1", b"\0\0\0\0"
     writer.put([(commit_key, b"old"), (abort_key, b"old")])
@@ -351,7 +351,7 @@ def test_lag_and_ratio_say_when(tmp_path):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_history_folds_to_the_same_after_any_cleaning(tmp_path, seed):
-    """Item 70: fold(before) == fold(after), for readers and for producer state, at each pass."""
+    """Item 70: fold(before) == fold(after), for readers and for producer state, at each pass. (R28 of docs/reliability.md)"""
     rng = random.Random(seed)
     path = str(tmp_path)
     now = NOW

@@ -166,6 +166,7 @@ def test_a_log_that_ends_before_its_start_begins_anew_there(tmp_path: Path) -> N
 
 
 def test_a_compaction_that_was_interrupted_is_finished_or_undone(tmp_path: Path) -> None:
+    """R55 of docs/reliability.md."""
     cleaned, one, two = batch(0), [batch(0), batch(2)], [batch(4)]
     path = make(tmp_path / "a-0", one, two)
     (path / f"{0:020}.log.swap").write_bytes(cleaned + batch(4))

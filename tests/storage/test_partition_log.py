@@ -129,12 +129,14 @@ def test_an_append_that_rests_on_a_moved_log_changes_nothing(log):
 
 
 def test_B16_a_first_transactional_batch_without_its_coordinator_is_refused(log):
+    """R04 of docs/reliability.md."""
     with pytest.raises(InvalidTxnState):
         log.append(batch(1, producer_id=7, sequence=0, transactional=True))
     assert log.log_end == 0
 
 
 def test_an_open_transaction_holds_the_stable_end_and_its_marker_frees_it(log):
+    """R61 of docs/reliability.md."""
     log.append(batch(2))
     begin(log, 7)
     log.append(batch(1))
@@ -297,6 +299,7 @@ def test_G07_an_open_transaction_pins_its_first_segment(tmp_path):
 
 
 def test_C03_state_survives_a_restart(tmp_path):
+    """R37 of docs/reliability.md."""
     with opened(str(tmp_path), segment_bytes=1000) as log:
         for i in range(20):
             log.append(batch(2, producer_id=7, sequence=2 * i, size=100))

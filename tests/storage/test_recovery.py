@@ -41,6 +41,7 @@ def reopen(path, **options):
 
 
 def test_every_truncation_of_the_tail_leaves_the_batches_before_it(unflushed):
+    """R54 of docs/reliability.md."""
     path, written = unflushed
     name = last_segment(path)
     data = open(name, "rb").read()
@@ -130,6 +131,7 @@ def test_a_damaged_batch_below_the_recovery_point_is_never_cut(unflushed):
 
 
 def test_indexes_are_rebuilt_from_the_batches(written):
+    """R67 of docs/reliability.md."""
     path, expected = written
     directory = path / "t-0"
     originals = {

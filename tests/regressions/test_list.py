@@ -1,0 +1,54 @@
+"""docs/reliability.md says what the tests say: 86 items, each test there, its number on it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = re.compile(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.M)
+ROWS = {int(m[1]): m for m in ROW.finditer((ROOT / "docs" / "reliability.md").read_text())}
+
+
+def _all_tests() -> dict[str, str]:
+    """Name to docstring of every test."""
+    found = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                found[node.name] = found.get(node.name, "") + (ast.get_docstring(node) or "")
+    return found
+
+
+TESTS = _all_tests()
+
+
+def test_all_86_items_are_listed_once_and_in_order() -> None:
+    assert list(ROWS) == list(range(1, 87))
+
+
+@pytest.mark.parametrize("number", range(1, 87))
+def test_each_item_that_applies_has_tests_that_bear_its_number(number: int) -> None:
+    applies, named = ROWS[number][3], re.findall(r"`(test_\w+)`", ROWS[number][4])
+    assert applies.split(":")[0] in ("yes", "partly", "no")
+    if applies.startswith("no"):
+        assert ":" in applies, "why not?"
+        return
+    assert named
+    for name in named:
+        assert name in TESTS, f"{name} is no test"
+        assert re.search(rf"\bR{number:02d}\b", name.replace("_", " ") + " " + TESTS[name])
+
+
+def test_no_number_is_on_a_test_that_the_page_does_not_name() -> None:
+    page = {
+        (number, name)
+        for number, row in ROWS.items()
+        for name in re.findall(r"`(test_\w+)`", row[4])
+    }
+    for name in TESTS:
+        for number in re.findall(r"_R(\d\d)_", name):
+            assert (int(number), name) in page
