@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -179,15 +180,17 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stop = from_json(end)
         catalog = self._catalog()
         begin = self._with_new_partitions(from_json(start), stop)
+        there = self._existing(catalog, stop)
+        ends = catalog.latest(sorted(there))
         ranges = []
         for key, last in sorted(stop.items()):
-            first = begin[key]
-            if not self._exists(catalog, key):
+            if key not in there:
                 self._lose(UnknownTopicOrPartition(f"{key[0]}-{key[1]} is gone"))
                 continue
+            first = begin[key]
             if first > last:  # made anew, and read from its start because loss is accepted
                 first = catalog.earliest(*key)
-            latest = max(catalog.latest([key])[key], last)
+            latest = max(ends[key], last)
             if self.options.fail_on_data_loss and last > catalog.end(*key):
                 latest = catalog.end(*key)
             first, last = within_log(catalog, self.options, key, first, last, latest)
@@ -230,17 +233,18 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _with_new_partitions(self, begin: Offsets, end: Offsets) -> Offsets:
         new = [key for key in end if key not in begin]
         catalog = self._catalog()
-        return begin | {key: catalog.earliest(*key) for key in new if self._exists(catalog, key)}
+        return begin | {key: catalog.earliest(*key) for key in self._existing(catalog, new)}
 
     def _without_lost(self, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
         """Both vectors over the partitions that there are; ends never fall, unless a topic was
         made anew and loss is accepted.
         """
         catalog = self._catalog()
+        there = self._existing(catalog, begin)
         starts, stops = {}, {}
         for key, first in begin.items():
             name = f"{key[0]}-{key[1]}"
-            if not self._exists(catalog, key):
+            if key not in there:
                 self._lose(
                     UnknownTopicOrPartition(
                         f"{name} is gone, the query has read it up to {first}; "
@@ -262,11 +266,13 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             starts[key], stops[key] = min(first, last), last
         return starts, stops
 
-    def _exists(self, catalog: LogCatalog, key: PartitionKey) -> bool:
-        try:
-            return key[1] in catalog.partitions(key[0])
-        except UnknownTopicOrPartition:
-            return False
+    def _existing(self, catalog: LogCatalog, keys: Iterable[PartitionKey]) -> set[PartitionKey]:
+        """Those of the partitions that there are now."""
+        wanted, found = set(keys), set()
+        for topic in {topic for topic, _ in wanted}:
+            with suppress(UnknownTopicOrPartition):
+                found |= {(topic, partition) for partition in catalog.partitions(topic)}
+        return wanted & found
 
     def _lose(self, error: EoslogError) -> None:
         if self.options.fail_on_data_loss:

@@ -1,0 +1,87 @@
+"""How far a micro-batch goes, by the headers of real segment files, without Spark."""
+
+import pytest
+
+pytest.importorskip("pyspark")
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark_eoslog.options import Options
+from pyspark_eoslog.reader import read_task
+from pyspark_eoslog.schema import source_schema
+from pyspark_eoslog.stream_reader import EoslogStreamReader
+
+from .helpers import produce
+
+
+@pytest.fixture
+def topic(log):
+    log.create_topic("t", 3)
+    return log
+
+
+def micro_batches(log, **options):
+    """(records, bytes of batches) of each micro-batch until nothing is left."""
+    given = {"path": log.path, "subscribe": "t", "startingOffsets": "earliest", **options}
+    parsed = Options.parse({name: str(value) for name, value in given.items()})
+    reader = EoslogStreamReader(parsed, source_schema(parsed))
+    reader.prepareForTriggerAvailableNow()
+    start, found, values = reader.initialOffset(), [], []
+    try:
+        while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+            tasks = reader.partitions(start, end)
+            rows = [
+                value
+                for task in tasks
+                for batch in read_task(parsed, reader.schema, task)
+                for value in batch.column(1).to_pylist()
+            ]
+            values += rows
+            found.append((len(rows), sum(piece.size for task in tasks for piece in task.pieces)))
+            start = end
+            assert len(found) < 500, "it does not come to an end"
+    finally:
+        reader.stop()
+    return found, sorted(values)
+
+
+def test_records_count_and_markers_and_aborted_ones_do_not(topic):
+    for n in range(12):
+        produce(topic, "t", [(b"%03d" % (n * 10 + k), None, k % 3, None) for k in range(10)])
+        produce(topic, "t", [(b"no", None, k % 3, None) for k in range(30)], abort=True)
+    batches, values = micro_batches(topic, maxRecordsPerTrigger=30)
+    assert values == [b"%03d" % n for n in range(120)]
+    assert max(rows for rows, _ in batches) <= 30
+    # 120 records among 480 and their markers: by offsets it would take four times as many.
+    assert len([rows for rows, _ in batches if rows]) <= 8
+
+
+def test_offsets_count_everything(topic):
+    produce(topic, "t", [(b"%03d" % n, None, n % 3, None) for n in range(60)])
+    batches, values = micro_batches(topic, maxOffsetsPerTrigger=7)
+    assert values == [b"%03d" % n for n in range(60)] and max(batches)[0] <= 7
+
+
+@pytest.mark.parametrize("limit", [3000, 5000, 20_000])
+def test_bytes_are_never_more_unless_one_batch_is(topic, limit):
+    for n in range(30):
+        produce(topic, "t", [(b"%03d" % n + bytes(1000 + 37 * n), None, n % 3, None)])
+    batches, values = micro_batches(topic, maxBytesPerTrigger=limit)
+    assert [value[:3] for value in values] == [b"%03d" % n for n in range(30)]
+    assert all(size <= limit for _, size in batches)
+    one_too_large, _ = micro_batches(topic, maxBytesPerTrigger=10)
+    assert all(rows <= 1 for rows, _ in one_too_large), "one batch at a time"
+
+
+def test_the_smallest_of_several_limits_counts(topic):
+    produce(topic, "t", [(b"%03d" % n, None, 0, None) for n in range(50)])
+    batches, _ = micro_batches(topic, maxOffsetsPerTrigger=20, maxRecordsPerTrigger=5)
+    assert max(rows for rows, _ in batches) == 5
+
+
+def test_trigger_once_ignores_limits(topic):
+    produce(topic, "t", [(b"%03d" % n, None, 0, None) for n in range(50)])
+    parsed = Options.parse({"path": topic.path, "subscribe": "t", "startingOffsets": "earliest",
+                            "maxOffsetsPerTrigger": "3"})  # fmt: skip
+    reader = EoslogStreamReader(parsed, source_schema(parsed))
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert sum(end["t"].values()) >= 50
+    reader.stop()
