@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from eoslog.coordinator.group_coordinator import GroupCoordinator
     from eoslog.coordinator.transaction_coordinator import TransactionCoordinator
     from eoslog.errors import EoslogError, ErrorCode, KafkaError, StorageError
-    from eoslog.log import Log, open, repair  # noqa: A004
+    from eoslog.log import Log, check, open, repair  # noqa: A004
     from eoslog.model import (
         CheckReport,
         GroupDescription,
@@ -54,7 +54,7 @@ _WHERE = {
     "coordinator.transaction_coordinator": "TransactionCoordinator",
     "errors": "EoslogError ErrorCode KafkaError StorageError",
     "client.recipes": "dedupe",
-    "log": "Log open repair",
+    "log": "Log check open repair",
     "model": "CheckReport GroupDescription GroupMetadata ImportReport IsolationLevel "
     "MemberDescription OffsetAndMetadata Offsets PartitionDescription ProducerDescription "
     "RecordMetadata RepairReport TimestampType TopicDescription TopicPartition "
@@ -69,7 +69,7 @@ __all__ = [  # noqa: RUF022
     "Log", "MemberDescription", "OffsetAndMetadata", "Offsets", "PartitionDescription",
     "Producer", "ProducerDescription", "Record", "RecordMetadata", "RepairReport", "Scan",
     "SegmentRange", "StorageError", "TimestampType", "TopicDescription", "TopicPartition",
-    "TransactionCoordinator", "TransactionDescription", "TransactionOutcome", "dedupe",
+    "TransactionCoordinator", "TransactionDescription", "TransactionOutcome", "check", "dedupe",
     "import_kafka_dir", "inspect", "open", "read_segments", "repair", "segment_range",
 ]  # fmt: skip
 

@@ -25,6 +25,7 @@ from eoslog.model import (
     TransactionDescription,
 )
 from eoslog.storage import log_checker
+from eoslog.storage.kafka_check import check_kafka
 from eoslog.storage.partition_log import PartitionLog
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["Log", "dedupe", "open", "repair"]
+__all__ = ["Log", "check", "dedupe", "open", "repair"]
 
 
 def open(  # noqa: A001
@@ -69,6 +70,31 @@ def open(  # noqa: A001
         Engine.open(
             path, create=create, read_only=read_only, durability=durability, config=settings
         )
+    )
+
+
+def check(
+    *paths: str | os.PathLike[str], full: bool = False, read_only_anyway: bool = False
+) -> CheckReport:
+    """Check directories that nobody has open as a `Log`: those of a real broker, or its partitions.
+
+    Args:
+        paths: a broker's log directories or partition directories.
+        full: decode every record too.
+        read_only_anyway: though a broker is running.
+
+    Raises:
+        LockTimeout: a broker is running. ConfigError: a path is neither. StorageError
+    """
+    reports = [
+        check_kafka(os.path.abspath(path), full=full, read_only_anyway=read_only_anyway)
+        for path in paths
+    ]
+    return CheckReport(
+        sum(report.partitions for report in reports),
+        sum(report.batches for report in reports),
+        sum(report.records for report in reports),
+        [problem for report in reports for problem in report.problems],
     )
 
 

@@ -119,12 +119,23 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
+@click.argument(
+    "paths", metavar="[PATH]...", nargs=-1, type=click.Path(exists=True, file_okay=False)
+)
 @click.option("--full", is_flag=True, help="Decode every record too, not only the checksums.")
+@READ_ONLY_ANYWAY
 @click.pass_obj
-def check(face: Face, full: bool) -> None:
-    """Read everything and say what is wrong; exit code 5 if anything is."""
-    with face.log(read_only=True) as log, _working(face, "check"):
-        report = log.check(full=full)
+def check(face: Face, paths: tuple[str, ...], full: bool, read_only_anyway: bool) -> None:
+    """Read everything and say what is wrong; exit code 5 if anything is.
+
+    PATH... are directories of a real broker, or partition directories, instead of the log of -d.
+    """
+    with _working(face, "check"):
+        if paths:
+            report = eoslog.check(*paths, full=full, read_only_anyway=read_only_anyway)
+        else:
+            with face.log(read_only=True) as log:
+                report = log.check(full=full)
     show_problems(face, report.problems)
     face.say(
         f"{report.partitions} partitions, {report.batches} batches, {report.records} records: "

@@ -1,0 +1,64 @@
+"""dump, check, repair and import on what brokers left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from eoslog.storage.serde import Writer
+from tests.reference import codec
+
+KAFKA = Path(__file__).parent.parent / "data" / "kafka"
+TS = 1_700_000_000_000
+
+
+def broker(root: Path) -> Path:
+    root.mkdir()
+    (root / "meta.properties").write_text("version=1\ncluster.id=abc\nnode.id=1\n")
+    for name in ("plain-0", "txn-0"):
+        shutil.copytree(KAFKA / "segments" / name, root / name)
+    return root
+
+
+def test_dump_decodes_committed_offsets(cli, tmp_path):
+    key = Writer().i16(1).string("g").string("orders").i32(2).take()
+    value = Writer().i16(3).i64(42).i32(-1).string("note").i64(TS).take()
+    path = tmp_path / "__consumer_offsets-0"
+    path.mkdir()
+    (path / f"{0:020}.log").write_bytes(codec.encode_batch([(TS, key, value, ())]))
+    done = cli("dump", path, "--decoder", "offsets", form="json")
+    assert done.code == 0
+    (record,) = json.loads(done.out)["segments"][0]["batches"][0]["records"]
+    assert record["decoded"]["group"] == "g"
+    assert (record["decoded"]["topic"], record["decoded"]["offset"]) == ("orders", 42)
+    assert "orders" in cli("dump", path, "--decoder", "offsets", form="table").out
+
+
+def test_check_of_a_brokers_directory(cli, tmp_path):
+    root = broker(tmp_path / "broker")
+    done = cli("check", "--full", root)
+    assert (done.code, done.out) == (0, "")
+    assert "2 partitions" in done.err
+    log = root / "plain-0" / f"{0:020}.log"
+    data = bytearray(log.read_bytes())
+    data[100] ^= 1
+    log.write_bytes(data)
+    done = cli("check", root / "plain-0")
+    assert done.code == 5
+    assert done.rows[0]["path"] == str(log)
+
+
+def test_repair_as_kafka_and_import(cli, tmp_path, place):
+    root = broker(tmp_path / "broker")
+    with (root / "plain-0" / f"{108:020}.log").open("ab") as file:
+        file.write(b"torn")
+    done = cli("-d", root, "repair", "--as-kafka")
+    assert done.code == 0
+    assert "4 bytes cut" in done.err
+    done = cli("import", "kafka-dir", root)
+    assert done.code == 0, done.err
+    assert "2 topics, 2 partitions" in done.err
+    assert cli("import", "kafka-dir", root).code == 2  # it is there already
+    assert len(cli("consume", "plain").rows) == 200
+    assert cli("check", "--full").code == 0
