@@ -11,6 +11,7 @@ import pytest
 
 import eoslog
 from eoslog import _core
+from eoslog.coordinator.group_shard import GroupShard
 from eoslog.engine import Engine
 from eoslog.errors import InvalidRecord, PolicyViolation
 from eoslog.model import TopicPartition
@@ -195,6 +196,27 @@ def test_committed_offsets_survive_the_compaction_of_their_log(tmp_path):
         name.unlink()
     with eoslog.open(path) as log:
         assert {g: log.describe_group(g).offsets for g in ("g", "g2")} == offsets
+
+
+def test_a_fold_that_slept_through_a_cleaning_begins_anew(log, engine):
+    """Protocol row 27: the tombstones that it has not seen are gone."""
+    log.create_topic("t")
+    for group in ("gone", "stays"):
+        log.reset_offsets(group, {T0: 0})
+    glog = engine.group_partition("gone")
+    sleeper = GroupShard(glog, engine.clock_ms)
+    with sleeper.folded() as (table, _):
+        assert "gone" in table.groups
+    log.delete_group("gone")
+    clock = engine.clock
+    for days in (0, 2, 4):
+        engine.clock = lambda days=days: clock() + days * 86_400
+        log.clean("__consumer_offsets", roll=True)
+    engine.clock = clock
+    kept = [key for b in glog.batches(0, glog.log_end) for _, _, key, *_ in b.records()]
+    assert not [key for key in kept if b"gone" in key]
+    with sleeper.folded() as (table, _):
+        assert "gone" not in table.groups
 
 
 KILLED = """

@@ -164,6 +164,20 @@ def test_a_copy_in_the_middle_of_a_swap_is_refused_to_readers_and_finished_by_wr
         assert_whole(log, expected, end)
 
 
+def test_who_lists_segments_waits_for_the_end_of_a_swap(tmp_path):
+    """Protocol row 28: in the middle of it the directory names neither all old nor all new."""
+    path = str(tmp_path)
+    expected, end = fill(path)
+    with opened(path, **SETTINGS) as log:
+        files.arm_failpoint("clean.old.renamed", "EIO", 3)
+        with pytest.raises(StorageError):
+            clean(log)
+        assert log.core.cleaned_version & 1
+        assert folded(committed(log)) == expected  # finishes it, and reads the new segments
+        assert not log.core.cleaned_version & 1
+        assert_whole(log, expected, end)
+
+
 READER = """
 import sys
 from tests.storage.helpers import opened
