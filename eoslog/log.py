@@ -434,15 +434,20 @@ class Log(Closing):
     def check(self, full: bool = False) -> CheckReport:
         """Read every batch by its CRC and compare the indexes; `full` decodes every record too."""
         self.engine.check()
-        return log_checker.check(self.engine.path, full=full, ends=self._ends())
+        logs = {log.name: log for log in self._logs()}
+        return log_checker.check(
+            self.engine.path,
+            full=full,
+            ends={name: log.log_end for name, log in logs.items()},
+            versions=lambda name: logs[name].cleaned_version if name in logs else 0,
+        )
 
-    def _ends(self) -> dict[str, int]:
-        logs = [
+    def _logs(self) -> list[PartitionLog]:
+        return [
             *self.engine.transaction_partitions(),
             *self.engine.group_partitions(),
             *(self.engine.partition(*key) for key in self.engine.user_partitions()),
         ]
-        return {f"{log.topic}-{log.partition}": log.log_end for log in logs}
 
     def trace(self, callback: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
         """Get an event for each coordinator request; call what is returned to stop."""

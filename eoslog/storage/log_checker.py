@@ -6,17 +6,20 @@ nothing and may run while others write (up to the ends that it is given).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
 from eoslog import _core
-from eoslog.errors import ConfigError, CorruptRecord, LockTimeout
+from eoslog.errors import ConfigError, CorruptRecord, LockTimeout, StorageError
 from eoslog.model import CheckReport, Problem, RepairReport
-from eoslog.storage import files
+from eoslog.storage import checkpoints, files, segment_files
 from eoslog.storage.kafka_repair import repair_as_kafka
+from eoslog.storage.log_loader import valid_batch_after
+from eoslog.storage.segment_swap import finish_renames, unfinished_swap
 from eoslog.storage.segments import (
     INDEX,
     LOG,
@@ -27,7 +30,13 @@ from eoslog.storage.segments import (
     offsets_in,
     read_snapshot,
 )
-from eoslog.storage.session import CLEAN_SHUTDOWN_FILE, SESSION_FILE
+from eoslog.storage.session import (
+    CLEAN_SHUTDOWN_FILE,
+    CONTROL_FILE,
+    FORMAT,
+    MAGIC,
+    SESSION_FILE,
+)
 
 _MAX = (1 << 63) - 1
 
@@ -47,7 +56,13 @@ def partition_directories(path: str) -> list[str]:
     return found
 
 
-def check(path: str, *, full: bool = False, ends: Mapping[str, int] | None = None) -> CheckReport:
+def check(
+    path: str,
+    *,
+    full: bool = False,
+    ends: Mapping[str, int] | None = None,
+    versions: Callable[[str], int] | None = None,
+) -> CheckReport:
     """Check every partition of a directory.
 
     Args:
@@ -55,13 +70,22 @@ def check(path: str, *, full: bool = False, ends: Mapping[str, int] | None = Non
         full: decode every record too.
         ends: partition directory name -> offset (exclusive) up to which it is published; others
             are read to their files' ends.
+        versions: the version of a partition's list of segments; one that changes while a partition
+            is read means that it has to be read again.
     """
     partitions = batches = records = 0
     problems: list[Problem] = []
     for name in partition_directories(path):
         partitions += 1
-        walk = _Walk(os.path.join(path, name), (ends or {}).get(name, _MAX), full)
-        walk.run()
+        while True:
+            version = versions(name) if versions is not None else None
+            walk = _Walk(os.path.join(path, name), (ends or {}).get(name, _MAX), full)
+            with contextlib.suppress(FileNotFoundError):
+                walk.run()
+                if versions is None or version == versions(name):
+                    break  # else segments were cleaned or deleted meanwhile
+            if versions is None:
+                raise StorageError(f"{walk.path}: segments vanish while it is checked", path=path)
         batches += walk.batches
         records += walk.records
         problems += walk.problems
@@ -78,7 +102,9 @@ class _Walk:
         self.batches = 0
         self.records = 0
         self.problems: list[Problem] = []
-        self.bad: tuple[int, int] | None = None  # (segment base, position) of the first bad batch
+        # (segment base, position) of the first bad batch, and the offset behind the last good one
+        self.bad: tuple[int, int, int] | None = None
+        self._open: dict[int, int] = {}
 
     def _problem(self, base: int, suffix: str, position: int, message: str) -> None:
         self.problems.append(
@@ -86,8 +112,19 @@ class _Walk:
         )
 
     def run(self) -> None:
+        half = unfinished_swap(self.path)
+        if half is not None:
+            self.problems.append(
+                Problem(
+                    os.path.join(self.path, half), 0,
+                    "a swap of segments is half done; the next opening for writing finishes it",
+                )
+            )  # fmt: skip
+            return
         bases = offsets_in(self.path, LOG)
         expected = bases[0] if bases else 0
+        if bases:
+            self._open = segment_files.open_before(segment_files.list_segments(self.path))
         for base in bases:
             if base >= self.end and base > 0:
                 break
@@ -103,48 +140,105 @@ class _Walk:
                 self._problem(offset, SNAPSHOT, 0, "not a valid producer snapshot")
 
     def _segment(self, base: int, expected: int) -> int:
-        path = os.path.join(self.path, file_name(base, LOG))
-        size = os.path.getsize(path)
         starts: dict[int, tuple[int, int]] = {}
-        if size:
-            data = np.memmap(path, dtype=np.uint8, mode="r", shape=(size,))
-            try:
-                covered = 0
-                for batch in _core.iter_batches(data):
-                    if batch.base_offset >= self.end:
-                        return expected
-                    covered = batch.position + batch.size
-                    if not batch.valid or batch.base_offset < expected:
-                        what = (
-                            "CRC does not match"
-                            if not batch.valid
-                            else f"base offset {batch.base_offset} below {expected}"
-                        )
-                        self._problem(base, LOG, batch.position, what)
-                        self.bad = (base, batch.position)
-                        return expected
-                    if self.full and batch.magic == 2:
-                        self.records += len(batch.records())
-                    else:
-                        self.records += batch.count
-                    self.batches += 1
-                    starts[batch.position] = (batch.last_offset, batch.max_timestamp)
-                    expected = batch.last_offset + 1
-                if covered < size and expected < self.end:
-                    self._problem(
-                        base, LOG, covered, f"{size - covered} bytes are no complete batch"
-                    )
-                    self.bad = (base, covered)
-            except CorruptRecord as error:
-                position = max(starts, default=-1)
-                self._problem(base, LOG, max(position, 0), str(error))
-                self.bad = (base, max(position, 0))
+        aborted: dict[tuple[int, int], int] = {}
+        position = 0
+        for batch, fault in self._batches(base):
+            if batch is None:
+                if expected < self.end:
+                    self._damaged(base, position, expected, fault)
+                break
+            if batch.base_offset >= self.end:
                 return expected
-        if self.end == _MAX or expected <= self.end:
-            self._indexes(base, starts)
+            if not batch.valid:
+                fault = "CRC does not match"
+            elif batch.base_offset < expected:
+                fault = f"base offset {batch.base_offset} below {expected}"
+            if fault:
+                self._damaged(base, batch.position, expected, fault)
+                break
+            try:
+                self.records += len(batch.records()) if self.full else batch.count
+                self._transaction(batch, aborted)
+            except CorruptRecord as error:
+                self._damaged(base, batch.position, expected, str(error))
+                break
+            self.batches += 1
+            starts[batch.position] = (batch.last_offset, batch.max_timestamp)
+            position = batch.position + batch.size
+            expected = batch.last_offset + 1
+        if self.bad is None and (self.end == _MAX or expected <= self.end):
+            self._indexes(base, starts, aborted)
         return expected
 
-    def _indexes(self, base: int, starts: dict[int, tuple[int, int]]) -> None:
+    def _batches(self, base: int) -> Iterator[tuple[_core.Batch | None, str]]:
+        """Every batch of a segment; at the end (None, what is wrong) if it does not end there."""
+        path = os.path.join(self.path, file_name(base, LOG))
+        size = os.path.getsize(path)
+        if size == 0:
+            return
+        data = np.memmap(path, dtype=np.uint8, mode="r", shape=(size,))
+        position = 0
+        try:
+            while position < size:
+                found = _core.iter_batches(data, position, strict=False)
+                if not found:
+                    yield None, f"{size - position} bytes are no complete batch"
+                    return
+                for batch in found:
+                    yield batch, ""
+                position = found[-1].position + found[-1].size
+        except CorruptRecord as error:
+            yield None, str(error)
+
+    def _transaction(self, batch: _core.Batch, aborted: dict[tuple[int, int], int]) -> None:
+        """Follow transactions: which abort markers the abort index must have an entry for."""
+        if not batch.control:
+            if batch.transactional:
+                self._open.setdefault(batch.producer_id, batch.base_offset)
+            return
+        kind = batch.control_type
+        if kind in (0, 1):
+            first = self._open.pop(batch.producer_id, None)
+            if kind == 0 and first is not None:
+                aborted[batch.producer_id, batch.base_offset] = first
+
+    def _damaged(self, base: int, position: int, expected: int, what: str) -> None:
+        """Note the first bad batch, what lies before it, and what a cut there would lose."""
+        self.bad = (base, position, expected)
+        lost = self._records_behind(base, position, expected)
+        kept = f"offsets below {expected} are whole"
+        tail = f"{lost} whole records follow and go with a cut" if lost else "nothing whole follows"
+        path = os.path.join(self.path, file_name(base, LOG))
+        self.problems.append(Problem(path, position, f"{what}; {kept}, {tail}", lost))
+
+    def _records_behind(self, base: int, position: int, expected: int) -> int:
+        """Records in valid batches behind a bad one, in this segment and in later ones."""
+        data = files.read_file(os.path.join(self.path, file_name(base, LOG)))[position + 1 :]
+        count = 0
+        follower = valid_batch_after(data, expected)
+        if follower is not None:
+            try:
+                for batch in _core.iter_batches(data, follower, strict=False):
+                    count += batch.count if batch.valid and not batch.control else 0
+            except CorruptRecord:
+                pass
+        for later in offsets_in(self.path, LOG):
+            if later > base:
+                for found, _ in self._batches(later):
+                    if found is not None and found.valid and not found.control:
+                        count += found.count
+        return count
+
+    def _indexes(
+        self,
+        base: int,
+        starts: dict[int, tuple[int, int]],
+        aborted: dict[tuple[int, int], int],
+    ) -> None:
+        for suffix in (INDEX, TIME_INDEX):
+            if not os.path.exists(os.path.join(self.path, file_name(base, suffix))):
+                self._problem(base, suffix, 0, "missing; it is made again from the batches")
         lasts = {last for last, _ in starts.values()}
         previous = -1
         for position, (relative, at) in self._entries(base, INDEX, ">ii"):
@@ -174,6 +268,15 @@ class _Walk:
                     position,
                     f"aborted ({producer}, {first}, {last}) fits no marker",
                 )
+            aborted.pop((producer, last), None)
+        for (producer, last), first in aborted.items():
+            self._problem(
+                base,
+                TXN_INDEX,
+                0,
+                f"no entry for producer {producer}'s aborted transaction at [{first}, {last}]: "
+                "its records would be seen",
+            )
 
     def _entries(
         self, base: int, suffix: str, layout: str
@@ -201,28 +304,65 @@ def repair(path: str, mode: str) -> RepairReport:
     try:
         if not _core.try_lock(fd, 1):
             raise LockTimeout(f"{path}: a process has the directory open")
-        problems: list[Problem] = []
+        problems = _directory_problems(path)
+        if mode == "cut":
+            for problem in problems:
+                files.remove(problem.path)  # made again by the next opening
         cut = 0
         names = partition_directories(path)
         for name in names:
-            walk = _Walk(os.path.join(path, name), _MAX, True)
+            place = os.path.join(path, name)
+            half = unfinished_swap(place)
+            if half is not None and mode == "cut":
+                problems.append(
+                    Problem(os.path.join(place, half), 0, "a swap, half done, is finished")
+                )
+                finish_renames(place)
+            walk = _Walk(place, _MAX, True)
             walk.run()
             problems += walk.problems
             if mode == "cut" and walk.bad is not None:
                 cut += _cut(walk.path, *walk.bad)
         if mode == "cut" and problems:
-            files.remove(
-                os.path.join(path, CLEAN_SHUTDOWN_FILE)
-            )  # indexes are rebuilt at the next open
-            files.remove(os.path.join(path, "recovery-point-offset-checkpoint"))
+            # The next opening scans everything and makes every index anew.
+            files.remove(os.path.join(path, CLEAN_SHUTDOWN_FILE))
+            files.remove(os.path.join(path, checkpoints.RECOVERY_POINT_CHECKPOINT))
             files.fsync_dir(path)
         return RepairReport(mode, len(names), problems, cut)
     finally:
         files.close(fd)
 
 
-def _cut(path: str, base: int, position: int) -> int:
-    """Truncate a partition at a byte of one segment; later segments go. Bytes lost."""
+def _directory_problems(path: str) -> list[Problem]:
+    """What is wrong with the files beside the partitions that can be made again from them."""
+    problems = []
+    for name in (
+        checkpoints.RECOVERY_POINT_CHECKPOINT,
+        checkpoints.LOG_START_CHECKPOINT,
+        checkpoints.CLEANER_CHECKPOINT,
+    ):
+        try:
+            checkpoints.read_offsets(os.path.join(path, name))
+        except CorruptRecord as error:
+            problems.append(Problem(os.path.join(path, name), 0, f"{error}; it counts as empty"))
+    control = os.path.join(path, CONTROL_FILE)
+    with contextlib.suppress(FileNotFoundError):
+        head = files.read_file(control)[:12]
+        if head[:8] != MAGIC or int.from_bytes(head[8:12], "little") != FORMAT:
+            problems.append(
+                Problem(
+                    control, 0,
+                    f"begins with {head!r}, expected {MAGIC!r} format {FORMAT}; "
+                    "nothing is lost with it, all partitions are scanned",
+                )
+            )  # fmt: skip
+    return problems
+
+
+def _cut(path: str, base: int, position: int, end: int) -> int:
+    """Truncate a partition at a byte of one segment, `end` being the offset there; later segments
+    and index entries go. Bytes lost.
+    """
     log = os.path.join(path, file_name(base, LOG))
     lost = os.path.getsize(log) - position
     for later in offsets_in(path, LOG):
@@ -238,6 +378,20 @@ def _cut(path: str, base: int, position: int) -> int:
             _core.os_sync(fd)
     finally:
         files.close(fd)
+    for suffix, layout in ((INDEX, ">ii"), (TIME_INDEX, ">qi"), (TXN_INDEX, ">hqqqq")):
+        name = os.path.join(path, file_name(base, suffix))
+        with contextlib.suppress(FileNotFoundError):
+            data = files.read_file(name)
+            entry = struct.Struct(layout)
+            kept = b""
+            for values in entry.iter_unpack(data[: len(data) // entry.size * entry.size]):
+                last = {INDEX: base + values[0], TIME_INDEX: base + values[1]}.get(
+                    suffix, values[-2]
+                )
+                if last >= end:
+                    break
+                kept += entry.pack(*values)
+            files.write_file(name, kept, durable=True)
     for offset in offsets_in(path, SNAPSHOT):
         if offset > base:
             files.remove(os.path.join(path, file_name(offset, SNAPSHOT)))

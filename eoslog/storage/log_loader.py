@@ -274,7 +274,7 @@ def _judge_tail(
             "end that the last session closed with, so they are not eoslog's. "
             "Nothing was cut: see `eoslog repair`"
         )
-    follower = _valid_batch_after(files.read_file(where)[valid:size], end)
+    follower = valid_batch_after(files.read_file(where)[valid:size], end)
     behind = [b for b in later if _size(log.path, b)]
     if follower is not None or behind:
         at = f"byte {valid + follower}" if follower is not None else f"segment {behind[0]}"
@@ -284,7 +284,7 @@ def _judge_tail(
         )  # fmt: skip
 
 
-def _valid_batch_after(data: bytes, offset: int) -> int | None:
+def valid_batch_after(data: bytes, offset: int) -> int | None:
     """Where a valid batch of a later offset begins in the bytes behind a bad one."""
     at = data.find(b"\x02", 17)
     while at >= 0:

@@ -1,0 +1,171 @@
+"""`check` and `repair`: what is damaged, where, what a cut would lose, and that nothing else goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import eoslog
+from eoslog.model import TopicPartition
+
+T0 = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A closed log of 40 records in four segments, one aborted transaction in the first."""
+    with eoslog.open(tmp_path) as log:
+        log.create_topic("t")
+        partition = log.engine.partition("t", 0)
+        with log.producer(transactional_id="tx") as bad:
+            bad.init_transactions()
+            bad.begin_transaction()
+            bad.produce("t", b"aborted")
+            bad.flush()
+            bad.abort_transaction()
+        with log.producer() as producer:
+            for i in range(40):
+                producer.send("t", b"v%02d" % i).result(10)
+                if i % 10 == 9:
+                    partition.roll()
+    return tmp_path
+
+
+def values(path):
+    with eoslog.open(path) as log:
+        return [v for b in log.scan("t", binary="copy") for v in b.to_pydict()["value"]]
+
+
+def files_of(path):
+    return {
+        os.path.join(root, name): open(os.path.join(root, name), "rb").read()
+        for root, _, names in os.walk(path)
+        for name in names
+    }
+
+
+def flip(path, position):
+    with open(path, "r+b") as handle:
+        handle.seek(position)
+        byte = handle.read(1)[0]
+        handle.seek(position)
+        handle.write(bytes([byte ^ 0xFF]))
+
+
+def batches(path):
+    return eoslog.inspect(path, records=False)["batches"]
+
+
+def the_log(place, number):
+    names = sorted(n for n in os.listdir(place / "t-0") if n.endswith(".log"))
+    return place / "t-0" / names[number]
+
+
+def test_a_sound_directory_has_no_problems(place):
+    assert eoslog.repair(place).ok
+    assert eoslog.repair(place, mode="cut").ok
+    assert len(values(place)) == 40
+
+
+@pytest.mark.parametrize("byte", [8, 16, 17, 61], ids=["length", "magic", "crc", "record"])
+def test_a_bad_batch_in_the_middle_is_reported_with_what_a_cut_would_lose(place, byte):
+    path = the_log(place, 1)
+    victim = batches(path)[4]
+    before = files_of(place)
+    flip(path, victim["position"] + byte)
+    damaged = files_of(place)
+    report = eoslog.repair(place)
+    (problem,) = report.problems
+    assert problem.path == str(path)
+    assert problem.position == victim["position"]
+    assert problem.lost_records == 25  # five in this segment, twenty in the next two
+    assert f"offsets below {victim['base_offset']} are whole" in problem.message
+    after = files_of(place)
+    assert {k: v for k, v in after.items() if "session" not in k} == {
+        k: v for k, v in damaged.items() if "session" not in k
+    }
+    assert before.keys() <= after.keys()
+    cut = eoslog.repair(place, mode="cut")
+    assert cut.bytes_cut > 0
+    assert values(place) == [b"v%02d" % i for i in range(14)]
+
+
+def test_junk_at_the_end_loses_nothing_but_itself(place):
+    path = the_log(place, -1)
+    with open(path, "ab") as handle:
+        handle.write(b"junk" * 10)
+    (problem,) = eoslog.repair(place).problems
+    assert problem.lost_records == 0
+    assert "nothing whole follows" in problem.message
+    assert eoslog.repair(place, mode="cut").bytes_cut == 40
+    assert len(values(place)) == 40
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex", ".txnindex"])
+def test_a_missing_index_is_reported_and_made_again(place, suffix):
+    path = place / "t-0" / ("0" * 20 + suffix)
+    expected = path.read_bytes()
+    path.unlink()
+    problems = eoslog.repair(place).problems
+    assert [p.path for p in problems] == [str(path)]
+    assert eoslog.repair(place, mode="cut").bytes_cut == 0
+    assert len(values(place)) == 40
+    assert path.read_bytes() == expected
+    assert eoslog.repair(place).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("recovery-point-offset-checkpoint", "counts as empty"),
+        ("cleaner-offset-checkpoint", "counts as empty"),
+        ("eoslog.control", "all partitions are scanned"),
+        ("t-0/00000000000000000012.snapshot", "not a valid producer snapshot"),
+    ],
+)
+def test_damage_beside_the_log_costs_no_record(place, name, what):
+    if name.endswith("snapshot"):
+        path = sorted(p for p in (place / "t-0").iterdir() if p.suffix == ".snapshot")[0]
+    else:
+        path = place / name
+    if not path.exists():
+        path.write_bytes(b"0\n0\n")
+    with open(path, "r+b") as handle:
+        handle.write(b"XX")
+    (problem,) = eoslog.repair(place).problems
+    assert problem.path == str(path)
+    assert what in problem.message
+    assert eoslog.repair(place, mode="cut").bytes_cut == 0
+    assert len(values(place)) == 40
+    assert eoslog.repair(place).ok
+
+
+def test_the_command_exits_with_5_and_says_where_as_json(place):
+    path = the_log(place, 0)
+    flip(path, batches(path)[-1]["position"] + 61)
+
+    def run(*arguments):
+        command = [
+            sys.executable,
+            "-m",
+            "eoslog",
+            "-d",
+            str(place),
+            "--format",
+            "jsonl",
+            *arguments,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    report = run("repair")
+    assert report.returncode == 5
+    row = json.loads(report.stdout.splitlines()[0])
+    assert row["path"] == str(path)
+    assert row["lost_records"] == 30
+    assert run("repair", "--mode", "cut").returncode == 0
+    assert run("repair").returncode == 0
+    assert run("check").returncode == 0
