@@ -314,7 +314,7 @@ def test_max_compaction_lag_seals_and_cleans_what_is_old(log, engine):
 
 
 def test_offsets_go_after_their_retention_unless_somebody_may_need_them(log, engine):
-    """Items 75 and 78: not while a member reads the topic, nor while a transaction may replace it."""
+    """R75, R78: not while a member reads the topic, nor while a transaction may replace it."""
     log.create_topic("t", 2)
     other = TopicPartition("t", 1)
     for group in ("idle", "held", "read"):

@@ -83,6 +83,7 @@ def assert_whole(log, expected, end, *, appended=0):
 
 @pytest.mark.parametrize(("point", "nth"), POINTS)
 def test_all_old_or_all_new_for_the_next_session_and_for_who_has_it_open(tmp_path, point, nth):
+    """R55: and views of the old segments live on."""
     path, copy = str(tmp_path / "live"), str(tmp_path / "copy")
     os.mkdir(path)
     expected, end = fill(path)
