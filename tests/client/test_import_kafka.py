@@ -374,3 +374,57 @@ def test_damage_in_a_linked_segment_is_cut_here_and_not_there(tmp_path: Path) ->
         with damaged.open("r+b") as file:
             file.write(whole)
     assert digest(root) == before
+
+
+@pytest.mark.parametrize(("state", "commit"), [(2, True), (3, False)])
+def test_a_decision_that_a_broker_left_unfinished_is_finished(
+    state: int, commit: bool, worlds: Path, tmp_path: Path
+) -> None:
+    """Killed between its decision and its markers: what was decided holds, here as there."""
+    root = tmp_path / "broker"
+    shutil.copytree(worlds / "clean", root)
+    (found,) = (
+        (path, record)
+        for path in root.glob("__transaction_state-*")
+        for segment in inspect(path, decoder="transactions")["segments"]
+        for batch in segment["batches"]
+        for record in batch["records"]
+        if record["decoded"]["transactional_id"] == "etl-2"
+        and record["decoded"].get("last_update_timestamp")
+        == max(
+            other["decoded"]["last_update_timestamp"]
+            for s in inspect(path, decoder="transactions")["segments"]
+            for b in s["batches"]
+            for other in b["records"]
+            if other["decoded"]["transactional_id"] == "etl-2"
+        )
+    )
+    path, record = found
+    assert record["decoded"]["state"] == "Ongoing"
+    value = bytearray.fromhex(record["value"])
+    value[16] = state  # behind version, producer id, epoch and timeout
+    end = inspect(path)["log_end_offset"]
+    decided = _core.build_batch([(TS, bytes.fromhex(record["key"]), bytes(value), ())])
+    log_file = sorted(path.glob("*.log"))[-1]
+    with log_file.open("ab") as file:
+        file.write(end.to_bytes(8, "big") + decided[8:])
+    eoslog.import_kafka_dir(root, tmp_path / "log", topics=["orders", "payments"])
+    with eoslog.open(tmp_path / "log") as log:
+        with log.producer(transactional_id="etl-2") as producer:
+            producer.init_transactions()
+        values = [row[4] for row in rows(log.scan("payments"))]
+        opened = [value for value in values if value.startswith(b"open")]
+        assert len(opened) == (3 if commit else 0)
+        assert len(rows(log.scan("orders", partitions=[2]))) == (2 if commit else 0)
+        offset = log.describe_group("g-txn").offsets[TopicPartition("orders", 0)].offset
+        assert offset == (8 if commit else 6)
+
+
+def test_cleaning_the_new_directory_leaves_the_brokers_bytes(imported: Any, adopted: Any) -> None:
+    source, _, _ = imported
+    _, log, _ = adopted
+    before = digest(source)
+    log.abort_transaction("etl-2")
+    log.clean()
+    log.delete_topic("stamped")
+    assert digest(source) == before
