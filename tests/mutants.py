@@ -30,6 +30,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests import mutation_sites  # noqa: E402
+
 ROOT = Path(os.environ.get("EOSLOG_SOURCE", Path(__file__).resolve().parent.parent))
 DATA = Path(__file__).with_name("mutations.toml")
 CACHE = ROOT / ".make" / "mutants"
@@ -49,13 +52,19 @@ COMPARED_ROWS = ["L01", "L02", "L04", "L06", "L07", "L09", "L10", "L11", "M01", 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of `original`, which `file` has once, and the test that must fail with it."""
+    """A change of `original`, and the test that must fail with it.
+
+    `file` has it once, or at `line`. With `switch` from 0 on it is one of those that a single build
+    of the core holds (`mutation_sites.with_switches`).
+    """
 
     row: str
     test: str
     file: str
     original: str
     mutated: str
+    line: int = 0
+    switch: int = -1
 
     @property
     def name(self) -> str:
@@ -69,6 +78,11 @@ class Mutant:
 
     def changed(self, text: str) -> str:
         """The file's text with the change."""
+        if self.line:
+            lines = text.splitlines(keepends=True)
+            last = self.line - 1 + self.original.count("\n")
+            assert "".join(lines[self.line - 1 : last]) == self.original
+            return "".join([*lines[: self.line - 1], self.mutated, *lines[last:]])
         if text.count(self.original) != 1:
             raise SystemExit(f"{self.row}: {text.count(self.original)} x {self.original!r} in {self.file}")  # fmt: skip
         return text.replace(self.original, self.mutated)
@@ -78,6 +92,15 @@ def load() -> list[Mutant]:
     """The recorded mutants, in the order of the rows."""
     rows = tomllib.loads(DATA.read_text())["mutant"]
     return [Mutant(**row) for row in rows]
+
+
+def load_sites() -> list[Mutant]:
+    """One mutant for each place that flushes, locks, publishes or checks, and has its test."""
+    found, tests = mutation_sites.sites(ROOT), mutation_sites.harnesses()
+    return [
+        Mutant(s.name, tests[s.name], s.file, s.original, s.mutated, s.line, n if s.in_core else -1)
+        for n, s in enumerate(found) if s.name in tests
+    ]  # fmt: skip
 
 
 def open_rows() -> dict[str, str]:
@@ -119,27 +142,29 @@ class Copy:
         for library in self._core.iterdir():
             shutil.copy2(library, self.root / "eoslog" / library.name)
 
-    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def _python(self, *arguments: str, switch: int = -1) -> subprocess.CompletedProcess[str]:
         environment = {
             **os.environ,
             "PYTHONPATH": f"{self.root}:{self.root / 'spark'}",
             "PYTHONDONTWRITEBYTECODE": "1",
             "EOSLOG_SOURCE": str(self.root),
             "EOSLOG_OPTIMIZE": "-O0",
+            "EOSLOG_MUTANT": str(switch),
         }
         return subprocess.run(
             [sys.executable, *arguments], cwd=self.root, env=environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
 
-    def run(self, *tests: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *tests: str, switch: int = -1) -> subprocess.CompletedProcess[str]:
         """Run tests until one fails."""
         return self._python(
             "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "-rN",
             f"--timeout={TEST_TIMEOUT_S}", f"--basetemp={self.root / 'tmp'}", *tests,
+            switch=switch,
         )  # fmt: skip
 
-    def _build_core(self, mutant: Mutant) -> None:
+    def _build_core(self) -> None:
         """Compile the core as it is, unless the same sources were compiled before."""
         sources = [self.root / "setup.py", *sorted((self.root / "eoslog").glob("_core*"))]
         sources = [p for s in sources for p in (sorted(s.iterdir()) if s.is_dir() else [s])]
@@ -154,7 +179,7 @@ class Copy:
         if not cached.exists():
             built = self._python("setup.py", "-q", "build_ext", "--inplace")
             if built.returncode:
-                raise SystemExit(f"{mutant.row}: no core:\n{built.stdout[-2000:]}")
+                raise SystemExit(f"no core:\n{built.stdout[-2000:]}")
             cached.mkdir(parents=True)
             for library in package.glob("_core*.so"):
                 shutil.copy2(library, cached)
@@ -165,15 +190,21 @@ class Copy:
     def kill(self, mutant: Mutant) -> tuple[bool, float]:
         """Whether the test fails on the changed code, and how long that took in seconds."""
         started = time.monotonic()
-        path = self.root / mutant.file
-        text = path.read_text()
-        path.write_text(mutant.changed(text))
+        texts = {path: path.read_text() for path in (self.root / "eoslog").glob("_core*/*.pxi")}
+        for path in (self.root / mutant.file, self.root / "eoslog" / "_core.pyx"):
+            texts[path] = path.read_text()
         try:
+            if mutant.switch >= 0:
+                mutation_sites.with_switches(self.root, mutation_sites.sites(self.root))
+            else:
+                path = self.root / mutant.file
+                path.write_text(mutant.changed(texts[path]))
             if mutant.in_core:
-                self._build_core(mutant)
-            result = self.run(mutant.test)
+                self._build_core()
+            result = self.run(mutant.test, switch=mutant.switch)
         finally:
-            path.write_text(text)
+            for path, text in texts.items():
+                path.write_text(text)
             if mutant.in_core:
                 self._use_unchanged_core()
         if result.returncode > 1:  # pytest itself; a signal (below 0) is a crash of the test
@@ -339,7 +370,8 @@ def main(arguments: Iterable[str]) -> int:
         at = words.index("--jobs")
         jobs = int(words[at + 1])
         del words[at : at + 2]
-    chosen = [m for m in load() if not words or {m.row, m.file} & set(words)]
+    known = [*load(), *load_sites()]
+    chosen = [m for m in known if not words or {m.row, m.file} & set(words)]
     if not chosen:
         raise SystemExit(f"no mutant of {' '.join(words)}")
     return show(chosen, jobs, baseline)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import mutants
+from tests import mutants, mutation_sites
 
 
 def test_every_row_has_a_test_that_carries_its_id() -> None:
@@ -25,6 +25,21 @@ def test_a_recorded_change_fits_the_code_and_its_test_exists(mutant: mutants.Mut
 def test_every_row_with_a_test_has_a_change_that_it_notices() -> None:
     recorded, later = {mutant.row for mutant in mutants.load()}, mutants.open_rows()
     assert [row for row in mutants.rows() if row not in recorded and row not in later] == []
+
+
+def test_every_place_that_guards_something_has_a_test_or_a_reason() -> None:
+    names = [site.name for site in mutation_sites.sites(mutants.ROOT)]
+    tests = mutation_sites.harnesses()
+    reasons = {**mutation_sites.without_effect(), **mutation_sites.not_shown()}
+    assert len(names) == len(set(names)) and not set(tests) & set(reasons)
+    assert [name for name in names if name not in tests and name not in reasons] == []
+    assert [name for name in (*tests, *reasons) if name not in names] == []
+    for test in set(tests.values()):
+        path, _, name = test.partition("::")
+        assert (
+            f"def {name.rpartition('::')[2].partition('[')[0]}("
+            in (mutants.ROOT / path).read_text()
+        )
 
 
 @pytest.mark.parametrize("name", mutants.TABLES)
