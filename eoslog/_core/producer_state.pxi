@@ -198,7 +198,11 @@ cdef int judge_batch(ProducerTable* t, const FoldedBatch* b, int64_t* first_offs
         return ACCEPT
     entry = table_find(t, b.producer_id)
     if entry == NULL or entry.epoch < 0:
-        return ACCEPT                            # no state: retention or expiry may have taken it
+        # No state: retention or expiry may have taken an idempotent producer's. A transaction has a
+        # new epoch and begins at 0; another number means that its first batch never came (KIP-890).
+        if b.attributes & TRANSACTIONAL_BIT and b.base_sequence != 0:
+            return OUT_OF_ORDER
+        return ACCEPT
     if b.producer_epoch < entry.epoch:
         return INVALID_EPOCH
     if b.producer_epoch > entry.epoch:

@@ -124,8 +124,8 @@ class ModelLog:
 
     @staticmethod
     def check_sequence(state: ModelProducer, batch: ModelBatch) -> None:
-        """Exactly the next one; from 0 in a new epoch; anything where nothing is known."""
-        if state.epoch == -1:
+        """Exactly the next one; from 0 in a new epoch; where nothing is known, anything that is no transaction's."""
+        if state.epoch == -1 and not batch.transactional:
             return
         fresh = batch.producer_epoch != state.epoch or not state.window
         expected = 0 if fresh else sequence_add(state.last_sequence, 1)

@@ -84,6 +84,18 @@ def test_C04_a_gap_is_refused_and_the_log_is_unchanged(log):
     assert log.log_end == 1
 
 
+def test_where_a_producer_is_unknown_a_transaction_begins_at_zero_and_others_anywhere(log):
+    """Of a transaction with a later sequence the first batch is missing (KIP-890; Kafka 4 says the same)."""
+    with pytest.raises(OutOfOrderSequence):
+        log.append(
+            batch(1, producer_id=7, sequence=2, transactional=True), expect=[(log, log.log_end)]
+        )
+    assert log.log_end == 0
+    assert begin(log, 7, count=1) == 0
+    log.append(batch(1, producer_id=8, sequence=2))  # its state may have expired
+    assert log.log_end == 2
+
+
 def test_a_batch_that_straddles_the_last_sequence_is_refused(log):
     log.append(batch(3, producer_id=7, sequence=0))
     with pytest.raises(OutOfOrderSequence):

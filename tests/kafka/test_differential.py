@@ -1,0 +1,145 @@
+"""The same requests get the same answers from a real broker and from eoslog, but for listed rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import eoslog
+from tests.kafka.broker import Broker
+from tests.kafka.clients import create_topics
+from tests.kafka.differences import ROWS, row_for
+from tests.kafka.differential import Step, await_coordinators, compare
+from tests.kafka.sides import NO_ONE, PARTITIONS, EoslogSide, KafkaSide
+from tests.kafka.wire import Wire
+
+SLICE = 200
+SEED = 1
+PAGE = Path(__file__).parent.parent.parent / "docs" / "kafka-differences.md"
+
+Pair = tuple[KafkaSide, EoslogSide]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[eoslog.Log]:
+    with eoslog.open(tmp_path_factory.mktemp("sides") / "log", durability="os") as log:
+        yield log
+
+
+@pytest.fixture
+def pair(broker: Broker, log: eoslog.Log, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Both sides at the beginning of a sequence, on a topic of the test's own."""
+    topic = re.sub(r"\W", "-", request.node.name)
+    create_topics(broker, {topic: PARTITIONS})
+    log.create_topic(topic, PARTITIONS)
+    with Wire(broker.bootstrap) as wire:
+        await_coordinators(wire)
+        sides = KafkaSide(wire, topic), EoslogSide(log, topic)
+        for side in sides:
+            side.begin()
+        yield sides
+
+
+def test_random_sequences_differ_only_in_listed_rows(broker: Broker, log: eoslog.Log) -> None:
+    met, unlisted = compare(broker, log, SLICE, SEED)
+    assert unlisted == []
+    assert met["fenced-by-name"] > 0  # the comparison sees differences
+
+
+def test_the_page_has_the_rows_that_are_allowed() -> None:
+    listed = re.findall(r"^\| `([\w-]+)` \|", PAGE.read_text(), re.M)
+    assert sorted(listed) == sorted(row.id for row in ROWS)
+
+
+def test_a_difference_without_a_row_is_none_of_them() -> None:
+    for kafka, ours in (((0, 1), (0, 2)), ((45,), (0, 3)), ((0, 0), (90,)), ((90,), (0,))):
+        step = Step("produce", ("a", (1, 0), 0, 5, 1), kafka, ours)
+        assert row_for(step, [step]) is None
+
+
+class Both:
+    """Puts requests to both sides, each with its own identity."""
+
+    def __init__(self, pair: Pair, name: str) -> None:
+        self.kafka, self.ours = pair
+        self.name = name
+        answers = [side.init(name, NO_ONE) for side in pair]
+        assert answers[0][0] == answers[1][0]
+        self.who = [answer[1] for answer in answers]
+        self.steps: list[Step] = []
+
+    def ask(self, request: str, *arguments: object, epoch: int = 0) -> str | None:
+        """The row of the difference, None where the answers agree; `epoch` is added to the first one."""
+        whos = [(producer_id, first + epoch) for producer_id, first in self.who]
+        answers = []
+        for side, who in zip((self.kafka, self.ours), whos, strict=True):
+            answer = getattr(side, request)(self.name, who, *arguments)
+            answers.append(answer[0] if request in ("init", "end") else answer)
+        self.steps.append(Step(request, (self.name, whos[0], *arguments), *answers))
+        if answers[0] == answers[1]:
+            return None
+        row = row_for(self.steps[-1], self.steps)
+        return f"unlisted: {self.steps[-1]}" if row is None else row.id
+
+
+def test_fenced_by_name(pair: Pair) -> None:
+    both = Both(pair, "row-fenced")
+    assert both.ask("produce", 0, 0, [b"a"]) is None
+    assert both.ask("end", True) is None
+    assert both.ask("produce", 0, 1, [b"b"]) == "fenced-by-name"
+    assert both.ask("commit_offset", "row-group", 1) == "fenced-by-name"
+    assert both.steps[-1].ours == (90,)
+
+
+def test_stored_already(pair: Pair) -> None:
+    both = Both(pair, "row-stored")
+    for sequence in range(7):
+        assert both.ask("produce", 0, sequence, [b"%d" % sequence]) is None
+    assert both.ask("produce", 0, 6, [b"6"]) is None  # a duplicate that both know
+    assert both.ask("produce", 0, 1, [b"1"]) == "stored-already"
+    for side in pair:
+        assert side.end(both.name, both.who[pair.index(side)], True)[0][0] == 0
+        assert len(side.committed(0)) == 7
+
+
+def test_trace_of_a_refusal(pair: Pair) -> None:
+    both = Both(pair, "row-trace")
+    assert both.ask("produce", 0, 0, [b"a"]) is None
+    assert both.ask("produce", 0, 0, [b"b"], epoch=1) == "fenced-by-name"
+    assert both.ask("produce", 0, 1, [b"c"]) == "trace-of-a-refusal"
+
+
+def test_init_of_another_epoch(pair: Pair) -> None:
+    both = Both(pair, "row-init")
+    assert both.ask("end", True) is None  # nothing open
+    zombies = list(both.who)
+    both.who = [side.init(both.name, NO_ONE)[1] for side in pair]
+    assert both.ask("produce", 0, 0, [b"a"]) is None
+    for side, who in zip(pair, zombies, strict=True):
+        assert side.init(both.name, who)[0] == (90,)
+    kafka, ours = (side.transaction(both.name) for side in pair)
+    assert (kafka[1], ours[1]) == ("CompleteAbort", "Ongoing")
+    steps = [
+        Step("init", (both.name, zombies[0]), (90,), (90,)),
+        Step("transaction", (both.name,), kafka, ours),
+    ]
+    row = row_for(steps[-1], steps)
+    assert row is not None
+    assert row.id == "init-of-another-epoch"
+
+
+def test_commit_after_abort(pair: Pair) -> None:
+    both = Both(pair, "row-commit")
+    assert both.ask("produce", 0, 0, [b"a"]) is None
+    assert both.ask("end", False) is None
+    assert both.ask("end", True) == "commit-after-abort"
+
+
+def test_the_first_batch_of_a_transaction_has_sequence_0(pair: Pair) -> None:
+    both = Both(pair, "mended")
+    assert both.ask("produce", 0, 2, [b"b"]) is None
+    assert both.steps[-1].ours == (45,)
+    assert all(side.ends(0) == (0, 0) for side in pair)
