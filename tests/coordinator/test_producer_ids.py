@@ -65,7 +65,7 @@ def test_an_engine_fetches_ahead_and_another_process_takes_other_blocks(tmp_path
     with eoslog.open(tmp_path / "log") as log:
         ids = log.engine.producer_ids
         seen = [ids.next_producer_id() for _ in range(950)]
-        log.engine._sweeper.join(30)
+        log.engine._asides["ids"].join(30)
         other = log.engine.metadata.allocate_producer_ids()
         seen += [ids.next_producer_id() for _ in range(1100)]
     assert other.start == 2000, "the second block was taken before it was needed"
