@@ -84,6 +84,12 @@ cdef class Partition:
         return atomic_load_i64(&self.state.slot.active_base)
 
     @property
+    def end_position(self):
+        """Byte of the log end in the segment `active_base`."""
+        self.control.check()
+        return atomic_load_i64(&self.state.slot.end_position)
+
+    @property
     def durable_end(self):
         self.control.check()
         return atomic_load_i64(&self.state.slot.durable_end)

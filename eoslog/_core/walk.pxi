@@ -13,10 +13,12 @@ def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t siz
         first == stop when none is complete, then `needed` bytes from `first` on are (0: the data ends).
 
     Raises:
-        CorruptRecord: no batch header where one must be.
+        CorruptRecord: no batch header where one must be, or offsets go back: a base offset is not
+            under the batch's CRC, but it can't change without that.
     """
     cdef Py_buffer view
     cdef const uint8_t* base
+    cdef int64_t found = -1
     cdef int64_t size, at = position, first = position, length, last, base_offset = -1, next_offset = -1, needed = 0
     cdef bint corrupt = False
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -31,6 +33,9 @@ def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t siz
                 length = <int64_t>load_i32(base + at + BATCH_LENGTH_AT) + LOG_OVERHEAD
                 if length < HEADER_SIZE and base[at + MAGIC_AT] >= 2 or length < 26 or load_i32(base + at + LAST_OFFSET_DELTA_AT) < 0 and base[at + MAGIC_AT] >= 2:
                     corrupt = True
+                    break
+                if load_i64(base + at) < next_offset:
+                    found = load_i64(base + at)
                     break
                 if load_i64(base + at) >= end:
                     break
@@ -57,6 +62,8 @@ def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t siz
                     first = at
                 at += length
                 next_offset = last + 1
+        if found >= 0:
+            raise errors.CorruptRecord(f"offsets go back at byte {at}: base offset {found}, expected {next_offset}")
         if corrupt and base_offset < 0:
             raise errors.CorruptRecord(f"no batch header at byte {at}: length {length}")
         return first, at if base_offset >= 0 else first, base_offset, next_offset, needed

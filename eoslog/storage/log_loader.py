@@ -261,6 +261,10 @@ def _judge_tail(
     Whole batches behind it prove nothing: of what was not flushed, a power cut leaves any pages.
     """
     where = os.path.join(log.path, file_name(base, LOG))
+    data = files.read_file(where)[valid:size]
+    if reason.startswith("base offset") and len(data) >= 8:
+        # Which of the two is wrong can't be told: what the fold believed may be too high.
+        end = min(end, int.from_bytes(data[:8], "big", signed=True))
     durable = max(last.recovery_point, log.session.durable_before(log.slot, log.topic_id))
     if end < durable:
         raise CorruptRecord(
@@ -274,7 +278,7 @@ def _judge_tail(
             "end that the last session closed with, so they are not eoslog's. "
             "Nothing was cut: see `eoslog repair`"
         )
-    follower = valid_batch_after(files.read_file(where)[valid:size], end)
+    follower = valid_batch_after(data, end)
     behind = [b for b in later if _size(log.path, b)]
     if follower is not None or behind:
         at = f"byte {valid + follower}" if follower is not None else f"segment {behind[0]}"

@@ -199,6 +199,8 @@ class LogReader:
             if needed and position + needed <= segment.size():
                 need = needed
                 continue
+            if size and position < self._published_size(base, segment):
+                self._check_header(buffer, first, base, position, needed)
             if size and position < segment.size() and not needed:
                 need = 0  # the buffer ended between batches
                 if first == at:
@@ -212,16 +214,42 @@ class LogReader:
                 return
             base, position, need = later[0], 0, 0
 
+    def _published_size(self, base: int, segment: Segment) -> int:
+        """Bytes of a segment that are published."""
+        while True:
+            active, end = self._core.active_base, self._core.end_position
+            if active == self._core.active_base:
+                return end if base == active else segment.size() if base < active else 0
+
+    def _check_header(self, buffer: Any, at: int, base: int, position: int, needed: int) -> None:
+        """A published batch that can't be taken: its length and base offset are under no CRC."""
+        offset = int.from_bytes(bytes(buffer[at : at + 8]), "big", signed=True)
+        if needed or offset >= self._core.log_end:
+            raise CorruptRecord(
+                f"{self.name}: segment {base} at byte {position}: batch of base offset {offset} "
+                f"and {needed or 'enough'} bytes, the log ends at offset {self._core.log_end}"
+            )
+
     def batches(self, start: int, end: int) -> Iterator[Any]:
-        """Every batch of [start, end), control batches too, in order (for folds)."""
+        """Every batch of [start, end), control batches too, in order (for folds).
+
+        Raises:
+            CorruptRecord: a batch does not match its CRC: no state is made of damaged records.
+        """
         while start < end:
             parts = self.read(start, end)
             if not parts:
                 return
             for part in parts:
                 for batch in _core.iter_batches(part.data, base_position=part.position):
-                    if batch.last_offset >= start:
-                        yield batch
+                    if batch.last_offset < start:
+                        continue
+                    if not batch.valid:
+                        raise CorruptRecord(
+                            f"{self.name}: segment {part.segment_base} at byte {batch.position}, "
+                            f"offset {batch.base_offset}: the batch does not match its CRC"
+                        )
+                    yield batch
                 start = part.next_offset
 
     def aborted(self, start: int, end: int) -> list[tuple[int, int, int]]:

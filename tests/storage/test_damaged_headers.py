@@ -1,0 +1,79 @@
+"""Damage that no CRC covers: a batch's base offset and length lie before its checksum."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from eoslog.errors import CorruptRecord
+from tests.storage.helpers import batch, opened
+
+BATCH = 10  # which one is damaged: two records each, so it begins at offset 20
+
+
+@pytest.fixture(params=["active", "sealed"])
+def damaged(tmp_path, request):
+    """A function that damages one field of a batch, and the path."""
+    with opened(str(tmp_path)) as log:
+        for i in range(20):
+            log.append(batch(2, timestamp=i))
+        log.flush()
+        if request.param == "sealed":
+            log.roll()
+            log.append(batch(2))
+            log.flush()
+        size = log.read(0, 2)[0].data
+        size = len(bytes(size))
+        name = os.path.join(log.path, "0" * 20 + ".log")
+
+        def damage(at: int, value: int, width: int) -> None:
+            with open(name, "r+b") as file:
+                file.seek(BATCH * size + at)
+                file.write(value.to_bytes(width, "big"))
+
+        yield log, damage, size
+
+
+@pytest.mark.parametrize("offset", [20 + 1, 20 + 8, 20 + (1 << 30), 20 - 4, 4, 0])
+def test_a_changed_base_offset_never_hides_a_record(damaged, offset):
+    log, damage, _ = damaged
+    damage(0, offset, 8)
+    with pytest.raises(CorruptRecord):
+        everything(log)
+
+
+@pytest.mark.parametrize("change", [1, 8, 64, 4096, 1 << 20, -1, -8])
+def test_a_changed_length_never_hides_a_record(damaged, change):
+    log, damage, size = damaged
+    damage(8, size - 12 + change, 4)
+    with pytest.raises(CorruptRecord):
+        everything(log)
+
+
+def test_a_fold_takes_no_batch_with_a_wrong_crc(damaged):
+    log, damage, size = damaged
+    damage(size - 1, 0xFF, 1)
+    with pytest.raises(CorruptRecord, match="CRC"):
+        list(log.batches(0, log.log_end))
+
+
+def everything(log) -> None:
+    """As a reader does: on from where the last read ended; standing still is no way out."""
+    at, end = 0, log.log_end
+    while at < end:
+        parts = log.read(at, end, 200)
+        assert parts, f"stands still at {at}"
+        for part in parts:
+            for b in _batches(part):
+                assert b.valid, "found by the CRC"
+            at = part.next_offset
+
+
+def _batches(part):
+    from eoslog import _core
+
+    for b in _core.iter_batches(part.data):
+        if not b.valid:
+            raise CorruptRecord("found by its CRC")
+        yield b
