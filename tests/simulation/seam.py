@@ -18,15 +18,16 @@ import threading
 import time
 import traceback
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import CFUNCTYPE, c_char_p, c_int, c_int64, c_size_t, c_ssize_t, c_uint32, c_void_p
-from types import ModuleType
 from typing import Any
 
 import eoslog.engine
 from eoslog import _core
 from eoslog.storage import files
+from eoslog.storage.segments import Segment
 from tests.simulation.disk import File
 from tests.simulation.world import Killed, Process, World
 
@@ -424,6 +425,10 @@ def detach(world: World, process: Process) -> None:
         for at, block in kept:
             if block != _ZEROS:
                 ctypes.memmove(address + at, block, _BLOCK)
+    for reference in process.segments:
+        segment = reference()
+        if segment is not None:
+            segment._fd = -1  # its finalizer must not close what has this number by then
     world.kept.extend(process.engines.values())
 
 
@@ -450,9 +455,9 @@ def installed(world: World) -> Iterator[World]:
     }
     clock, drawn, armed = _Clock(world), _Secrets(world), files._armed
     pool: Any = _Pool
-    undo: list[tuple[ModuleType, str, Any]] = []
+    undo: list[tuple[Any, str, Any]] = []
 
-    def put(module: ModuleType, name: str, value: Any) -> None:
+    def put(module: Any, name: str, value: Any) -> None:
         undo.append((module, name, getattr(module, name)))
         setattr(module, name, value)
 
@@ -474,6 +479,14 @@ def installed(world: World) -> Iterator[World]:
         if held.get("ThreadPoolExecutor") is ThreadPoolExecutor:
             put(module, "ThreadPoolExecutor", pool)
     put(files, "_armed", _Armed(world))
+    made = Segment.__init__
+
+    def registered(self: Segment, *args: Any) -> None:
+        made(self, *args)
+        if world.current is not None:
+            world.current.segments.append(weakref.ref(self))
+
+    put(Segment, "__init__", registered)
     put(eoslog.engine, "_open", {})
     put(eoslog.engine, "_open_mutex", threading.Lock())
 

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from tests.simulation.disk import Disk
 
@@ -47,6 +48,9 @@ class Process:
     back_to: Process | None = None  # whoever killed it goes on when it has unwound
     fds: set[int] = field(default_factory=set)
     maps: list[tuple[int, int]] = field(default_factory=list)
+    segments: list[Any] = field(
+        default_factory=list
+    )  # weak references to what has descriptors of its own
     engines: dict[object, object] = field(default_factory=dict)  # its `eoslog.engine._open`
     engines_mutex: object = field(default_factory=threading.Lock)
 
