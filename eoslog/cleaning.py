@@ -26,9 +26,10 @@ from eoslog.model import TRANSACTION_STATE_TOPIC
 from eoslog.open_partitions import OpenPartitions
 from eoslog.storage import checkpoints, files
 from eoslog.storage.cleaner import clean_partition
-from eoslog.storage.compaction import Cleaned, CleaningStopped, plan
+from eoslog.storage.compaction import FOR_EVER_MS, Cleaned, CleaningStopped, plan
 from eoslog.storage.log_settings import LogSettings
 from eoslog.storage.partition_log import PartitionLog
+from eoslog.storage.segments import LOG
 from eoslog.storage.session import SESSION_FILE, Session
 
 logger = logging.getLogger("eoslog.cleaning")
@@ -121,9 +122,11 @@ class Cleaning:
             yield False
             return
         fd = files.open_file(os.path.join(self._session.path, SESSION_FILE))
+        _core.guard_across_fork(fd)
         try:
             yield _core.try_lock(fd, _LEASE_AT)
         finally:
+            _core.release_guard(fd)
             files.close(fd)  # and with it the lock
             self._lease.release()
 
@@ -136,13 +139,23 @@ class Cleaning:
             for name, info in infos.items():
                 settings = LogSettings.of(dict(info.config))
                 limits = settings.retention_ms >= 0 or settings.retention_bytes >= 0
-                if settings.compacts or limits:
-                    found += [
-                        (name, number)
-                        for number in info.partitions
-                        if os.path.isdir(os.path.join(self._session.path, f"{name}-{number}"))
-                    ]
+                if not settings.compacts and not limits:
+                    continue
+                # An active segment alone is not cleaned: such a partition need not even be opened.
+                least = 1 if limits or settings.max_compaction_lag_ms < FOR_EVER_MS else 2
+                found += [
+                    (name, number)
+                    for number in info.partitions
+                    if self._segments(name, number) >= least
+                ]
         return found
+
+    def _segments(self, topic: str, partition: int) -> int:
+        try:
+            names = os.listdir(os.path.join(self._session.path, f"{topic}-{partition}"))
+        except FileNotFoundError:
+            return 0
+        return sum(name.endswith(LOG) for name in names)
 
     # --- one partition --------------------------------------------------------------------------
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 MAP_MEMORY = 128 << 20
 """Bytes of a pass's key map (`log.cleaner.dedupe.buffer.size`); one segment always fits."""
+FOR_EVER_MS = (1 << 63) - 1
+"""`max.compaction.lag.ms` where nothing forces a pass."""
 _WINDOW = 8 << 20
 _MAX_SPAN = 0x7FFFFFFF
 
@@ -123,13 +125,10 @@ def plan(log: PartitionLog, dirty_start: int, now_ms: int, bound: int | None = N
     sizes = [log.segment(base).size() for base in bases]
     found = Plan(tuple(bases), tuple(sizes), dirty_start, stop, False)
     due = found.dirty_bytes > 0 and found.dirty_ratio > settings.min_cleanable_dirty_ratio
-    if not due and found.dirty_bytes and settings.max_compaction_lag_ms < _FOR_EVER:
+    if not due and found.dirty_bytes and settings.max_compaction_lag_ms < FOR_EVER_MS:
         oldest = min(_first_timestamp(log, b) for b in bases if b >= dirty_start)
         due = 0 <= oldest < now_ms - settings.max_compaction_lag_ms
     return Plan(found.bases, found.sizes, dirty_start, stop, due)
-
-
-_FOR_EVER = (1 << 63) - 1
 
 
 def _largest_timestamp(log: PartitionLog, base: int) -> int:
