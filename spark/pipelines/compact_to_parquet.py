@@ -1,0 +1,125 @@
+"""A topic into Parquet files, each record exactly once, by a manifest.
+
+    spark-submit spark/pipelines/compact_to_parquet.py --dir DIR --topic flights --out TABLE
+
+    TABLE/data/VERSION-TOKEN/*.parquet     what one run wrote
+    TABLE/manifest/VERSION.json            the runs that count: offsets, folder, number of rows
+
+A run reads from where the last manifest ends to a snapshot of the topic, writes its files under a
+name of its own, and then makes the next manifest with `link`, which fails if that number is there:
+the one step that decides. A run that dies before leaves files that nobody names, removed by the
+next; one that loses the race removes its own. Readers ask `files` what counts, or read one version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def manifests(table: Path) -> list[dict[str, Any]]:
+    """The manifests of a table in order."""
+    found = sorted((table / "manifest").glob("*.json"), key=lambda path: int(path.stem))
+    return [json.loads(path.read_text()) for path in found]
+
+
+def files(table: Path) -> list[str]:
+    """The folders that count."""
+    return [str(table / "data" / one["folder"]) for one in manifests(table) if one["rows"]]
+
+
+def snapshot(directory: str, topic: str, known: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """Where each partition goes on, and where whole transactions end now."""
+    import eoslog
+
+    with eoslog.open(directory, create=False) as log:
+        return {
+            str(tp.partition): (
+                known.get(str(tp.partition), log.offsets(topic, tp.partition).log_start), end,
+            )
+            for tp, end in log.snapshot([topic]).items()
+        }  # fmt: skip
+
+
+def compact(spark: SparkSession, directory: str, topic: str, table: Path) -> int:
+    """Add what is new in `topic` to the table; returns how many rows, 0 if nothing was new.
+
+    Raises:
+        RuntimeError: Another run was faster; run again.
+    """
+    done = manifests(table)
+    (table / "manifest").mkdir(parents=True, exist_ok=True)
+    (table / "data").mkdir(exist_ok=True)
+    ranges = snapshot(directory, topic, done[-1]["ends"] if done else {})
+    if all(start >= end for start, end in ranges.values()):
+        return 0
+    version = len(done)
+    folder = f"{version:06d}-{uuid.uuid4().hex[:8]}"
+    frame = spark.read.format("eoslog").options(
+        path=directory,
+        subscribe=topic,
+        startingOffsets=json.dumps({topic: {p: start for p, (start, _) in ranges.items()}}),
+        endingOffsets=json.dumps({topic: {p: end for p, (_, end) in ranges.items()}}),
+    )
+    frame.load().write.parquet(str(table / "data" / folder))
+    rows = spark.read.parquet(str(table / "data" / folder)).count()
+    ends = {p: end for p, (_, end) in ranges.items()}
+    manifest = {"topic": topic, "version": version, "folder": folder, "rows": rows, "ends": ends}
+    if not _decide(table, version, manifest):
+        shutil.rmtree(table / "data" / folder)
+        raise RuntimeError(f"{table}: version {version} was made by another run meanwhile")
+    _sweep(table)
+    return rows
+
+
+def _decide(table: Path, version: int, manifest: dict[str, Any]) -> bool:
+    """Make the manifest of a version, durably, unless there is one."""
+    draft = table / "manifest" / f".{uuid.uuid4().hex}"
+    with draft.open("w") as file:
+        json.dump(manifest, file)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(draft, table / "manifest" / f"{version}.json")
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    folder = os.open(table / "manifest", os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+    return True
+
+
+def _sweep(table: Path) -> None:
+    """Remove what runs left that died before they decided: old versions without a manifest."""
+    done = manifests(table)
+    named = {one["folder"] for one in done}
+    for path in (table / "data").iterdir():
+        if path.name not in named and int(path.name.split("-")[0]) < len(done) - 1:
+            shutil.rmtree(path)
+
+
+def main() -> None:
+    """Run with what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    for option in ("--dir", "--topic", "--out"):
+        parser.add_argument(option, required=True)
+    given = parser.parse_args()
+    spark = session("compact to parquet")
+    print(compact(spark, given.dir, given.topic, Path(given.out)), "rows added")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
