@@ -32,7 +32,8 @@ from eoslog.storage.directory import prepare_directory, remove_partition, remove
 from eoslog.storage.filesystem import refuse_remote
 from eoslog.storage.last_run import LastRun
 from eoslog.storage.log_wait import wait_any
-from eoslog.storage.metadata import MetadataLog, PartitionInfo, TopicInfo
+from eoslog.storage.metadata import MetadataLog
+from eoslog.storage.metadata_fold import PartitionInfo, TopicInfo
 from eoslog.storage.partition_log import LogSettings, PartitionLog
 from eoslog.storage.session import Session
 

@@ -14,7 +14,8 @@ from eoslog.errors import CorruptRecord, StorageError, UnknownTopicOrPartition
 from eoslog.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from eoslog.storage import checkpoints, files, log_loader
 from eoslog.storage.last_run import LastRun
-from eoslog.storage.metadata import MetadataLog, PartitionInfo
+from eoslog.storage.metadata import MetadataLog
+from eoslog.storage.metadata_fold import PartitionInfo
 from eoslog.storage.partition_log import LogSettings, PartitionLog
 from eoslog.storage.session import Session
 

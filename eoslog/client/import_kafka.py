@@ -36,7 +36,7 @@ from eoslog.storage import checkpoints, files, legacy_messages, running_broker, 
 from eoslog.storage.kafka_directory import KafkaDirectory, KafkaPartition, read_kafka_directory
 from eoslog.storage.kafka_recovery import recover
 from eoslog.storage.kafka_repair import index_interval_of
-from eoslog.storage.metadata import internal_topic_id
+from eoslog.storage.metadata_fold import internal_topic_id
 from eoslog.storage.segment_files import SegmentFiles
 
 __all__ = ["import_kafka_dir"]

@@ -15,7 +15,7 @@ from eoslog import _core
 from eoslog.config import LogConfig
 from eoslog.errors import ConfigError, StorageError
 from eoslog.storage import checkpoints, files
-from eoslog.storage.metadata import TopicInfo
+from eoslog.storage.metadata_fold import TopicInfo
 from eoslog.storage.session import SESSION_FILE
 
 _OWN_PREFIXES = ("eoslog.", "meta.properties.tmp")

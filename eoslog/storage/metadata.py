@@ -11,9 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from eoslog._core import build_batch
@@ -25,14 +23,12 @@ from eoslog.errors import (
     UnknownTopicOrPartition,
 )
 from eoslog.model import (
-    CLUSTER_METADATA_TOPIC,
-    CONSUMER_OFFSETS_TOPIC,
     INTERNAL_TOPICS,
-    TRANSACTION_STATE_TOPIC,
     AppendOrigin,
     AppendResult,
 )
 from eoslog.storage.checkpoints import new_id
+from eoslog.storage.metadata_fold import MetadataFold, PartitionInfo, TopicInfo, internal_topics
 from eoslog.storage.metadata_records import (
     ConfigRecord,
     MetadataRecord,
@@ -75,40 +71,6 @@ class MetadataStorage(Protocol):
 
     def flush(self, up_to: int | None = None) -> None:
         """Make durable."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionInfo:
-    """A partition and the slot of the control file that is its own for ever."""
-
-    partition: int
-    slot: int
-    leader_epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TopicInfo:
-    """A topic as the log says; replaced, never changed, so that it may be kept and compared."""
-
-    name: str
-    topic_id: bytes
-    partitions: Mapping[int, PartitionInfo] = field(default_factory=dict)
-    config: Mapping[str, str] = field(default_factory=dict)
-    deleted: bool = False
-
-    @property
-    def settings(self) -> TopicConfig:
-        """The configuration with its defaults."""
-        return TopicConfig.of(self.config)
-
-    def partition(self, number: int) -> PartitionInfo:
-        """One partition; UnknownTopicOrPartition if there is none of that number."""
-        info = self.partitions.get(number)
-        if info is None:
-            raise UnknownTopicOrPartition(
-                f"topic {self.name!r} has partitions 0..{len(self.partitions) - 1}, not {number}"
-            )
-        return info
 
 
 def check_topic_name(name: object) -> str:
@@ -169,7 +131,7 @@ class MetadataLog:
         self._deleted: dict[bytes, TopicInfo] = {}
         self._next_producer_id = 0
         self._next_slot = 1 + transaction_partitions + offsets_partitions
-        self.internal_topics = _internal_topics(transaction_partitions, offsets_partitions)
+        self.internal_topics = internal_topics(transaction_partitions, offsets_partitions)
 
     @property
     def topics(self) -> Mapping[str, TopicInfo]:
@@ -411,7 +373,7 @@ class MetadataLog:
         start = max(self._position, self._log.log_start)
         if start >= end:
             return
-        state = _Fold(dict(self._topics), dict(self._deleted), self._next_slot)
+        state = MetadataFold(dict(self._topics), dict(self._deleted), self._next_slot)
         state.next_producer_id = self._next_producer_id
         for batch in self._log.batches(start, end):
             if not batch.control and batch.last_offset >= start:
@@ -421,88 +383,3 @@ class MetadataLog:
         self._topics, self._deleted = state.topics, state.deleted
         self._next_slot, self._next_producer_id = state.next_slot, state.next_producer_id
         self._position = end
-
-
-class _Fold:
-    """One pass over new records, on copies of what the pass before left."""
-
-    def __init__(
-        self, topics: dict[str, TopicInfo], deleted: dict[bytes, TopicInfo], next_slot: int
-    ) -> None:
-        self.topics = topics
-        self.deleted = deleted
-        self.next_slot = next_slot
-        self.next_producer_id = 0
-        self._names = {info.topic_id: name for name, info in topics.items()}
-        self._own: dict[bytes, dict[int, PartitionInfo]] = {}
-        self._early: dict[str, dict[str, str]] = {}
-
-    def apply(self, record: MetadataRecord | None) -> None:
-        """Fold one record; None is a record of a kind that is not used here."""
-        match record:
-            case TopicRecord(name, topic_id):
-                self._names[topic_id] = name
-                self.topics[name] = TopicInfo(name, topic_id, {}, self._early.pop(name, {}))
-            case PartitionRecord():
-                self._partition(record)
-            case ConfigRecord():
-                self._config(record)
-            case RemoveTopicRecord(topic_id):
-                gone = self._names.pop(topic_id, None)
-                if gone is not None:
-                    self.deleted[topic_id] = replace(self.topics.pop(gone), deleted=True)
-            case ProducerIdsRecord(next_producer_id):
-                self.next_producer_id = max(self.next_producer_id, next_producer_id)
-
-    def _partition(self, record: PartitionRecord) -> None:
-        # A log that Kafka wrote has no slots: they go by order of creation.
-        slot = self.next_slot if record.slot is None else record.slot
-        self.next_slot = max(self.next_slot, slot + 1)
-        name = self._names.get(record.topic_id)
-        if name is None:
-            return
-        info = self.topics[name]
-        own = self._own.get(record.topic_id)
-        if own is None:
-            # Copied once a pass: others may hold the map of the pass before.
-            own = self._own[record.topic_id] = dict(info.partitions)
-            self.topics[name] = replace(info, partitions=own)
-        own[record.partition] = PartitionInfo(record.partition, slot, max(record.leader_epoch, 0))
-
-    def _config(self, record: ConfigRecord) -> None:
-        info = self.topics.get(record.topic)
-        if info is None:  # Kafka may write the configuration before the topic's own record
-            config = self._early.setdefault(record.topic, {})
-        else:
-            config = dict(info.config)
-        config.pop(record.key, None)
-        if record.value is not None:
-            config[record.key] = record.value
-        if info is not None:
-            self.topics[record.topic] = replace(info, config=config)
-
-
-def internal_topic_id(name: str) -> bytes | None:
-    """The id of an internal topic, the same in every directory; None for other topics."""
-    if name == CLUSTER_METADATA_TOPIC:
-        return bytes(15) + b"\x01"
-    return uuid.uuid5(uuid.NAMESPACE_OID, name).bytes if name in INTERNAL_TOPICS else None
-
-
-def _internal_topics(transactions: int, offsets: int) -> dict[str, TopicInfo]:
-    """The topics that need no record: their place follows from the counts in meta.properties."""
-    compacted = {"cleanup.policy": "compact", "segment.bytes": str(104_857_600)}
-    layout = [
-        (CLUSTER_METADATA_TOPIC, 0, 1, {}),
-        (TRANSACTION_STATE_TOPIC, 1, transactions, compacted),
-        (CONSUMER_OFFSETS_TOPIC, 1 + transactions, offsets, compacted),
-    ]
-    return {
-        name: TopicInfo(
-            name,
-            internal_topic_id(name) or b"",
-            {p: PartitionInfo(p, first + p) for p in range(count)},
-            config,
-        )
-        for name, first, count, config in layout
-    }  # fmt: skip
