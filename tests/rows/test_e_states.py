@@ -1,4 +1,4 @@
-"""Rows E27 to E32: the states of a transaction and the calls that each allows."""
+"""Rows E27 to E35: states of a transaction, the calls that each allows, how far one reaches."""
 
 from __future__ import annotations
 
@@ -97,3 +97,28 @@ def test_E32_a_new_epoch_starts_at_sequence_0(log: Any, engine: Any) -> None:
         if not batch.control:
             starts.setdefault(batch.producer_epoch, batch.base_sequence)
     assert len(starts) == 3 and set(starts.values()) == {0}
+
+
+def test_E34_many_batches_in_many_partitions_are_one_transaction(log: Any, engine: Any) -> None:
+    log.create_topic("wide", partitions=100)
+    with transactional(log, batch_size=1) as producer:
+        producer.begin_transaction()
+        for number in range(100_000):
+            producer.produce("wide", b"%d" % number, partition=number % 100)
+        producer.flush()
+        assert values(log, "wide") == []
+        producer.commit_transaction()
+    for partition in range(100):
+        found = [b.num_rows for b in log.scan("wide", partitions=[partition])]
+        assert sum(found) == 1000
+        assert len(batches(engine, "wide", partition)) == 1001  # with the marker
+
+
+def test_E35_one_transaction_spans_topics(log: Any) -> None:
+    with transactional(log) as producer:
+        for commit in (False, True):
+            producer.begin_transaction()
+            for topic in ("t", "two"):
+                put(producer, "x", topic=topic)
+            producer.commit_transaction() if commit else producer.abort_transaction()
+    assert values(log) == values(log, "two") == [b"x"]

@@ -469,31 +469,6 @@ def test_E33_messages_markers_and_the_final_record_in_their_order(log: Any, engi
     assert state_of(log) == "CompleteCommit"
 
 
-def test_E34_many_batches_in_many_partitions_are_one_transaction(log: Any, engine: Any) -> None:
-    log.create_topic("wide", partitions=100)
-    with transactional(log, batch_size=1) as producer:
-        producer.begin_transaction()
-        for number in range(100_000):
-            producer.produce("wide", b"%d" % number, partition=number % 100)
-        producer.flush()
-        assert values(log, "wide") == []
-        producer.commit_transaction()
-    for partition in range(100):
-        found = [b.num_rows for b in log.scan("wide", partitions=[partition])]
-        assert sum(found) == 1000
-        assert len(batches(engine, "wide", partition)) == 1001  # with the marker
-
-
-def test_E35_one_transaction_spans_topics(log: Any) -> None:
-    with transactional(log) as producer:
-        for commit in (False, True):
-            producer.begin_transaction()
-            for topic in ("t", "two"):
-                put(producer, "x", topic=topic)
-            producer.commit_transaction() if commit else producer.abort_transaction()
-    assert values(log) == values(log, "two") == [b"x"]
-
-
 def test_E17_a_failed_delivery_fails_the_commit(log: Any, engine: Any) -> None:
     with lingering(log) as producer:
         producer.begin_transaction()
