@@ -58,7 +58,7 @@ def inspect(
 
     Raises:
         StorageError: no such path, or it cannot be read.
-        CorruptRecord: an index, snapshot or checkpoint that cannot be read at all.
+        CorruptRecord: the path is an index, snapshot or checkpoint that cannot be read at all.
         ConfigError: a directory that is no partition directory; an unknown decoder.
         LockTimeout: a broker has the directory open.
     """
@@ -201,9 +201,13 @@ def _segment(
         "size": len(segment.data),
         "offset_index": _offset_index(segment.beside("index"), segment.base_offset),
         "time_index": _time_index(segment.beside("timeindex"), segment.base_offset),
-        "txn_index": _txn_index(segment.beside("txnindex")),
+        "txn_index": [],
         "batches": batches,
     }
+    try:
+        found["txn_index"] = _txn_index(segment.beside("txnindex"))
+    except CorruptRecord as error:
+        found["error"] = str(error)
     if blank:
         found["preallocated"] = blank
     if corrupt is not None:
@@ -229,10 +233,20 @@ def _partition(path: str, records: bool, decode: Decoder | None) -> dict[str, An
     result: dict[str, Any] = {
         "log_end_offset": log_end,
         "last_stable_offset": stable,
-        "leader_epochs": _leader_epochs(os.path.join(path, checkpoints.LEADER_EPOCH_CHECKPOINT)),
+        "leader_epochs": [],
         "segments": found,
-        "snapshots": {name: _snapshot(os.path.join(path, name)) for name in snapshots},
+        "snapshots": {},
     }
+    try:
+        epochs = os.path.join(path, checkpoints.LEADER_EPOCH_CHECKPOINT)
+        result["leader_epochs"] = _leader_epochs(epochs)
+    except CorruptRecord as error:
+        result["error"] = str(error)
+    for name in snapshots:
+        try:
+            result["snapshots"][name] = _snapshot(os.path.join(path, name))
+        except CorruptRecord as error:
+            result["snapshots"][name] = {"error": str(error)}
     if records:
         aborted = _core.AbortedTransactions(fold.aborted)
         result["read_committed_offsets"] = _visible(found, stable, aborted)

@@ -107,7 +107,7 @@ def _dump_tables(face: Face, content: dict[str, Any]) -> None:
         face.show(content["txn_index"])
     for name, entries in (content.get("snapshots") or {}).items():
         face.say(name)
-        face.show(entries)
+        face.show([entries] if isinstance(entries, dict) else entries)
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:

@@ -216,3 +216,23 @@ def test_a_running_brokers_directory_is_refused_unless_asked(tmp_path: Path) -> 
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         broker.communicate()
     assert len(offsets(partition)) == 200
+
+
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "txn-0"
+    shutil.copytree(SEGMENTS / "txn-0", path)
+    whole = inspect(path)
+    snapshot, index = path / f"{41:020}.snapshot", path / f"{23:020}.txnindex"
+    snapshot.write_bytes(b"\0\1junk")
+    index.write_bytes(b"\0\7" + index.read_bytes()[2:])
+    (path / "leader-epoch-checkpoint").write_text("7\n")
+    found = inspect(path)
+    assert str(snapshot) in found["snapshots"][snapshot.name]["error"]
+    assert "version 7" in found["segments"][1]["error"]
+    assert "leader-epoch-checkpoint" in found["error"]
+    assert found["segments"][0] == whole["segments"][0]
+    assert found["segments"][1]["batches"] == whole["segments"][1]["batches"]
+    assert found["read_committed_offsets"] == whole["read_committed_offsets"]
+    for file in (snapshot, index):
+        with pytest.raises(errors.CorruptRecord, match=str(file)):
+            inspect(file)
