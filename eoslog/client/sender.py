@@ -51,6 +51,8 @@ GROUP_BYTES = 1 << 20  # appended under one lock: held for no longer than about 
 _NEVER_NS = (1 << 63) - 1
 _IDLE_S = 1.0
 _ACTIVE_NS = 100_000_000
+_TURN_S = 0.1
+"""Longest wait for a partition's lock at a stretch: who closes or flushes waits for this one."""
 _REFRESH_NS = 5_000_000_000
 _MAX_BUMPS = 5  # of one batch: a log that refuses every epoch is not helped by another
 
@@ -155,10 +157,16 @@ class Sender:
     def run_once(self, force: bool = False, deadline: float | None = None) -> None:
         """Send what is full or due; everything with `force`.
 
-        No lock of a partition is waited for beyond the deadline (CLOCK_MONOTONIC, s).
+        Neither a partition's lock nor another thread's cycle is waited for beyond the deadline
+        (CLOCK_MONOTONIC, s).
         """
-        with self._lock:
+        wait = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
+        if not self._lock.acquire(timeout=min(wait, threading.TIMEOUT_MAX)):
+            return
+        try:
             self._cycle(force, deadline)
+        finally:
+            self._lock.release()
 
     def try_run_once(self, deadline: float) -> bool:
         """Send everything, unless another thread does so just now."""
@@ -172,7 +180,7 @@ class Sender:
 
     def _cycle(self, force: bool, deadline: float | None = None) -> None:
         now = time.monotonic_ns()
-        self._patience_s = self._config.request_timeout_ms / 1000
+        self._patience_s = min(self._config.request_timeout_ms / 1000, _TURN_S)
         if deadline is not None:
             self._patience_s = min(self._patience_s, max(deadline - now / 1e9, 0.0))
         if now - self._refreshed_ns > _REFRESH_NS:
