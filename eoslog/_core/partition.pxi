@@ -226,13 +226,23 @@ cdef class Partition:
     # --- fold ---------------------------------------------------------------------------------
 
     def fold(self):
-        """Fold up to the published end; the status (0 there, 3 the next segment's files are needed)."""
-        cdef int rc
+        """Fold up to the published end; the status (0 there, 3 the next segment's files are needed).
+
+        Raises:
+            StorageError: the segment cannot be read.
+        """
+        cdef int rc, failed = 0
         self.control.check()
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
             rc = fold_to(&self.state, atomic_load_i64(&self.state.slot.log_end), -1, True)
+            if rc == IO_FAILED:
+                failed = errno
             pthread_mutex_unlock(&self.state.mutex)
+        if rc == IO_FAILED:
+            raise errors.StorageError(
+                f"cannot read segment {self.state.segment.base} at byte {self.state.segment.position}",
+                failed, (<bytes>self.state.directory).decode())
         return rc
 
     def export_producers(self):

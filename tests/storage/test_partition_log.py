@@ -14,8 +14,10 @@ from eoslog.errors import (
     OffsetOutOfRange,
     OutOfOrderSequence,
     RecordTooLarge,
+    StorageError,
 )
 from eoslog.model import AppendOrigin
+from eoslog.storage import files
 from eoslog.storage.partition_log import PartitionLog
 from tests.storage.helpers import batch, opened, payloads, state
 
@@ -335,3 +337,13 @@ def test_two_handles_fold_each_other_s_appends(tmp_path):
         assert state(one) == state(two)
         assert one.log_end == 40
         assert one.append(batch(1, producer_id=7, sequence=39)).duplicate
+
+
+def test_a_segment_that_cannot_be_read_is_named_with_the_systems_reason(tmp_path):
+    with opened(str(tmp_path)) as writer, opened(str(tmp_path)) as other:
+        writer.append(batch(3))
+        files.arm_failpoint("pread", "EIO")
+        with pytest.raises(StorageError, match=r"segment 0 .*\[5\]"):
+            other.fold()
+        other.fold()
+        assert other.core.next_offset == 3
