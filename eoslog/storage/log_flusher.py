@@ -157,10 +157,12 @@ class LogFlusher:
             raise self._poison(error) from error
         self._core.publish_durable(target, time.monotonic_ns() - started)
         # Copied: another thread may enter a segment meanwhile. What a held segment holds lies below
-        # the next one's base, so it may have been durable before it was sealed.
-        bases = sorted({*list(self._fds), self._core.segment_base})
+        # the next one's base, so it may have been durable before it was sealed. The one that the
+        # fold is in stays open, also where other processes have rolled on: the fold reads it.
+        current = self._core.segment_base
+        bases = sorted({*list(self._fds), current})
         for base, following in pairwise(bases):
-            if following <= target and base in self._fds:
+            if base < current and following <= target and base in self._fds:
                 files.close(self._fds.pop(base)[0])
 
     def _poison(self, error: OSError) -> LogPoisoned:

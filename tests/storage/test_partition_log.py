@@ -347,3 +347,17 @@ def test_a_segment_that_cannot_be_read_is_named_with_the_systems_reason(tmp_path
             other.fold()
         other.fold()
         assert other.core.next_offset == 3
+
+
+def test_a_flush_of_segments_that_others_rolled_leaves_the_folds_own_open(tmp_path):
+    with (
+        opened(str(tmp_path), segment_bytes=4000) as behind,
+        opened(str(tmp_path), segment_bytes=4000) as writer,
+    ):
+        behind.append(batch(3))
+        while writer.core.segment_base == 0:
+            writer.append(batch(30))
+        writer.append(batch(3))
+        behind.flush()  # its fold is still in the first segment
+        behind.fold()
+        assert behind.core.next_offset == writer.log_end
