@@ -105,7 +105,7 @@ cdef void fold_batch(PartitionState* state, const FoldedBatch* b, int64_t positi
         s.aborted_count += 1
     if s.first_timestamp < 0:
         s.first_timestamp = b.max_timestamp
-    if b.max_timestamp > s.max_timestamp:
+    if b.count > 0 and b.max_timestamp > s.max_timestamp:    # what a cleaning emptied has no time
         s.max_timestamp = b.max_timestamp
         s.max_timestamp_offset = b.last_offset
     if position - s.last_index_position > state.index_interval:

@@ -27,6 +27,7 @@ from eoslog.coordinator.transaction_log import Decision, Key, TransactionLog, Tr
 from eoslog.coordinator.transaction_state import Span
 from eoslog.errors import EoslogError, IllegalState, UnknownTopicOrPartition
 from eoslog.model import TopicPartition
+from eoslog.storage.files import failpoint
 
 Spans = Mapping[TopicPartition, Span]
 _ANY_TOPIC = bytes(16)
@@ -110,19 +111,21 @@ def snapshot(
                 raise
             except EoslogError:
                 continue  # its partitions' last stable offsets hold it back
-    # 3
-    ends: dict[TopicPartition, int] = {}
-    ids: dict[TopicPartition, bytes] = {}
-    for tp in partitions:
-        try:
-            log = host.partition(tp.topic, tp.partition)
-        except UnknownTopicOrPartition:
-            continue  # deleted meanwhile
-        ends[tp], ids[tp] = log.last_stable_offset, log.topic_id
-    # 4: whatever could have moved those ends was in C before.
-    logs.all()
-    # 5, 6
-    cut = closed_cut(ends, (_present(d.spans, ids) for _, d in logs.decisions() if d.commit))
+    with logs.cutting():
+        # 3
+        ends: dict[TopicPartition, int] = {}
+        ids: dict[TopicPartition, bytes] = {}
+        for tp in partitions:
+            try:
+                log = host.partition(tp.topic, tp.partition)
+            except UnknownTopicOrPartition:
+                continue  # deleted meanwhile
+            ends[tp], ids[tp] = log.last_stable_offset, log.topic_id
+            failpoint("snapshot.end_read")
+        # 4: whatever could have moved those ends was in C before.
+        logs.all()
+        # 5, 6
+        cut = closed_cut(ends, (_present(d.spans, ids) for _, d in logs.decisions() if d.commit))
     if topics is None:
         return cut
     wanted = set(topics)
@@ -133,7 +136,7 @@ def settled(host: Host, logs: TransactionLogs) -> list[tuple[TransactionLog, Key
     """The decisions that nobody needs any more.
 
     Complete, every marker durable, and below a closed cut in every partition: every later snapshot
-    is at or above that cut, so none can divide them.
+    is at or above that cut, so none can divide them. One under way can: `TransactionLogs.forget`.
     """
     logs.all()
     candidates = [(clog, d) for clog, d in logs.decisions()]

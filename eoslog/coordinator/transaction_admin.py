@@ -132,10 +132,7 @@ class TransactionAdmin:
         if not self._pruning.acquire(blocking=False):
             return 0
         try:
-            done = settled(self._host, self._logs)
-            for clog, key in done:
-                clog.forget(key)
-            return len(done)
+            return self._logs.forget(settled(self._host, self._logs))
         finally:
             self._pruning.release()
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from eoslog._core import build_batch
@@ -312,6 +313,28 @@ class TransactionLogs:
         self._clock = clock or time.monotonic
         self._lock = threading.Lock()
         self._logs: dict[int, TransactionLog] = {}
+        self._cuts = 0  # snapshots under way
+
+    @contextmanager
+    def cutting(self) -> Iterator[None]:
+        """Inside, nothing is forgotten: a snapshot may have read ends below what is settled since."""
+        with self._lock:
+            self._cuts += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._cuts -= 1
+
+    def forget(self, done: Iterable[tuple[TransactionLog, Key]]) -> int:
+        """Drop settled decisions, unless a snapshot is under way; how many."""
+        count = 0
+        with self._lock:
+            if self._cuts == 0:
+                for clog, key in done:
+                    clog.forget(key)
+                    count += 1
+        return count
 
     def _wrap(self, log: HostLog) -> TransactionLog:
         with self._lock:

@@ -41,7 +41,7 @@ class CleanedSegment:
             _core.os_truncate(self._fd, 0)
 
     def append(self, data: bytes, last_offset: int, max_timestamp: int) -> None:
-        """Add a whole batch."""
+        """Add a whole batch; one that has no records left has the timestamp -1."""
         if max_timestamp > self._largest:
             self._largest, self._largest_offset = max_timestamp, last_offset
         if self.size - self._indexed_at > self._interval:

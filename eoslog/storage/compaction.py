@@ -322,9 +322,10 @@ def _rewrite(
                 if data is None and kept:
                     data = _core.empty_batch(batch)
                 if data is not None:
-                    stamp = int.from_bytes(data[35:43], "big", signed=True)
+                    records = int.from_bytes(data[57:61], "big")
+                    stamp = int.from_bytes(data[35:43], "big", signed=True) if records else -1
                     out.append(data, batch.last_offset, stamp)
-                    result.records_after += int.from_bytes(data[57:61], "big")
+                    result.records_after += records
         out.finish()
         result.bytes_after += out.size
         result.segments_before += len(group)

@@ -113,6 +113,19 @@ def test_a_snapshot_drives_what_is_decided_and_lives_with_what_is_stuck(world: W
     assert world.state("t") == "CompleteCommit"
 
 
+def test_nothing_is_forgotten_under_a_snapshot_that_is_under_way(world: World) -> None:
+    """It may have read an end below what has become settled since, and would divide that."""
+    writer = Writer(world, "t")
+    writer.write(A0, b"1")
+    writer.write(B0, b"1")
+    writer.commit()
+    for tp in (A0, B0):
+        world.log(tp).flush()
+    with world.coordinator.logs.cutting():
+        assert world.coordinator._admin.prune() == 0
+    assert world.coordinator._admin.prune() == 1
+
+
 def test_snapshots_are_whole_and_never_go_back_while_decisions_are_forgotten() -> None:
     """Overlapping transactions at random; every process takes snapshots and prunes as it likes."""
     for seed in range(12):

@@ -87,7 +87,7 @@ def test_kafkas_java_consumer_reads_what_eoslog_reads(
 ) -> None:
     broker, expected = served
     rows = sorted(java_line(row) for topic in world.TOPICS for row in expected[topic, isolation])
-    assert len(rows) > 3000
+    assert len(rows) > 2500
     assert java_lines(broker, world.TOPICS, isolation) == rows
 
 
