@@ -317,7 +317,7 @@ class TransactionLogs:
 
     @contextmanager
     def cutting(self) -> Iterator[None]:
-        """Inside, nothing is forgotten: a snapshot may have read ends below what is settled since."""
+        """Forget nothing inside: a snapshot may have read ends below what is settled since."""
         with self._lock:
             self._cuts += 1
         try:
