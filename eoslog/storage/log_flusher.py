@@ -37,6 +37,7 @@ class LogFlusher:
         self._lock_fd = lock_fd
         self._flush_at = lock_at
         self._fds: dict[int, tuple[int, int]] = {}  # base -> (descriptor, log end when opened)
+        self._entered = -1  # base of the newest segment that a writer's descriptor was given for
         self._retired: list[int] = []
         self._flushing = threading.Lock()
 
@@ -47,6 +48,7 @@ class LogFlusher:
     def replace(self, base: int, fd: int, opened_at: int) -> None:
         """Take a new descriptor for the segment."""
         self._fds[base] = (fd, opened_at)
+        self._entered = max(self._entered, base)
 
     def retire(self, base: int, fd: int) -> None:
         """The descriptor of a segment is needed no more."""
@@ -158,8 +160,9 @@ class LogFlusher:
         self._core.publish_durable(target, time.monotonic_ns() - started)
         # Copied: another thread may enter a segment meanwhile. What a held segment holds lies below
         # the next one's base, so it may have been durable before it was sealed. The one that the
-        # fold is in stays open, also where other processes have rolled on: the fold reads it.
-        current = self._core.segment_base
+        # fold is in stays open, also where other processes have rolled on: the fold reads it. So
+        # does one that was sealed just now: `WriterFiles` has not handed its descriptor over yet.
+        current = min(self._core.segment_base, self._entered)
         bases = sorted({*list(self._fds), current})
         for base, following in pairwise(bases):
             if base < current and following <= target and base in self._fds:

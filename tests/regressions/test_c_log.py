@@ -149,17 +149,17 @@ def test_R58_retention_flushes_and_appends_at_once_end_in_a_clean_close(director
         ]
         for thread in threads:
             thread.start()
-        for number in range(300):
+        for number in range(1000):
             part.append(batch(1, size=100, timestamp=number))
         stop.set()
         for thread in threads:
             thread.join()
         assert not errors
         kept = offsets(log)
-        assert kept == list(range(part.log_start, 300))
+        assert kept == list(range(part.log_start, 1000))
     assert (directory / ".kafka_cleanshutdown").exists()
     with eoslog.open(directory) as log:
-        assert offsets(log)[-1] == 299 and log.check(full=True).ok
+        assert offsets(log)[-1] == 999 and log.check(full=True).ok
 
 
 def test_R59_appends_go_on_while_somebody_flushes(log: Any) -> None:
