@@ -161,13 +161,14 @@ cdef class Partition:
 
     def use_segment(self, int64_t base, int log_fd, int index_fd, int time_fd, int txn_fd):
         """Give the fold the files of the segment that it enters (or is in). The descriptors that it
-        had go back to the caller."""
+        had go back to the caller. Offsets before its base that the fold has not met were cleaned away."""
         cdef SegmentFiles old
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
         old = self.state.files
         if base != self.state.segment.base:
             enter_segment(&self.state.segment, base)
+            self.state.next_offset = max(self.state.next_offset, base)
         self.state.files = SegmentFiles(log_fd, index_fd, time_fd, txn_fd)
         self.state.buffer_size = 0
         pthread_mutex_unlock(&self.state.mutex)

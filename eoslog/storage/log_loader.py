@@ -181,8 +181,7 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
     core.load(base, entries)
     todo = [b for b in bases if b >= base]
     for i, current in enumerate(todo):
-        if i and current > core.next_offset and not any(_size(path, b) for b in todo[i:]):
-            # A roll whose last batches before it a power cut took: only names are left of it.
+        if i and current > core.next_offset and _lost_before(log, current, core.next_offset, last):
             if not read_only:
                 _drop_segments(path, todo[i:])
             break
@@ -230,6 +229,24 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
     core.publish_recovered(log.topic_id, min(log_start, end), end)
 
 
+def _lost_before(log: PartitionLog, base: int, end: int, last: LastSession) -> bool:
+    """Whether a power cut took what lay between the end of a segment and the next one's base.
+
+    What was never flushed is then gone with all behind it, as in `_judge_tail`. Below what was
+    durable it is what Kafka's cleaner took from the segment's end; ours keeps the last batch.
+    """
+    if last.clean or end < _known_durable(log, last):
+        return False
+    text = "%s: cut at offset %d, though a segment begins at %d: what lay between was never flushed"
+    logger.warning(text, log.path, end, base)
+    return True
+
+
+def _known_durable(log: PartitionLog, last: LastSession) -> int:
+    """The offset up to which something says that the partition was flushed."""
+    return max(last.recovery_point, log.session.durable_before(log.slot, log.topic_id))
+
+
 def _size(path: str, base: int) -> int:
     return os.path.getsize(os.path.join(path, file_name(base, LOG)))
 
@@ -265,7 +282,7 @@ def _judge_tail(
     if reason.startswith("base offset") and len(data) >= 8:
         # Which of the two is wrong can't be told: what the fold believed may be too high.
         end = min(end, int.from_bytes(data[:8], "big", signed=True))
-    durable = max(last.recovery_point, log.session.durable_before(log.slot, log.topic_id))
+    durable = _known_durable(log, last)
     if end < durable:
         raise CorruptRecord(
             f"{where} at byte {valid}, offset {end}: {reason}; "

@@ -117,6 +117,50 @@ def test_a_roll_whose_last_batch_before_it_was_lost_is_undone(tmp_path):
         assert [p.name for p in (tmp_path / "t-0").glob("*.log")] == names[:1]
 
 
+@pytest.mark.parametrize("torn", [True, False])
+def test_a_segment_whose_predecessor_lost_its_end_goes_with_it(tmp_path, caplog, torn):
+    """Batches of the new segment reached the disk, torn or whole, those before it did not."""
+    with opened(str(tmp_path)) as log:
+        for i in range(3):
+            log.append(batch(2, timestamp=i))
+        size = len(bytes(log.read(0, 4)[0].data))
+        log.roll()
+        log.append(batch(2))
+    first, second = sorted((tmp_path / "t-0").glob("*.log"))
+    os.truncate(first, size)
+    if torn:
+        os.truncate(second, second.stat().st_size - 1)
+    with opened(str(tmp_path)) as log:
+        assert log.log_end == 4
+        assert log.append(batch(1)).base_offset == 4
+        assert list((tmp_path / "t-0").glob("*.log")) == [first]
+        assert [offset for offset, _ in payloads(log)] == [0, 1, 2, 3, 4]
+    assert "what lay between was never flushed" in caplog.text
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_segment_whose_end_kafka_cleaned_away_is_no_loss(tmp_path, empty):
+    """Below the recovery point the gap stays, and appends go on behind the base of the last one."""
+    with opened(str(tmp_path)) as log:
+        for i in range(3):
+            log.append(batch(2, timestamp=i))
+        size = len(bytes(log.read(0, 4)[0].data))
+        log.roll()
+        if not empty:
+            log.append(batch(2))
+        end = log.log_end
+    names = sorted((tmp_path / "t-0").glob("*.log"))
+    os.truncate(names[0], size)
+    with opened(str(tmp_path), recovery_point=6) as log:
+        assert log.log_end == end
+        assert log.append(batch(1)).base_offset == end
+        assert sorted((tmp_path / "t-0").glob("*.log")) == names
+        log.flush()
+        found = payloads(log)
+    with opened(str(tmp_path)) as log:
+        assert payloads(log) == found
+
+
 def test_a_damaged_batch_below_the_recovery_point_is_never_cut(unflushed):
     path, expected = unflushed
     name = last_segment(path)
