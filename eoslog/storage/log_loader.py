@@ -278,10 +278,12 @@ def _judge_tail(
     Whole batches behind it prove nothing: of what was not flushed, a power cut leaves any pages.
     """
     where = os.path.join(log.path, file_name(base, LOG))
-    data = files.read_file(where)[valid:size]
+    whole = files.read_file(where)[:size]
+    data = whole[valid:]
     if reason.startswith("base offset") and len(data) >= 8:
-        # Which of the two is wrong can't be told: what the fold believed may be too high.
-        end = min(end, int.from_bytes(data[:8], "big", signed=True))
+        found = int.from_bytes(data[:8], "big", signed=True)
+        if found >= _least_end(whole[:valid], base):
+            end = min(end, found)  # which of the two is wrong can't be told
     durable = _known_durable(log, last)
     if end < durable:
         raise CorruptRecord(
@@ -303,6 +305,18 @@ def _judge_tail(
             "%s: cut at byte %d, offset %d: %s; never flushed batches that were whole are cut with "
             "it, from %s on", where, valid, end, reason, at,
         )  # fmt: skip
+
+
+def _least_end(data: bytes, base: int) -> int:
+    """Where a segment's bytes would end if their last base offset, under no CRC, were too high.
+
+    What comes next and says less is itself wrong: a torn sector took its base offset.
+    """
+    *before, last = [None, *_core.iter_batches(data, strict=False)]
+    if last is None:
+        return base
+    start = base if before[-1] is None else before[-1].last_offset + 1
+    return int(start + last.last_offset - last.base_offset + 1)
 
 
 def valid_batch_after(data: bytes, offset: int) -> int | None:

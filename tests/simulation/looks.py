@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from eoslog.coordinator.group_state import GroupTable
 from eoslog.coordinator.transaction_log import TransactionFold
+from eoslog.coordinator.transaction_state import TransactionMetadata
 from eoslog.engine import Engine
 from eoslog.storage.partition_log import PartitionLog
 from tests.simulation.model import Model, Seen
@@ -102,28 +105,36 @@ def state(engine: Engine) -> dict[str, Any]:
         }
     for clog in engine.transactions.logs.all():
         found[f"coordinator {clog.log.name}"] = {
-            "ids": sorted(map(repr, clog.values())),
+            "ids": sorted(map(_shown, clog.values())),
             "undecided": sorted(d.decided.key for d in clog.decisions() if not d.complete),
         }
         replayed = TransactionFold()
         for batch in clog.log.batches(clog.log.log_start, clog.log.log_end):
             for offset, _, key, value, _ in () if batch.control else batch.records():
                 replayed.apply(offset, key, value)
-        found[f"coordinator {clog.log.name} replayed"] = sorted(map(repr, replayed.table.values()))
-        assert (
-            found[f"coordinator {clog.log.name} replayed"]
-            == found[f"coordinator {clog.log.name}"]["ids"]
-        )
+        again = sorted(map(_shown, replayed.table.values()))
+        live = found[f"coordinator {clog.log.name}"]["ids"]
+        assert again == live, f"{clog.log.name}: {set(live) ^ set(again)}"
     for log in engine.group_partitions():
         table = GroupTable()
         for batch in log.batches(log.log_start, log.log_end):
             table.apply(batch)
-        with engine.groups._shard_of(log).folded() as (live, _):
+        with engine.groups._shard_of(log).folded() as (groups, _):
             found[f"groups {log.name}"] = repr(
-                (sorted(map(repr, live.groups.values())), sorted(live.pending))
+                (sorted(map(repr, groups.groups.values())), sorted(groups.pending))
             )
-            assert live == table, f"{log.name}: live groups are not the replayed ones"
+            assert groups == table, f"{log.name}: live groups are not the replayed ones"
     return found
+
+
+def _shown(metadata: TransactionMetadata) -> str:
+    """What a record states; the order of a mapping or a set is no part of that."""
+    parts = ((f.name, getattr(metadata, f.name)) for f in fields(metadata))
+    return repr([
+        (name, sorted(part.items()) if isinstance(part, Mapping) else
+         sorted(part) if isinstance(part, frozenset) else part)
+        for name, part in parts
+    ])  # fmt: skip
 
 
 def difference(live: dict[str, Any], replayed: dict[str, Any]) -> list[str]:

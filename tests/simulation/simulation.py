@@ -298,6 +298,8 @@ def run(
                 (total.trace + one.trace).encode(), digest_size=16
             ).hexdigest()
             seed += 1
+            for what in one.violations if say is not None else ():
+                say(f"VIOLATION {what}")
             if stop_at_first and one.violations:
                 break
             if seed % 16 == 0:

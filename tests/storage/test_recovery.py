@@ -117,6 +117,24 @@ def test_a_roll_whose_last_batch_before_it_was_lost_is_undone(tmp_path):
         assert [p.name for p in (tmp_path / "t-0").glob("*.log")] == names[:1]
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_batch_whose_base_offset_alone_was_torn_off_is_cut(tmp_path, lost):
+    """A sector's end took the eight bytes that no CRC covers: nothing durable is called damaged."""
+    with opened(str(tmp_path)) as log:
+        log.append(batch(2))
+        log.append(batch(2))
+        log.flush()
+        size = log.segment(0).size()
+        log.append(batch(3))
+    [name] = (tmp_path / "t-0").glob("*.log")
+    data = bytearray(name.read_bytes())
+    data[size : size + 8] = lost.to_bytes(8, "big")
+    name.write_bytes(data)
+    with opened(str(tmp_path)) as log:
+        assert log.log_end == 4
+        assert name.stat().st_size == size
+
+
 @pytest.mark.parametrize("torn", [True, False])
 def test_a_segment_whose_predecessor_lost_its_end_goes_with_it(tmp_path, caplog, torn):
     """Batches of the new segment reached the disk, torn or whole, those before it did not."""
