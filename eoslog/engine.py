@@ -312,6 +312,10 @@ class Engine:
         """Every `__consumer_offsets` partition that exists."""
         return self.partitions.existing(CONSUMER_OFFSETS_TOPIC, self.properties.offsets_partitions)
 
+    def open_logs(self) -> list[PartitionLog]:
+        """Every partition that this process has open."""
+        return list(self.partitions)
+
     def user_partitions(self) -> list[tuple[str, int]]:
         """(topic, partition) of every topic that is not internal."""
         self.metadata.refresh()

@@ -93,6 +93,9 @@ class Host(Protocol):
     def transaction_partitions(self) -> Sequence[Any]:
         """Every `__transaction_state` partition that exists."""
 
+    def open_logs(self) -> Sequence[Any]:
+        """Every partition that this process has open."""
+
     def group_partition(self, group_id: str) -> Any:
         """The `__consumer_offsets` partition of a group, made at first use."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from eoslog._core import build_marker
 from eoslog.coordinator.attempts import Attempts
@@ -78,6 +78,8 @@ class MarkerDriver:
         **Durability**: the decision is durable before the first marker; markers and COMPLETE are
         published only, recovery derives them again.
         """
+        clog.refresh()
+        self._open_logs(clog.decision(key))
         with self._turn(key) as mine:
             if not mine:
                 return False  # this thread is at it already, and met it again while opening a log
@@ -117,6 +119,16 @@ class MarkerDriver:
                 else:
                     self._failures.pop(key, None)
             return not failures
+
+    def _open_logs(self, decision: Decision | None) -> None:
+        """Have recovered what the decision names, before the turn is taken.
+
+        Recovery settles what it finds open, and may need this very drive for it: of the next
+        transaction, whose Ongoing a power cut took, it ends this one first.
+        """
+        for tp in decision.spans if decision is not None and not decision.complete else ():
+            with suppress(EoslogError):  # met again, and kept, where it is marked
+                self._host.partition(tp.topic, tp.partition)
 
     def failure(self, key: Key) -> str:
         """Why the last drive of a transaction did not complete it; empty if it did."""

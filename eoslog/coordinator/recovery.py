@@ -1,7 +1,8 @@
 """Finishing what nobody else will finish: transactions of dead owners, timed out or half driven.
 
 Three callers: a partition that is recovered at the start of a session (`recover_partition`), a
-reader that is held up at a last stable offset (`resolve_blockers`), the sweep (`sweep`).
+reader that is held up at a last stable offset (`resolve_blockers`), the sweep (`sweep`), which also
+comes back to what the recovery of a partition did not get done.
 
 What happens to an open (producer id, epoch) of a partition:
 
@@ -145,10 +146,14 @@ class Resolver:
         # C first, the partition after it: a marker is published before the COMPLETE that lets a
         # decision be dropped, so what C no longer tells, the partition does.
         self._logs.all()
+        return self._resolve(log, (producer_id, epoch), grace_s)
+
+    def _resolve(self, log: HostLog, key: Key, grace_s: float) -> bool:
+        """The same where C was folded after the transaction was seen open."""
+        producer_id, epoch = key
         span = self._open(log, producer_id, epoch)
         if span is None:
             return True
-        key = (producer_id, epoch)
         tp = TopicPartition(log.topic, log.partition)
         decided = self._logs.decision(key)
         if decided is not None:
@@ -269,10 +274,13 @@ class Resolver:
 
     # -- all of them
 
-    def sweep(self, on_error: Callable[[TransactionMetadata, EoslogError], None]) -> int:
+    def sweep(self, on_error: Callable[[str, EoslogError], None]) -> int:
         """Abort what is due and drive what is decided, in every C partition.
 
-        One that fails does not keep the others waiting: `on_error` hears of it.
+        Then look at what is still open in this process's partitions: whoever recovered one may have
+        died, or failed, before all that C does not tell of was ended.
+
+        One that fails does not keep the others waiting: `on_error` hears its name.
 
         Returns:
             How many transactions were aborted.
@@ -291,5 +299,20 @@ class Resolver:
                 except IllegalState:
                     raise
                 except EoslogError as error:
-                    on_error(metadata, error)
+                    on_error(metadata.transactional_id, error)
+        self._sweep_logs(on_error)
         return aborted
+
+    def _sweep_logs(self, on_error: Callable[[str, EoslogError], None]) -> None:
+        logs = self._host.open_logs()
+        held = [log for log in logs if log.last_stable_offset < log.high_watermark]
+        seen = [(log, row[:2]) for log in held for row in log.open_transactions()]
+        if seen:
+            self._logs.all()
+        for log, key in seen:
+            try:
+                self._resolve(log, key, GRACE_S)
+            except IllegalState:
+                raise
+            except EoslogError as error:
+                on_error(f"{log.topic}-{log.partition}", error)

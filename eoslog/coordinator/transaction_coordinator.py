@@ -451,9 +451,7 @@ class TransactionCoordinator:
         Errors of single transactions are traced, and met again the next time.
         """
         aborted = self.resolver.sweep(
-            lambda metadata, error: self.events.emit(
-                "Sweep", metadata.transactional_id, error=error
-            )
+            lambda name, error: self.events.emit("Sweep", name, error=error)
         )
         self._admin.prune()
         return aborted

@@ -263,6 +263,9 @@ class MemoryProcess:
             if tp.topic == TRANSACTION_STATE_TOPIC
         ]
 
+    def open_logs(self) -> list[MemoryLog]:
+        return list(self.directory.logs.values())
+
     def group_partition(self, group_id: str) -> MemoryLog:
         return self._internal(CONSUMER_OFFSETS_TOPIC, abs(java_hash(group_id)) % 2)
 
