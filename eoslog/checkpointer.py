@@ -102,7 +102,7 @@ class Checkpointer:
             self._session.control.slot_view(p.slot)["session"] == session
             for info in infos
             for p in info.partitions.values()
-            if os.path.isdir(os.path.join(self._session.path, f"{info.name}-{p.partition}"))
+            if files.is_dir(os.path.join(self._session.path, f"{info.name}-{p.partition}"))
         )
 
 

@@ -13,6 +13,7 @@ that something still depends on (protocol.md row 2).
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -21,7 +22,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from eoslog import _core
-from eoslog.errors import CorruptRecord, EoslogError, LockTimeout, UnknownTopicOrPartition
+from eoslog.errors import (
+    CorruptRecord,
+    EoslogError,
+    LockTimeout,
+    StorageError,
+    UnknownTopicOrPartition,
+)
 from eoslog.model import TRANSACTION_STATE_TOPIC
 from eoslog.open_partitions import OpenPartitions
 from eoslog.storage import checkpoints, files
@@ -110,10 +117,10 @@ class Cleaning:
             logger.warning("%s-%s is not cleaned: %s", topic, partition, error)
 
     def _due(self, interval_s: float) -> bool:
-        try:
-            age = time.time() - os.stat(self._path).st_mtime
-        except FileNotFoundError:
+        last = files.status(self._path)
+        if last is None:
             return True
+        age = time.time() - last.st_mtime
         return age >= interval_s or age < 0  # a clock that was set back must not stop it
 
     @contextlib.contextmanager
@@ -151,10 +158,13 @@ class Cleaning:
         return found
 
     def _segments(self, topic: str, partition: int) -> int:
+        folder = os.path.join(self._session.path, f"{topic}-{partition}")
         try:
-            names = os.listdir(os.path.join(self._session.path, f"{topic}-{partition}"))
-        except FileNotFoundError:
-            return 0
+            names = files.names(folder)
+        except StorageError as error:
+            if error.errno == errno.ENOENT:
+                return 0
+            raise
         return sum(name.endswith(LOG) for name in names)
 
     # --- one partition --------------------------------------------------------------------------

@@ -209,7 +209,8 @@ class Engine:
             )
         if not read_only:
             refuse_remote(where)
-        status = os.stat(where)
+        with files.naming(where):
+            status = os.stat(where)
         key = (status.st_dev, status.st_ino, read_only)
         with _open_mutex:
             engine = _open.get(key)

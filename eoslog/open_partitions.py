@@ -145,10 +145,10 @@ class OpenPartitions:
     def _make_directory(self, log: PartitionLog) -> bool:
         """Make the partition's directory at first use, with Kafka's small files; True if it did."""
         if self.session.read_only:
-            if not os.path.isdir(log.path):
+            if not files.is_dir(log.path):
                 raise StorageError(f"{log.path} is missing", path=log.path)
             return False
-        if os.path.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
+        if files.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
             found = checkpoints.read_partition_metadata(log.path)
             if found == log.topic_id:
                 return False
@@ -163,12 +163,12 @@ class OpenPartitions:
             topic.name == log.topic for topic in self.metadata.deleted.values()
         )
         point = self.last_run.partition(log.topic, log.partition).recovery_point
-        if point > 0 and not recreated and not os.path.isdir(log.path):
+        if point > 0 and not recreated and not files.is_dir(log.path):
             raise StorageError(
                 f"{log.path} is missing; it held offsets up to {point}", path=log.path
             )
         with self.session.bootstrap():
-            if os.path.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
+            if files.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
                 return False
             if recreated:  # checkpoints know names only: what they say is of the deleted topic
                 checkpoints.forget(self.session.path, (log.topic, log.partition))
@@ -207,5 +207,5 @@ class OpenPartitions:
             self.partition(topic, number)
             for number in range(count)
             if (topic, number) in self._partitions
-            or os.path.isdir(os.path.join(self.session.path, f"{topic}-{number}"))
+            or files.is_dir(os.path.join(self.session.path, f"{topic}-{number}"))
         ]

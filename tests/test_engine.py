@@ -396,3 +396,18 @@ def test_bytes_behind_a_clean_end_are_called_foreign(path):
         log.offsets("t", 0)
     assert "80 bytes lie behind the end that the last session closed with" in str(caught.value)
     assert "it was durable" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_missing(path):
+    with open_log(path) as log:
+        log.create_topic("t", 1)
+        log.engine.partition("t", 0).append(batch())
+    name = os.path.join(path, "t-0", "leader-epoch-checkpoint")
+    os.remove(name)
+    os.symlink(name, name)  # ELOOP, as EIO would be
+    with open_log(path) as log, pytest.raises(StorageError, match="leader-epoch-checkpoint"):
+        log.engine.partition("t", 0)
+    loop = os.path.join(path, "loop")
+    os.symlink(loop, loop)
+    with pytest.raises(StorageError, match="loop"):
+        open_log(loop)

@@ -133,7 +133,11 @@ def plan(log: PartitionLog, dirty_start: int, now_ms: int, bound: int | None = N
 
 def _largest_timestamp(log: PartitionLog, base: int) -> int:
     largest = log.segment(base).time_bounds(0)[0]
-    return largest if largest >= 0 else int(os.stat(log.segment(base).path()).st_mtime * 1000)
+    if largest >= 0:
+        return largest
+    path = log.segment(base).path()
+    with files.naming(path):
+        return int(os.stat(path).st_mtime * 1000)
 
 
 def _first_timestamp(log: PartitionLog, base: int) -> int:

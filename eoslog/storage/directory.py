@@ -29,8 +29,8 @@ def prepare_directory(
     A crash in between leaves a directory with eoslog's own files and no meta.properties: it is
     taken as new.
     """
-    if not os.path.isdir(path):
-        if os.path.exists(path):
+    if not files.is_dir(path):
+        if files.exists(path):
             raise StorageError("not a directory", 20, path)
         if not create:
             raise StorageError("no such directory", 2, path)
@@ -85,7 +85,7 @@ def _check_counts(
 def remove_partition(root: str, topic: str, partition: int, topic_id: bytes) -> None:
     """Remove a partition's directory if it is still of that topic id, renamed first."""
     path = os.path.join(root, f"{topic}-{partition}")
-    if not os.path.isdir(path) or checkpoints.read_partition_metadata(path) != topic_id:
+    if not files.is_dir(path) or checkpoints.read_partition_metadata(path) != topic_id:
         return
     gone = os.path.join(root, f"{topic[:200]}-{partition}.{topic_id.hex()}-delete")
     with contextlib.suppress(FileNotFoundError):  # somebody else is at it
@@ -97,7 +97,7 @@ def stands(root: str, info: TopicInfo) -> bool:
     """Whether a directory of a deleted topic is still there."""
     paths = (os.path.join(root, f"{info.name}-{number}") for number in info.partitions)
     return any(
-        os.path.isdir(path) and checkpoints.read_partition_metadata(path) == info.topic_id
+        files.is_dir(path) and checkpoints.read_partition_metadata(path) == info.topic_id
         for path in paths
     )
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import signal
+import stat
 from collections.abc import Iterator
 
 from eoslog import _core
@@ -213,6 +214,30 @@ def names(path: str) -> list[str]:
     """What lies in a directory, sorted."""
     with naming(path):
         return sorted(os.listdir(path))
+
+
+def status(path: str) -> os.stat_result | None:
+    """What the system says of a file; None if there is none.
+
+    Unlike `os.path.exists`, a disk that fails is no missing file: StorageError.
+    """
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file or directory of that name."""
+    return status(path) is not None
+
+
+def is_dir(path: str) -> bool:
+    """Whether there is a directory of that name."""
+    found = status(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 # --- faults ---------------------------------------------------------------------------------

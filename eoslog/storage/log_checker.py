@@ -50,7 +50,7 @@ def partition_directories(path: str) -> list[str]:
             topic
             and number.isdigit()
             and topic != "eoslog-staging"
-            and os.path.isdir(os.path.join(path, name))
+            and files.is_dir(os.path.join(path, name))
         ):
             found.append(name)
     return found
@@ -174,7 +174,8 @@ class _Walk:
     def _batches(self, base: int) -> Iterator[tuple[_core.Batch | None, str]]:
         """Every batch of a segment; at the end (None, what is wrong) if it does not end there."""
         path = os.path.join(self.path, file_name(base, LOG))
-        size = os.path.getsize(path)
+        with files.naming(path):
+            size = os.path.getsize(path)
         if size == 0:
             return
         data = np.memmap(path, dtype=np.uint8, mode="r", shape=(size,))
@@ -237,7 +238,7 @@ class _Walk:
         aborted: dict[tuple[int, int], int],
     ) -> None:
         for suffix in (INDEX, TIME_INDEX):
-            if not os.path.exists(os.path.join(self.path, file_name(base, suffix))):
+            if not files.exists(os.path.join(self.path, file_name(base, suffix))):
                 self._problem(base, suffix, 0, "missing; it is made again from the batches")
         lasts = {last for last, _ in starts.values()}
         previous = -1

@@ -210,7 +210,7 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
             if (
                 sealed
                 and not read_only
-                and not os.path.exists(os.path.join(path, file_name(end, SNAPSHOT)))
+                and not files.exists(os.path.join(path, file_name(end, SNAPSHOT)))
             ):
                 write_snapshot(path, end, core.export_producers()[1])
         finally:

@@ -105,7 +105,7 @@ def _advance(log: PartitionLog, log_start: int) -> None:
         for suffix in (INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT, LOG):
             path = os.path.join(log.path, file_name(base, suffix))
             with contextlib.suppress(StorageError):
-                if os.path.exists(path):
+                if files.exists(path):
                     files.rename(path, path + DELETED)
                     files.remove(path + DELETED)
         log.reader.forget(base)

@@ -211,7 +211,7 @@ def _offset(name: str, suffix: str) -> int | None:
 
 
 def _exists(path: str, base: int, suffix: str) -> bool:
-    return os.path.exists(os.path.join(path, file_name(base, suffix)))
+    return files.exists(os.path.join(path, file_name(base, suffix)))
 
 
 def _rename(path: str, base: int, suffix: str, new_suffix: str) -> None:

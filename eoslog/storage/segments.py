@@ -81,7 +81,9 @@ class Segment:
 
     def size(self) -> int:
         """Bytes in the log file now."""
-        return os.fstat(self.fd()).st_size
+        fd = self.fd()
+        with files.naming(self.path()):
+            return os.fstat(fd).st_size
 
     def view(self, position: int, at_least: int) -> tuple[object, int, int]:
         """Bytes from a position on: (buffer, where in it the position is, size of the buffer).
@@ -92,7 +94,12 @@ class Segment:
         if position + max(at_least, 1) > self._mapped:
             size = self.size()
             if size - self._mapped >= REMAP_SIZE or (self._map is None and size >= REMAP_SIZE):
-                self._map = np.memmap(self.path(), dtype=np.uint8, mode="r", shape=(size,))
+                try:
+                    self._map = np.memmap(self.path(), dtype=np.uint8, mode="r", shape=(size,))
+                except FileNotFoundError:
+                    raise  # retention took it
+                except OSError as error:
+                    raise files.storage_error(error, self.path()) from error
                 self._mapped = size
         if position + max(at_least, 1) <= self._mapped and self._map is not None:
             return self._map, position, self._mapped
@@ -110,12 +117,14 @@ class Segment:
         """A batch boundary at or before the first batch that holds `target` or what follows it."""
         if target <= self.base_offset:
             return 0
-        try:
-            size = os.stat(self.path(INDEX)).st_size
-            if self._index is None or size != self._index_size:
-                self._index, self._index_size = files.read_file(self.path(INDEX)), size
-        except FileNotFoundError:
+        found = files.status(self.path(INDEX))
+        if found is None:
             return 0
+        if self._index is None or found.st_size != self._index_size:
+            try:
+                self._index, self._index_size = files.read_file(self.path(INDEX)), found.st_size
+            except FileNotFoundError:
+                return 0
         return int(_core.find_in_index(self._index, self.base_offset, target))
 
     def use_index(self, index: bytes, aborted: bytes) -> None:
@@ -141,10 +150,10 @@ class Segment:
         """
         if self._aborted_size < 0:
             return self._aborted
-        try:
-            size = os.stat(self.path(TXN_INDEX)).st_size
-        except FileNotFoundError:
+        found = files.status(self.path(TXN_INDEX))
+        if found is None:
             return []
+        size = found.st_size
         if size != self._aborted_size:
             data = files.read_file(self.path(TXN_INDEX))
             entries = _ABORTED.iter_unpack(data[: len(data) // _ABORTED.size * _ABORTED.size])

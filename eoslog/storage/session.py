@@ -96,21 +96,22 @@ class Session:
             files.close(fd)
 
     def _prepare_control(self) -> None:
-        fd = self._control_fd = self._open(CONTROL_FILE)
-        size = os.fstat(fd).st_size
-        if size < CHUNK_SIZE:
+        path = os.path.join(self.path, CONTROL_FILE)
+        found = files.status(path)
+        if found is None or found.st_size < CHUNK_SIZE:
+            if not _core.try_lock(self._session_fd, _SESSION_AT):
+                raise StorageError("shorter than its header while others have it open", path=path)
+            # Under its name at once: a power cut may keep a file's length and lose its bytes.
             header = MAGIC + FORMAT.to_bytes(4, "little") + bytes(12)
-            with files.naming(CONTROL_FILE):
-                _core.os_pwrite(fd, header + bytes(CHUNK_SIZE - len(header)), 0)
-                _core.os_sync(fd, data_only=False)
-            files.fsync_dir(self.path)
-            size = CHUNK_SIZE
+            files.write_atomically(path, header.ljust(CHUNK_SIZE, b"\0"))
+        fd = self._control_fd = self._open(CONTROL_FILE)
         with files.naming(CONTROL_FILE):
-            found = bytes(_core.os_pread(fd, 12, 0))
-        if found[:8] != MAGIC or int.from_bytes(found[8:12], "little") != FORMAT:
+            size = os.fstat(fd).st_size
+            magic = bytes(_core.os_pread(fd, 12, 0))
+        if magic[:8] != MAGIC or int.from_bytes(magic[8:12], "little") != FORMAT:
             raise StorageError(
-                f"control file begins with {found!r}, expected {MAGIC!r} format {FORMAT}",
-                path=os.path.join(self.path, CONTROL_FILE),
+                f"control file begins with {magic!r}, expected {MAGIC!r} format {FORMAT}",
+                path=path,
             )
         with files.naming(CONTROL_FILE):
             self.control = _core.ControlFile(fd)
@@ -119,7 +120,7 @@ class Session:
     def _begin(self) -> None:
         """Alone: draw a new session number and note how the last session ended."""
         marker = os.path.join(self.path, CLEAN_SHUTDOWN_FILE)
-        clean = os.path.exists(marker)
+        clean = files.exists(marker)
         files.remove(marker)
         if clean:
             files.fsync_dir(self.path)

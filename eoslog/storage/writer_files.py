@@ -169,6 +169,6 @@ class WriterFiles:
         if _core.fork_generation() == session._generation:
             for fd in {*fds, *held}:
                 files.close(fd)
-            for name in files.names(self._path) if os.path.isdir(self._path) else ():
+            for name in files.names(self._path) if files.is_dir(self._path) else ():
                 if name.endswith(PREPARED) and name.startswith(f"{session.process_number}-"):
                     files.remove(os.path.join(self._path, name))

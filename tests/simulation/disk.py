@@ -320,6 +320,16 @@ class Disk:
         lay(self.top, "")
         return image
 
+    def hollow(self) -> Image:
+        """Names and lengths reached the disk by chance; bytes only where they were synced."""
+        kept = {node.live: node.durable for node in self.files() if isinstance(node.live, str)}
+        image = self.as_is()
+        for path, content in image.items():
+            if content is not None:
+                durable = kept[os.path.join(self.root, path)]
+                image[path] = durable[: len(content)].ljust(len(content), b"\0")
+        return image
+
     def as_is(self) -> Image:
         """The live files: what a kill of every process leaves."""
         image: Image = {}
