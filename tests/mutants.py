@@ -13,12 +13,14 @@ A change of the compiled core is compiled without optimisation in the copy that 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import importlib.util
+import importlib.machinery
 import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,11 +45,18 @@ COPIED = (
 CORE_SUFFIXES = (".pyx", ".pxi", ".pxd", ".c", ".h")
 BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
 TEST_TIMEOUT_S = 120
+KILL_AFTER_S = (
+    3 * TEST_TIMEOUT_S
+)  # a test that hangs in the core does not hear pytest's own timeout
 LAST_ROW = {
     "A": 26, "B": 16, "C": 13, "D": 7, "E": 35, "F": 12, "G": 10, "H": 8, "I": 9, "J": 3, "K": 7,
 }  # fmt: skip
 PROTOCOL_ROWS = 40
 COMPARED_ROWS = ["L01", "L02", "L04", "L06", "L07", "L09", "L10", "L11", "M01", "M02"]
+
+
+class Broken(Exception):
+    """A mutant that shows nothing: its line is gone, it does not compile, its test is not found."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +90,11 @@ class Mutant:
         if self.line:
             lines = text.splitlines(keepends=True)
             last = self.line - 1 + self.original.count("\n")
-            assert "".join(lines[self.line - 1 : last]) == self.original
+            if "".join(lines[self.line - 1 : last]) != self.original:
+                raise Broken(f"line {self.line} is not {self.original!r}")
             return "".join([*lines[: self.line - 1], self.mutated, *lines[last:]])
         if text.count(self.original) != 1:
-            raise SystemExit(f"{self.row}: {text.count(self.original)} x {self.original!r} in {self.file}")  # fmt: skip
+            raise Broken(f"stands {text.count(self.original)} times: {self.original!r}")
         return text.replace(self.original, self.mutated)
 
 
@@ -117,6 +127,7 @@ class Copy:
     def __init__(self, root: Path) -> None:
         """Copy the source, with the compiled core of the installed package (else the one beside it)."""
         self.root = root
+        self._group = 0  # of the process that runs
         root.mkdir()
         ignored = shutil.ignore_patterns("__pycache__", "*.so", "_core.c", "build")
         for name in COPIED:
@@ -125,7 +136,8 @@ class Copy:
                 shutil.copytree(source, root / name, ignore=ignored)
             elif source.exists():
                 shutil.copy2(source, root / name)
-        spec = importlib.util.find_spec("eoslog")
+        installed = [place for place in sys.path if Path(place).resolve() != ROOT.resolve()]
+        spec = importlib.machinery.PathFinder.find_spec("eoslog", installed)
         package = Path(spec.origin).parent if spec and spec.origin else ROOT / "eoslog"
         self._core = root / "unchanged"
         self._core.mkdir()
@@ -142,7 +154,10 @@ class Copy:
         for library in self._core.iterdir():
             shutil.copy2(library, self.root / "eoslog" / library.name)
 
-    def _python(self, *arguments: str, switch: int = -1) -> subprocess.CompletedProcess[str]:
+    def _python(
+        self, *arguments: str, switch: int = -1, limit: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run Python in the copy, at most `limit` seconds, and leave no process of it behind."""
         environment = {
             **os.environ,
             "PYTHONPATH": f"{self.root}:{self.root / 'spark'}",
@@ -151,17 +166,39 @@ class Copy:
             "EOSLOG_OPTIMIZE": "-O0",
             "EOSLOG_MUTANT": str(switch),
         }
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=self.root, env=environment, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
+        with tempfile.TemporaryFile(
+            "w+", errors="replace"
+        ) as output:  # a pipe stays open with orphans
+            process = subprocess.Popen(
+                [sys.executable, *arguments], cwd=self.root, env=environment, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            self._group = process.pid
+            try:
+                process.wait(limit)
+            except subprocess.TimeoutExpired:
+                output.write(f"killed after {limit} s\n")
+            finally:
+                self.end()
+                code = process.wait()
+            output.seek(0)
+            return subprocess.CompletedProcess(process.args, code, output.read())
 
-    def run(self, *tests: str, switch: int = -1) -> subprocess.CompletedProcess[str]:
-        """Run tests until one fails."""
+    def end(self) -> None:
+        """Kill what runs in the copy, with all that it has started."""
+        group, self._group = self._group, 0
+        if group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+
+    def run(
+        self, *tests: str, switch: int = -1, limit: float | None = None, first: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run tests, until the first one fails or all."""
         return self._python(
-            "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "-rN",
+            "-m", "pytest", "-q", *("-x",) * first, "-p", "no:cacheprovider", "--no-header", "-rf",
             f"--timeout={TEST_TIMEOUT_S}", f"--basetemp={self.root / 'tmp'}", *tests,
-            switch=switch,
+            switch=switch, limit=limit,
         )  # fmt: skip
 
     def _build_core(self) -> None:
@@ -179,7 +216,7 @@ class Copy:
         if not cached.exists():
             built = self._python("setup.py", "-q", "build_ext", "--inplace")
             if built.returncode:
-                raise SystemExit(f"no core:\n{built.stdout[-2000:]}")
+                raise Broken(f"no core:\n{built.stdout[-2000:]}")
             cached.mkdir(parents=True)
             for library in package.glob("_core*.so"):
                 shutil.copy2(library, cached)
@@ -201,14 +238,14 @@ class Copy:
                 path.write_text(mutant.changed(texts[path]))
             if mutant.in_core:
                 self._build_core()
-            result = self.run(mutant.test, switch=mutant.switch)
+            result = self.run(mutant.test, switch=mutant.switch, limit=KILL_AFTER_S)
         finally:
             for path, text in texts.items():
                 path.write_text(text)
             if mutant.in_core:
                 self._use_unchanged_core()
         if result.returncode > 1:  # pytest itself; a signal (below 0) is a crash of the test
-            raise SystemExit(f"{mutant.row}: pytest ended with {result.returncode}\n{result.stdout[-2000:]}")  # fmt: skip
+            raise Broken(f"pytest ended with {result.returncode}\n{result.stdout[-2000:]}")
         if os.environ.get("SHOW"):
             print(result.stdout[-1500:])
         return result.returncode != 0, time.monotonic() - started
@@ -217,49 +254,67 @@ class Copy:
 def show(chosen: list[Mutant], jobs: int, baseline: bool) -> int:
     """Apply mutants and print what became of each; the exit code."""
     width = max(len(m.row) for m in chosen)
-    survivors: list[Mutant] = []
+    survivors: list[str] = []
     done = 0
     output = threading.Lock()
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+        every = [Copy(Path(place) / str(number)) for number in range(jobs)]
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-        for number in range(jobs):
-            copies.put(Copy(Path(place) / str(number)))
+        for copy in every:
+            copies.put(copy)
 
-        def unchanged(tests: list[str]) -> subprocess.CompletedProcess[str]:
+        failing: dict[str, str] = {}
+
+        def unchanged(tests: list[str]) -> None:
             copy = copies.get()
             try:
-                return copy.run(*tests)
+                result = copy.run(*tests, first=False)
             finally:
                 copies.put(copy)
+            found = [test for test in tests if f"FAILED {test}" in result.stdout]
+            if result.returncode and not found:
+                raise SystemExit(
+                    f"{result.stdout[-4000:]}\nthe tests do not run on the unchanged code"
+                )
+            failing.update(dict.fromkeys(found, result.stdout))
 
         def work(mutant: Mutant) -> None:
             nonlocal done
             copy = copies.get()
+            verdict, seconds, trouble = "BROKEN  ", 0.0, ""
             try:
+                if mutant.test in failing:
+                    raise Broken("its test fails on the unchanged code")
                 killed, seconds = copy.kill(mutant)
+                verdict = "killed  " if killed else "SURVIVED"
+                trouble = "" if killed else f"{mutant.original!r} -> {mutant.mutated!r}"
+            except Broken as error:
+                trouble = str(error)
             finally:
                 copies.put(copy)
             with output:
                 done += 1
-                if not killed:
-                    survivors.append(mutant)
-                verdict = "killed  " if killed else "SURVIVED"
+                if trouble:
+                    survivors.append(f"{verdict.strip()}: {mutant.row} {mutant.file}: {trouble}")
                 print(f"[{done}/{len(chosen)}] {mutant.row:{width}} {verdict} {seconds:5.1f} s  {mutant.test}", flush=True)  # fmt: skip
 
         with ThreadPoolExecutor(jobs) as pool:
-            tests = sorted({m.test for m in chosen}) if baseline else []
-            for result in pool.map(
-                unchanged, [tests[n::jobs] for n in range(jobs) if tests[n::jobs]]
-            ):
-                if result.returncode:
-                    print(result.stdout[-4000:])
-                    print("a test fails on the unchanged code: nothing is shown by its failing")
-                    return 2
-            for future in [pool.submit(work, mutant) for mutant in chosen]:
-                future.result()
+            try:
+                tests = sorted({m.test for m in chosen}) if baseline else []
+                slices = [tests[n::jobs] for n in range(jobs) if tests[n::jobs]]
+                for _ in pool.map(unchanged, slices):
+                    pass
+                for output_of in sorted(set(failing.values())):
+                    print(output_of[-8000:], flush=True)
+                for future in [pool.submit(work, mutant) for mutant in chosen]:
+                    future.result()
+            except BaseException:  # stopped: what runs must not run on
+                pool.shutdown(wait=False, cancel_futures=True)
+                for copy in every:
+                    copy.end()
+                raise
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed")
-    for mutant in survivors:
-        print(f"survived: {mutant.row} {mutant.file}: {mutant.original!r} -> {mutant.mutated!r}")
+    print(*survivors, sep="\n", end="\n" * bool(survivors))
     return int(bool(survivors))
 
 
@@ -360,6 +415,7 @@ TABLES = {"guarantees.md": table, "protocol.md": protocol_table}
 def main(arguments: Iterable[str]) -> int:
     """Apply the mutants of the named rows or files (all, if none is named); 1 if one survives."""
     words = list(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if "--docs" in words:
         write_docs()
         return 0

@@ -45,7 +45,7 @@ IDS = (
 )
 
 
-@pytest.mark.parametrize(("before", "after"), itertools.product(IDS, IDS))
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(IDS, IDS)))
 def test_E27_states_and_transitions_are_kafkas(before: str, after: str) -> None:
     from eoslog.coordinator.transaction_state import VALID_PREVIOUS
 
