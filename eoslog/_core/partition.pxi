@@ -150,35 +150,60 @@ cdef class Partition:
         with nogil:                              # who holds the mutex may be waiting for the GIL
             pthread_mutex_lock(&self.state.mutex)
         try:
-            table_free(&self.state.table)
-            import_producers(&self.state.table, producers)
-            self.state.next_offset = base
-            enter_segment(&self.state.segment, base)
-            self.state.buffer_size = 0
-            self.state.segments_version = atomic_load_u32(&self.state.slot.segments_version)
+            self._begin(base, producers)
         finally:
             pthread_mutex_unlock(&self.state.mutex)
 
-    def use_segment(self, int64_t base, int log_fd, int index_fd, int time_fd, int txn_fd):
-        """Give the fold the files of the segment that it enters (or is in). The descriptors that it
-        had go back to the caller. Offsets before its base that the fold has not met were cleaned away."""
+    cdef _begin(self, int64_t base, bytes producers):
+        table_free(&self.state.table)
+        import_producers(&self.state.table, producers)
+        self.state.next_offset = base
+        enter_segment(&self.state.segment, base)
+        self.state.buffer_size = 0
+        self.state.segments_version = atomic_load_u32(&self.state.slot.segments_version)
+
+    def use_segment(self, int64_t base, int log_fd, int index_fd, int time_fd, int txn_fd, *,
+                    int64_t leaving=-1, bytes producers=None):
+        """Give the fold the files of the segment that it enters (or is in). Offsets before its base that
+        the fold has not met were cleaned away.
+
+        With `producers`, a snapshot's entries at `base`, the fold begins anew there. With `leaving`, only
+        a fold that is in that segment moves: another thread may have rolled meanwhile.
+
+        Returns:
+            (base that it was in, the descriptors that it had), which are the caller's now; None when
+            nothing was changed.
+        """
         cdef SegmentFiles old
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
-        old = self.state.files
-        if base != self.state.segment.base:
-            enter_segment(&self.state.segment, base)
-            self.state.next_offset = max(self.state.next_offset, base)
-        self.state.files = SegmentFiles(log_fd, index_fd, time_fd, txn_fd)
-        self.state.buffer_size = 0
-        pthread_mutex_unlock(&self.state.mutex)
-        return old.log, old.index, old.time, old.txn
+        try:
+            if leaving >= 0 and leaving != self.state.segment.base:
+                return None
+            old = self.state.files
+            left = self.state.segment.base
+            if producers is not None:
+                self._begin(base, producers)
+            elif base != left:
+                enter_segment(&self.state.segment, base)
+                self.state.next_offset = max(self.state.next_offset, base)
+            self.state.files = SegmentFiles(log_fd, index_fd, time_fd, txn_fd)
+            self.state.buffer_size = 0
+            return left, (old.log, old.index, old.time, old.txn)
+        finally:
+            pthread_mutex_unlock(&self.state.mutex)
 
-    def use_txnindex(self, int txn_fd):
+    def use_txnindex(self, int64_t base, int txn_fd):
+        """Give the fold the abort index of the segment that it is in; False if it is in another one
+        by now, or has one: the descriptor stays the caller's."""
+        cdef bint taken
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
-        self.state.files.txn = txn_fd
-        pthread_mutex_unlock(&self.state.mutex)
+            taken = self.state.segment.base == base and self.state.files.txn < 0
+            if taken:
+                self.state.files.txn = txn_fd
+            pthread_mutex_unlock(&self.state.mutex)
+        return taken
 
     def prepare_roll(self, int log_fd, int index_fd, int time_fd, bytes paths):
         """Hand over made and synced files for the next segment; paths = three NUL-ended names."""
@@ -221,8 +246,15 @@ cdef class Partition:
             pthread_mutex_unlock(&self.state.mutex)
 
     def current_files(self):
-        cdef SegmentFiles f = self.state.files
-        return self.state.segment.base, f.log, f.index, f.time, f.txn
+        """(base, log, index, time index, abort index) that the fold is in; -1: none."""
+        cdef SegmentFiles f
+        cdef int64_t base
+        with nogil:
+            pthread_mutex_lock(&self.state.mutex)
+            f = self.state.files
+            base = self.state.segment.base
+            pthread_mutex_unlock(&self.state.mutex)
+        return base, f.log, f.index, f.time, f.txn
 
     # --- fold ---------------------------------------------------------------------------------
 

@@ -42,17 +42,32 @@ class LogFlusher:
         self._flushing = threading.Lock()
 
     def keep(self, base: int, fd: int, opened_at: int) -> None:
-        """Flush the segment through this descriptor, unless there is an older one."""
-        self._fds.setdefault(base, (fd, opened_at))
+        """Flush the segment through this descriptor; of two the one that was opened first stays."""
+        held = self._fds.setdefault(base, (fd, opened_at))
+        if held[0] == fd:
+            return
+        if opened_at < held[1]:
+            self._fds[base] = (fd, opened_at)
+            fd = held[0]
+        self._close_later(fd)
 
     def replace(self, base: int, fd: int, opened_at: int) -> None:
-        """Take a new descriptor for the segment."""
+        """Take a writer's descriptor for the segment that the fold is in."""
+        held = self._fds.get(base)
         self._fds[base] = (fd, opened_at)
         self._entered = max(self._entered, base)
+        if held is not None and held[0] != fd:
+            self._close_later(held[0])
 
     def retire(self, base: int, fd: int) -> None:
         """The descriptor of a segment is needed no more."""
-        self._fds.pop(base, None)
+        held = self._fds.get(base)
+        if held is not None and held[0] == fd:
+            del self._fds[base]
+        if fd >= 0:
+            self._close_later(fd)
+
+    def _close_later(self, fd: int) -> None:
         self._retired.append(fd)
         self.close_retired()
 

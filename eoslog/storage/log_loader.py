@@ -96,9 +96,8 @@ def start_fold(log: PartitionLog) -> None:
         end = log.log_end
         bases = [base for base in listed if base <= end] or [0]
         base, entries = _newest_snapshot(log.path, bases, delete_bad=False)
-        log.core.load(base, entries)
         try:
-            log.writer_files.enter(base)
+            log.writer_files.enter(base, producers=entries)
         except FileNotFoundError:
             if version == log.core.published_segments_version:
                 raise

@@ -65,17 +65,32 @@ class WriterFiles:
             raise
         return fds[0], fds[1], fds[2], fds[3]
 
-    def enter(self, base: int) -> None:
-        """Open a segment's files and give them to the fold; what it had is kept until durable."""
-        opened_at = self._log.log_end
-        fds = self.open(base)
-        old_base, *_ = self._core.current_files()
-        log_fd, *others = self._core.use_segment(base, *fds)
-        for fd in others:
-            files.close(fd)
-        if old_base == base or self._log.durable_end >= base:
-            self._log.flusher.retire(old_base, log_fd)
-        self._log.flusher.replace(base, fds[0], opened_at)
+    def enter(self, base: int, *, leaving: int = -1, producers: bytes | None = None) -> None:
+        """Open a segment's files and give them to the fold; what it had is kept until durable.
+
+        Args:
+            base: of the segment.
+            leaving: only a fold that is in this segment moves; another thread's roll comes first.
+            producers: a snapshot's entries at `base`, for a fold that begins anew there.
+        """
+        with self._prepare:
+            self._finish_roll()
+            opened_at = self._log.log_end
+            fds = self.open(base)
+            moved = self._core.use_segment(base, *fds, leaving=leaving, producers=producers)
+            if moved is None:
+                for fd in fds:
+                    files.close(fd)
+                return
+            left, (log_fd, *others) = moved
+            for fd in others:
+                files.close(fd)
+            if log_fd >= 0 and left != base and self._log.durable_end < base:
+                # Rolled here since the last settling, or known already: then it is the same one.
+                self._log.flusher.keep(left, log_fd, left)
+            else:
+                self._log.flusher.retire(left, log_fd)
+            self._log.flusher.replace(base, fds[0], opened_at)
 
     def enter_next(self) -> None:
         """Give the fold the segment that it needs to go on, where another process rolled."""
@@ -104,7 +119,7 @@ class WriterFiles:
                     time.sleep(0.001)  # a roll is being published
                 return
             try:
-                self.enter(base)
+                self.enter(base, leaving=current)
             except FileNotFoundError:
                 if self._core.published_segments_version == version:
                     raise
@@ -140,7 +155,7 @@ class WriterFiles:
         if taken is None:
             return
         base, new_base, fds, snapshot = taken
-        self._log.flusher.keep(base, fds[0], 0)
+        self._log.flusher.keep(base, fds[0], base)
         if self._core.segment_base == new_base:
             _, log_fd, *_ = self._core.current_files()
             self._log.flusher.replace(new_base, log_fd, new_base)
@@ -159,7 +174,8 @@ class WriterFiles:
                 path = os.path.join(self._path, file_name(base, TXN_INDEX))
                 fd = files.open_file(path, create=True)
                 files.fsync_dir(self._path)
-                self._core.use_txnindex(fd)
+                if not self._core.use_txnindex(base, fd):
+                    files.close(fd)  # rolled meanwhile: the append asks again
 
     def close(self) -> None:
         """Close what is open here and at the flusher; remove prepared files that were not used."""

@@ -1,0 +1,146 @@
+"""A writer's descriptors while another thread rolls: each segment keeps its own, and none is lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eoslog._core import build_marker
+from eoslog.model import AppendOrigin
+from eoslog.storage.log_flusher import LogFlusher
+from eoslog.storage.partition_log import PartitionLog
+from eoslog.storage.segments import LOG, SNAPSHOT, TXN_INDEX, file_name, offsets_in
+from eoslog.storage.writer_files import files as writers
+from tests.storage.helpers import batch, opened, payloads, state
+
+SEGMENT = 2000
+
+
+class Meanwhile:
+    """An append in a thread of its own, just before the first file of a kind is opened."""
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, log: PartitionLog, suffix: str, data: bytes
+    ) -> None:
+        real, end = writers.open_file, log.log_end
+        self.thread = threading.Thread(target=lambda: log.append(data))
+        self.begun = False
+
+        def open_file(path: str, **how: bool) -> int:
+            if path.endswith(suffix) and not self.begun:
+                self.begun = True
+                self.thread.start()
+                while self.thread.is_alive() and log.log_end == end:
+                    time.sleep(0.001)  # then it may wait for us: rolls are settled one at a time
+            return real(path, **how)
+
+        patch.setattr(writers, "open_file", open_file)
+
+    def over(self) -> None:
+        assert self.begun
+        self.thread.join()
+
+
+def opened_to_write(log: PartitionLog) -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            info = Path(f"/proc/self/fdinfo/{fd}").read_text()
+        except FileNotFoundError:
+            continue  # what listed them
+        flags = int(info.split("flags:")[1].split()[0], 8)
+        if name.startswith(log.path) and name.endswith(LOG) and flags & os.O_RDWR:
+            found.append(name)
+    return sorted(found)
+
+
+def begin(log: PartitionLog, size: int) -> None:
+    """Data of a transaction of producer 7, and the next segment's files ready for a roll."""
+    data = batch(1, producer_id=7, sequence=0, size=size, transactional=True)
+    log.append(data, expect=[(log, log.log_end)])
+    log.writer_files.prepare_roll()
+
+
+def abort(log: PartitionLog) -> int:
+    done = log.append(build_marker(7, 1, False, timestamp=5), origin=AppendOrigin.COORDINATOR)
+    assert done is not None
+    return done.base_offset
+
+
+def test_a_roll_while_an_abort_index_is_made_leaves_each_segment_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the entry stands in the segment before its marker's, and what was aborted is read."""
+    with opened(str(tmp_path), segment_bytes=SEGMENT) as log:
+        begin(log, 1600)
+        other = Meanwhile(monkeypatch, log, TXN_INDEX, batch(1, size=1000))
+        marker = abort(log)
+        other.over()
+        assert (marker, offsets_in(log.path, LOG)) == (2, [0, 1])
+        assert log.aborted(marker, marker + 1) == [(7, 0, marker)]
+        assert os.path.getsize(os.path.join(log.path, file_name(1, TXN_INDEX))) == 34
+
+
+def test_a_roll_while_a_segment_is_entered_is_not_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(str(tmp_path), segment_bytes=SEGMENT) as log:
+        begin(log, 1600)
+        other = Meanwhile(monkeypatch, log, LOG, batch(1, size=1000))
+        log.writer_files.enter(0, leaving=0)
+        other.over()
+        assert (log.core.segment_base, log.core.next_offset) == (1, 2)
+        log.append(batch(1, size=500))
+        log.flush()
+        assert [offset for offset, _ in payloads(log)] == [0, 1, 2]
+        log.flusher.close_retired()
+        assert len(opened_to_write(log)) == len(set(opened_to_write(log)))
+
+
+def test_an_append_while_the_fold_begins_anew_is_folded_from_its_own_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the fold goes on in the file it had, from the start, and knows too few producers."""
+    with opened(str(tmp_path), segment_bytes=SEGMENT) as log:
+        for producer in range(6):
+            log.append(batch(1, producer_id=producer, sequence=0, size=800))
+        assert len(offsets_in(log.path, LOG)) > 2
+        for offset in offsets_in(log.path, SNAPSHOT):
+            os.remove(os.path.join(log.path, file_name(offset, SNAPSHOT)))
+        late = batch(1, producer_id=9, sequence=0, size=10)
+        other = Meanwhile(monkeypatch, log, file_name(0, LOG), late)
+        log.reload()
+        other.over()
+        assert sorted(p.producer_id for p in log.producers()) == [0, 1, 2, 3, 4, 5, 9]
+        before = state(log)
+        log.reload()
+        assert state(log) == before
+
+
+@pytest.mark.parametrize(
+    ("use", "kept"),
+    [
+        (lambda flusher, fds: (flusher.keep(0, fds[0], 5), flusher.keep(0, fds[1], 7)), 0),
+        (lambda flusher, fds: (flusher.keep(0, fds[0], 7), flusher.keep(0, fds[1], 5)), 1),
+        (lambda flusher, fds: (flusher.keep(0, fds[0], 5), flusher.replace(0, fds[1], 7)), 1),
+        (lambda flusher, fds: (flusher.keep(0, fds[0], 5), flusher.retire(0, fds[1])), 0),
+    ],
+)
+def test_of_two_descriptors_of_a_segment_one_is_kept_and_the_other_closed(
+    tmp_path: Path, use: Callable[[LogFlusher, list[int]], object], kept: int
+) -> None:
+    """The one that was opened first hears of every failed write since; a writer's own is in use."""
+    with opened(str(tmp_path)) as log:
+        fds = [os.open(tmp_path / "t-0" / file_name(0, LOG), os.O_RDWR) for _ in range(2)]
+        flusher = LogFlusher(log, -1, 0)
+        use(flusher, fds)
+        assert flusher.descriptors() == {fds[kept]}
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fds[1 - kept])
+        os.close(fds[kept])
