@@ -248,8 +248,7 @@ class Engine:
                 return  # inherited through fork: everything of it belongs to the parent
             try:
                 self.cleaning.stop()
-                for thread in self._asides.values():
-                    thread.join(timeout=10)
+                self._join_asides()
                 if not self.read_only:
                     # Not closed yet: partitions that only other processes had open are opened now.
                     self._checkpointer.close_clean()
@@ -266,13 +265,16 @@ class Engine:
     def _release(self) -> None:
         if self._background is not None:
             self._background.close()
-        for thread in self._asides.values():
-            thread.join(timeout=10)  # the background thread may have begun another
+        self._join_asides()  # the background thread may have begun another
         if self._flushers is not None:
             self._flushers.shutdown(wait=True)
         for log in self.partitions:
             log.close()
         self.session.close()
+
+    def _join_asides(self) -> None:
+        for thread in list(self._asides.values()):
+            thread.join(timeout=10)
 
     # --- partitions -----------------------------------------------------------------------------
 
@@ -407,8 +409,8 @@ class Engine:
         running = self._asides.get(what)
         if running is None or not running.is_alive():
             thread = threading.Thread(target=guarded, name=f"eoslog-{what}", daemon=True)
-            self._asides[what] = thread
             thread.start()
+            self._asides[what] = thread
 
     def clock_ms(self) -> int:
         """Wall clock in ms; only for show and for timestamps."""

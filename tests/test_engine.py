@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -46,6 +47,21 @@ def test_a_new_directory_is_private_and_says_what_it_is(path):
     assert os.stat(path).st_mode & 0o777 == 0o700
     assert all(os.stat(os.path.join(path, n)).st_mode & 0o077 == 0 for n in os.listdir(path))
     assert "eoslog.durability=strict" in open(os.path.join(path, "meta.properties")).read()
+
+
+def test_work_that_begins_while_a_log_is_closed_does_not_stop_the_closing(path):
+    log = open_log(path)
+    engine, ran = log.engine, []
+
+    def first() -> None:
+        engine.cleaning._stop.wait(30)  # the closing has begun, and waits for this thread
+        time.sleep(0.05)
+        engine._aside("second", lambda: ran.append("second"))
+
+    engine._aside("first", first)
+    log.close()
+    assert ran == ["second"]
+    assert os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
 
 
 def test_topics_and_records_survive_close_and_reopen(path):
