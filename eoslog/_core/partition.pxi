@@ -226,6 +226,20 @@ cdef class Partition:
         finally:
             pthread_mutex_unlock(&self.state.mutex)
 
+    def take_prepared(self):
+        """Give back the next segment's files, (descriptors, names): a roll that failed may have
+        renamed some of them."""
+        with nogil:
+            pthread_mutex_lock(&self.state.mutex)
+        try:
+            if self.state.next_files.log < 0:
+                return (), ()
+            found = (self.state.next_files.log, self.state.next_files.index, self.state.next_files.time)
+            self.state.next_files = SegmentFiles(-1, -1, -1, -1)
+            return found, tuple(self.next_paths.split(b"\0")[:3])
+        finally:
+            pthread_mutex_unlock(&self.state.mutex)
+
     def take_rolled(self):
         """After a roll: (old base, new base, descriptors of the old, snapshot entries at the new
         base), once."""
@@ -379,37 +393,43 @@ cdef class Partition:
         return rc, result.base_offset, result.last_offset, result.timestamp, result.saved_errno, result.rolled
 
     def seal(self, double timeout):
-        """Roll the active segment now unless it is empty; the status."""
-        cdef int rc
+        """Roll the active segment now unless it is empty; (status, errno)."""
+        cdef int rc, failed = 0
         cdef uint64_t deadline = eoslog_monotonic_ns() + <uint64_t>(max(timeout, 0.0) * 1e9)
         self.control.check()
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
             rc = seal_locked(&self.state, deadline)
+            if rc == IO_FAILED or rc == RELOAD:
+                failed = errno
             pthread_mutex_unlock(&self.state.mutex)
-        return rc
+        return rc, failed
 
     def advance_log_start(self, int64_t log_start, bint segments_changed, double timeout):
-        """Publish a greater log start, and that segments go, under the lock; the status."""
-        cdef int rc
+        """Publish a greater log start, and that segments go, under the lock; (status, errno)."""
+        cdef int rc, failed = 0
         cdef uint64_t deadline = eoslog_monotonic_ns() + <uint64_t>(max(timeout, 0.0) * 1e9)
         self.control.check()
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
             rc = advance_log_start_locked(&self.state, log_start, segments_changed, deadline)
+            if rc == IO_FAILED or rc == RELOAD:
+                failed = errno
             pthread_mutex_unlock(&self.state.mutex)
-        return rc
+        return rc, failed
 
     def mark_swap(self, bint begins, int64_t cleaned_to, double timeout):
-        """Publish the begin or the end of a swap of sealed segments, under the lock; the status."""
-        cdef int rc
+        """Publish the begin or the end of a swap of sealed segments, under the lock; (status, errno)."""
+        cdef int rc, failed = 0
         cdef uint64_t deadline = eoslog_monotonic_ns() + <uint64_t>(max(timeout, 0.0) * 1e9)
         self.control.check()
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
             rc = mark_swap_locked(&self.state, begins, cleaned_to, deadline)
+            if rc == IO_FAILED or rc == RELOAD:
+                failed = errno
             pthread_mutex_unlock(&self.state.mutex)
-        return rc
+        return rc, failed
 
     # --- durability -------------------------------------------------------------------------------
 

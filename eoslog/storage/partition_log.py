@@ -233,6 +233,8 @@ class PartitionLog:
             self.writer_files.make_txnindex()
         elif status in (S["REOPEN"], S["RELOAD"]):
             self.writer_files.after_roll()
+            if status == S["RELOAD"]:
+                self.writer_files.drop_prepared()
             self.reload()
             if status == S["RELOAD"] and error:
                 raise files.storage_error(OSError(error, os.strerror(error)), self.path)
@@ -256,6 +258,7 @@ class PartitionLog:
             if status == S["APPENDED"]:
                 return
             self._resolve(status, 0, LOCK_TIMEOUT_S)
+        raise LockTimeout(f"{self.name}: the fold did not reach the log end in {MAX_REPEATS} steps")
 
     # --- durability, reading, deletion: see log_flusher, log_reader, retention ------------------
 
@@ -366,12 +369,13 @@ class PartitionLog:
         self._locked(lambda: self.core.seal(LOCK_TIMEOUT_S))
         self.writer_files.after_roll()
 
-    def _locked(self, call: Callable[[], int]) -> None:
+    def _locked(self, call: Callable[[], tuple[int, int]]) -> None:
         for _ in range(MAX_REPEATS):
-            status = call()
+            status, error = call()
             if status == S["APPENDED"]:
                 return
-            self._resolve(status, 0, LOCK_TIMEOUT_S)
+            self._resolve(status, error, LOCK_TIMEOUT_S)
+        raise LockTimeout(f"{self.name}: not done in {MAX_REPEATS} tries")
 
     def write_snapshot(self) -> None:
         """Write the producer snapshot at the log end (clean close)."""

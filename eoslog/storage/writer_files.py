@@ -144,6 +144,16 @@ class WriterFiles:
                     files.close(fd)
                     files.remove(path)
 
+    def drop_prepared(self) -> None:
+        """Forget the next segment's files after a roll that failed: some may be renamed."""
+        with self._prepare:
+            fds, paths = self._core.take_prepared()
+            for fd in fds:
+                files.close(fd)
+            for path in paths:
+                with contextlib.suppress(StorageError):  # recovery removes what stays
+                    files.remove(os.fsdecode(path))
+
     def after_roll(self) -> None:
         """Settle what a roll of this process left to do."""
         with self._prepare:

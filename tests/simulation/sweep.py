@@ -1,19 +1,23 @@
 """The disk fails at every call of one workload: once, or from then on; EIO, a full disk, a short write.
 
 One process runs a fixed series of operations. First without a fault, to count its calls; then once for every call
-of every kind, with that call failing. Afterwards the process dies or ends, the power goes or stays, the disk heals,
-and everything that was promised must be there.
+of every kind, with that call failing. If the process has not died by the end, the disk heals: every partition must
+take records again (unless a failed flush has poisoned it) and take them after the directory was closed and opened.
+Then the process dies or ends, the power goes or stays, and everything that was promised must be there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from random import Random
 
+from eoslog.errors import EoslogError, LogPoisoned
 from tests.simulation.simulation import Plan, Report, Run
-from tests.simulation.workload import Client
+from tests.simulation.workload import TOPICS, Client
 from tests.simulation.world import Faults, World
 
 KINDS = {
@@ -35,6 +39,45 @@ class Point:
 
     def __str__(self) -> str:
         return f"{self.error} at {self.call} {self.nth}{' and after' if self.for_good else ''}"
+
+
+class Sufferer(Client):
+    """A client whose disk fails, and heals when it has done its work.
+
+    `calls` says how many calls of each kind it made until then.
+    """
+
+    calls: dict[str, int]
+
+    def __call__(self) -> None:
+        """What it can do is little if the directory does not open."""
+        with contextlib.suppress(EoslogError, FileNotFoundError):
+            super().__call__()
+        self.world.alive()
+        self.calls = dict(self.world.faults.calls)
+        self.world.faults.call = ""
+        for may_be_poisoned in (True, False):
+            if not may_be_poisoned or self.log is None:
+                self.close()
+                self.reopen()
+            for topic, partitions in TOPICS.items():
+                for partition in range(partitions):
+                    self._takes((topic, partition), may_be_poisoned)
+
+    def _takes(self, place: tuple[str, int], may_be_poisoned: bool) -> None:
+        with contextlib.suppress(EoslogError), self._producer() as producer:
+            value = self._value()
+            self.model.sent(f"{self.name} healed {self.count}", place, value)
+            delivery = producer.send(place[0], value, partition=place[1])
+            producer.flush()
+            self.world.alive()
+            try:
+                self.model.acknowledged(place, delivery.result(0).offset, value)
+            except LogPoisoned:
+                if not may_be_poisoned:
+                    self.model.violated(f"O7 {place}: poisoned after it was opened again")
+            except EoslogError as error:
+                self.model.violated(f"O7 {place}: the disk has healed, yet {error!r}")
 
 
 class FaultRun(Run):
@@ -60,21 +103,16 @@ class FaultRun(Run):
                 self.point.for_good,
             )
             faults.error = getattr(errno, self.point.error)
-            faults.then_crash = self.rng.choice((0, 0, 1, 2, 5, 20))
+            faults.then_crash = Random(f"{self.seed} {self.point}").choice((0, 0, 1, 2, 5, 20))
         disk = self._disk(image)
         world = World(self.rng, disk, faults)
         world.reads = True
-        client = Client(world, self.model, disk.root, "f", OPERATIONS)
+        client = Sufferer(world, self.model, disk.root, "f", OPERATIONS)
         client.reopens = False
         client.options = {"delivery.timeout.ms": 2000, "request.timeout.ms": 1000}
-        try:
-            self._run(world, [("f", client)])
-        except Exception as error:  # opening may fail; what it raised must be of eoslog
-            from eoslog.errors import EoslogError
-
-            if not isinstance(error, EoslogError) and not isinstance(error, FileNotFoundError):
-                raise
-        self.calls = dict(faults.calls)
+        self._run(world, [("f", client)])
+        if self.point is None:
+            self.calls = client.calls
         self.report.counts["faults"] += faults.hit > 0
         return self._after_crash(disk, depth=0)
 
@@ -104,6 +142,8 @@ def sweep(
                 break
             one = FaultRun(seed, point).execute()
             total.add(one)
+            for what in one.violations if say is not None else ():
+                say(f"VIOLATION {what}")
             if say is not None:
                 say(total.line())
         else:

@@ -361,3 +361,27 @@ def test_a_flush_of_segments_that_others_rolled_leaves_the_folds_own_open(tmp_pa
         behind.flush()  # its fold is still in the first segment
         behind.fold()
         assert behind.core.next_offset == writer.log_end
+
+
+@pytest.mark.parametrize(
+    ("call", "nth"), [("pwrite", 1), ("rename", 1), ("rename", 2), ("rename", 3)]
+)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_roll_that_failed_says_why_and_the_next_one_works(tmp_path, call, nth, by_hand):
+    """Half of the prepared files may bear their names by then: none of them is used again."""
+    with opened(str(tmp_path), segment_bytes=1000) as log:
+        log.append(batch(2, size=800))
+        log.writer_files.prepare_roll()
+        files.arm_failpoint(call, "EIO", nth)
+        with pytest.raises(StorageError, match="Input/output error"):
+            log.roll() if by_hand else log.append(batch(2, size=800))
+        files.disarm_failpoints()
+        for _ in range(3):
+            log.append(batch(2, size=800))
+        log.roll()
+        log.flush()
+        found = state(log)
+        assert [offset for offset, _ in payloads(log)] == list(range(8))
+    assert not list((tmp_path / "t-0").glob("*.next"))
+    with opened(str(tmp_path)) as log:
+        assert state(log) == found
