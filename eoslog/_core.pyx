@@ -35,8 +35,9 @@ include "_core/columns.pxi"
 include "_core/walk.pxi"
 include "_core/sealed_batch.pxi"
 include "_core/builders.pxi"
-include "_core/accumulator.pxi"
 include "_core/columns_in.pxi"
+include "_core/accumulator.pxi"
+include "_core/bulk.pxi"
 
 __all__ = (
     "RecordAccumulator",
@@ -73,6 +74,7 @@ __all__ = (
     "build_batch",
     "build_marker",
     "crc32c",
+    "crc32c_combine",
     "crc32c_backend",
     "crc32c_software",
     "decode_records",

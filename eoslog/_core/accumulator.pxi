@@ -32,6 +32,9 @@ cdef dict PARTITIONERS = {None: BY_KEY, "sticky": STICKY, "round_robin": ROUND_R
 cdef enum:
     WAKE_SIZE = 131072          # bytes of full batches that are worth waking the sender for
 
+cdef class BulkEncoder          # bulk.pxi
+
+
 cdef class RecordAccumulator:
     """Buffers records into batches; a subclass says what topics exist and sends what is drained.
 
@@ -194,54 +197,39 @@ cdef class RecordAccumulator:
             As `produce`; records before the one at fault stay buffered.
         """
         cdef TopicBuilders entry
-        cdef Span key_span = Span(NULL, 0), value_span = Span(NULL, 0)
-        cdef Py_buffer key_view, value_view
-        cdef int32_t chosen = -1, place
-        cdef int views
-        cdef int64_t stamp = 0
-        cdef Py_ssize_t index, count
-        cdef object value, key = None
+        cdef BulkEncoder bulk = None
+        cdef Source source
+        cdef int32_t chosen = -1
+        cdef Py_ssize_t first = 0, row, length, count
 
         if self.gate:
             self._refuse()
-        values = values if isinstance(values, (list, tuple)) else list(values)
+        values = values if type(values) in (list, tuple) else list(values)
         count = len(values)
         if keys is not None:
-            keys = keys if isinstance(keys, (list, tuple)) else list(keys)
+            keys = keys if type(keys) in (list, tuple) else list(keys)
             if len(keys) != count:
                 raise errors.ConfigError(f"{len(keys)} keys for {count} values")
         entry = self.topic_builders(topic)
         if partition is not None:
             chosen = self.checked_partition(entry, partition)
-        for index in range(count):
-            if index & 1023 == 0:
-                stamp = wall_clock_ms()
-            views = 0
-            value = values[index]
-            if self.value_serializer is not None:
-                value = serialized(self.value_serializer, value, "value")
-            if keys is not None:
-                key = keys[index]
-                if self.key_serializer is not None:
-                    key = serialized(self.key_serializer, key, "key")
-            place = chosen
-            try:
-                if borrow(key, &key_span, &key_view, "key"):
-                    views |= 1
-                if borrow(value, &value_span, &value_view, "value"):
-                    views |= 2
-                if place < 0 and self.mode == CALLABLE:
-                    place = self.checked_partition(entry, self.partitioner(
-                        topic, None if key is None else (<const char*>key_span.data)[:key_span.size],
-                        entry.count))
-                self.put(entry, key_span, value_span, NULL, 0, place, stamp, None, entry.bulk_limit)
-            finally:
-                if views & 1:
-                    PyBuffer_Release(&key_view)
-                if views & 2:
-                    PyBuffer_Release(&value_view)
-            if self.must_wake:
-                self.wake()
+        if self.key_serializer is None and self.value_serializer is None:
+            bulk = bulk_encoder(self, entry, chosen, keys is not None, count)
+        memset(&source, 0, sizeof(Source))
+        while first < count:
+            # A slice holds its objects, whatever becomes of the caller's list.
+            some_values = values[first:first + SLICE_ROWS]
+            some_keys = None if keys is None else keys[first:first + SLICE_ROWS]
+            length = len(some_values)
+            if length != min(count - first, SLICE_ROWS) or (some_keys is not None and len(some_keys) != length):
+                raise errors.ConfigError("values or keys were changed by another thread")
+            row = 0
+            if bulk is not None:
+                source.values.objects = PySequence_Fast_ITEMS(some_values)
+                source.keys.objects = NULL if some_keys is None else PySequence_Fast_ITEMS(some_keys)
+                row = bulk.add(&source, 0, length, first + length == count)
+            put_rows(self, entry, some_values, some_keys, row, chosen)
+            first += length
         return count
 
     cdef size_t full_at(self, TopicBuilders entry) noexcept:
@@ -396,6 +384,9 @@ cdef class RecordAccumulator:
         batch.reserved = builder.buffer.size
         batch.targets = builder.callbacks
         batch.buffer = builder.buffer
+        batch.summed = builder.summed
+        batch.sum = builder.sum
+        builder.summed = builder.sum = 0
         builder.last_size = builder.buffer.size
         builder.buffer = ByteBuffer(NULL, 0, 0)
         builder.count = 0

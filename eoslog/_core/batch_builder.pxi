@@ -4,7 +4,9 @@ from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 
 from eoslog._core cimport layout
-from eoslog._core.batch_header cimport BatchHeader, put_header, seal_crc
+from eoslog._core.batch_header cimport (
+    BatchHeader, put_header, put_header_fields, seal_crc, seal_crc_onto,
+)
 from eoslog._core.bytebuffer cimport ByteBuffer, clear_buffer, put_bytes, reserve
 from eoslog._core.byteorder cimport load_i16, load_i32, load_i64, store_i16, store_i32, store_i64
 from eoslog._core.record cimport Span, put_record

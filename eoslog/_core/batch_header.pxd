@@ -1,8 +1,8 @@
 # The 61-byte header of a v2 batch, written in one place. Layout: layout.pxd.
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from eoslog._core.byteorder cimport store_i16, store_i32, store_i64
-from eoslog._core.crc32c cimport eoslog_crc32c
+from eoslog._core.crc32c cimport eoslog_crc32c, eoslog_crc32c_combine
 from eoslog._core cimport layout
 
 cdef struct BatchHeader:
@@ -22,8 +22,15 @@ cdef inline void seal_crc(uint8_t* batch, size_t size) noexcept nogil:
     store_i32(batch + layout.CRC_AT, <int32_t>eoslog_crc32c(
         0, batch + layout.ATTRIBUTES_AT, size - layout.ATTRIBUTES_AT))
 
-cdef inline void put_header(uint8_t* batch, size_t size, const BatchHeader* header) noexcept nogil:
-    """Fills in the header of a batch of `size` bytes (header included) whose records are in place."""
+cdef inline void seal_crc_onto(uint8_t* batch, size_t size, size_t summed, uint32_t sum) noexcept nogil:
+    """The same, when the CRC of the first `summed` bytes behind the header is known."""
+    cdef uint32_t crc = eoslog_crc32c(0, batch + layout.ATTRIBUTES_AT, layout.HEADER_SIZE - layout.ATTRIBUTES_AT)
+    crc = eoslog_crc32c_combine(crc, sum, summed)
+    store_i32(batch + layout.CRC_AT, <int32_t>eoslog_crc32c(
+        crc, batch + layout.HEADER_SIZE + summed, size - layout.HEADER_SIZE - summed))
+
+cdef inline void put_header_fields(uint8_t* batch, size_t size, const BatchHeader* header) noexcept nogil:
+    """Fills in the header, but for the CRC, of a batch of `size` bytes (header included)."""
     store_i64(batch + layout.BASE_OFFSET_AT, header.base_offset)
     store_i32(batch + layout.BATCH_LENGTH_AT, <int32_t>(size - layout.LOG_OVERHEAD))
     store_i32(batch + layout.LEADER_EPOCH_AT, header.leader_epoch)
@@ -36,4 +43,8 @@ cdef inline void put_header(uint8_t* batch, size_t size, const BatchHeader* head
     store_i16(batch + layout.PRODUCER_EPOCH_AT, header.producer_epoch)
     store_i32(batch + layout.BASE_SEQUENCE_AT, header.base_sequence)
     store_i32(batch + layout.RECORDS_COUNT_AT, header.count)
+
+cdef inline void put_header(uint8_t* batch, size_t size, const BatchHeader* header) noexcept nogil:
+    """Fills in the header of a batch of `size` bytes (header included) whose records are in place."""
+    put_header_fields(batch, size, header)
     seal_crc(batch, size)

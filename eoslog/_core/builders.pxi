@@ -46,6 +46,8 @@ cdef class PartitionBuilder:
     cdef int32_t count
     cdef int32_t outstanding            # sealed batches that are not yet delivered
     cdef size_t last_size               # of the batch before: what to allocate at once
+    cdef size_t summed                  # bytes behind the header whose CRC is known
+    cdef uint32_t sum                   # of them
     cdef int64_t base_timestamp
     cdef int64_t max_timestamp
     cdef int64_t created_ns

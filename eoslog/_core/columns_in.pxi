@@ -1,4 +1,15 @@
-# Records from columns: Arrow buffers by address, straight into the accumulator's batches.
+# Where the keys and values of many records lie: objects of a list, or Arrow buffers by address.
+
+from cpython.ref cimport PyObject
+
+cdef extern from "Python.h" nogil:
+    bint is_bytes "PyBytes_CheckExact"(PyObject* item)
+    char* bytes_data "PyBytes_AS_STRING"(PyObject* item)
+    Py_ssize_t bytes_size "PyBytes_GET_SIZE"(PyObject* item)
+    PyObject* NONE "Py_None"
+
+cdef extern from "Python.h":
+    PyObject** PySequence_Fast_ITEMS(object sequence)
 
 cdef struct Column:
     const uint8_t* validity     # one bit a row, NULL when every row has a value
@@ -74,67 +85,48 @@ cdef int take_column(object source, int64_t count, int width, Column* column) ex
     return 0
 
 
-def produce_columns(
-    RecordAccumulator accumulator, str topic, int64_t count, value, key=None, timestamp=None,
-    partition=None, headers=None,
-) -> int:
-    """Buffer `count` records whose parts are columns.
+cdef struct InCells:           # keys or values; neither objects nor a column: all null
+    PyObject** objects          # bytes or None, or others that are not for this path
+    Column* column
 
-    Args:
-        value, key: `(first row, validity, offsets, data, wide)`, each buffer `(address, size)` or
-            None; what they point to must stay until the call returns. None: all null.
-        timestamp: the same without offsets, int64 ms; null for now.
-        partition: the same, int32; null to choose by key.
-        headers: a list of (name, value) pairs or None a record, or None.
+
+cdef inline bint cell_at(const InCells* cells, Py_ssize_t row, Span* span) noexcept nogil:
+    """The bytes of a row, borrowed; False when they are not had without the GIL, or are wrong.
+
+    Bytes never change: whoever holds the objects may read them without the GIL.
     """
-    cdef Column values, keys, stamps, places
-    cdef Span key_span = Span(NULL, 0), value_span = Span(NULL, 0)
-    cdef ByteBuffer encoded = ByteBuffer(NULL, 0, 0)
-    cdef TopicBuilders entry
-    cdef int64_t row, now = 0, stamp
-    cdef int32_t place
-    cdef bint with_values = value is not None, with_keys = key is not None
-    cdef bint with_stamps = timestamp is not None, with_places = partition is not None
+    cdef PyObject* item
+    if cells.objects != NULL:
+        item = cells.objects[row]
+        if is_bytes(item):
+            span.data = <const uint8_t*>bytes_data(item)
+            span.size = bytes_size(item)
+            return True
+        span.data = NULL
+        span.size = 0
+        return item == NONE
+    if cells.column != NULL:
+        return value_at(cells.column, row, span) == 0
+    span.data = NULL
+    span.size = 0
+    return True
 
-    if accumulator.gate:
-        accumulator._refuse()
-    entry = accumulator.topic_builders(topic)
-    if with_values:
-        take_column(value, count, 0, &values)
-    if with_keys:
-        take_column(key, count, 0, &keys)
-    if with_stamps:
-        take_column(timestamp, count, 8, &stamps)
-    if with_places:
-        take_column(partition, count, 4, &places)
-    try:
-        for row in range(count):
-            if row & 1023 == 0:
-                now = wall_clock_ms()
-            if with_values and value_at(&values, row, &value_span) < 0:
-                raise errors.CorruptRecord(f"Arrow column value: the offsets of row {row} leave its data")
-            if with_keys and value_at(&keys, row, &key_span) < 0:
-                raise errors.CorruptRecord(f"Arrow column key: the offsets of row {row} leave its data")
-            stamp = now
-            if with_stamps and has_value(&stamps, row):
-                memcpy(&stamp, stamps.data + 8 * (row + stamps.first), 8)
-                if stamp < 0:
-                    raise errors.SerializationError(f"row {row}: timestamp {stamp} is negative")
-            place = -1
-            if with_places and has_value(&places, row):
-                memcpy(&place, places.data + 4 * (row + places.first), 4)
-                place = accumulator.checked_partition(entry, place)
-            elif accumulator.mode == CALLABLE:
-                place = accumulator.checked_partition(entry, accumulator.partitioner(
-                    topic, None if key_span.data == NULL else (<const char*>key_span.data)[:key_span.size],
-                    entry.count))
-            encoded.size = 0
-            if headers is not None and headers[row]:
-                put_headers(&encoded, headers[row])
-            accumulator.put(entry, key_span, value_span, encoded.data, encoded.size, place, stamp,
-                            None, entry.bulk_limit)
-            if accumulator.must_wake:
-                accumulator.wake()
-    finally:
-        clear_buffer(&encoded)
-    return count
+
+cdef struct Source:             # records to come
+    InCells values
+    InCells keys
+    Column* stamps              # int64 ms, null for now; NULL: now
+    Column* places              # int32, null to be chosen; NULL: all of them
+
+
+cdef inline int64_t stamp_at(const Source* source, int64_t row, int64_t now) noexcept nogil:
+    cdef int64_t stamp = now
+    if source.stamps != NULL and has_value(source.stamps, row):
+        memcpy(&stamp, source.stamps.data + 8 * (row + source.stamps.first), 8)
+    return stamp
+
+
+cdef inline int32_t place_at(const Column* places, int64_t row) noexcept nogil:
+    cdef int32_t place
+    memcpy(&place, places.data + 4 * (row + places.first), 4)
+    return place

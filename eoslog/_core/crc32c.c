@@ -59,6 +59,35 @@ static void fill_slices(void)
             slices[k][i] = (slices[k - 1][i] >> 8) ^ slices[0][slices[k - 1][i] & 0xFF];
 }
 
+/* Polynomials modulo POLYNOMIAL, reflected: bit 31 is the coefficient of x^0. */
+static uint32_t multiply(uint32_t a, uint32_t b)
+{
+    uint32_t product = 0;
+    for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+        if (a & bit)
+            product ^= b;
+        b = (b & 1) ? (b >> 1) ^ POLYNOMIAL : b >> 1;
+    }
+    return product;
+}
+
+static uint32_t squares[8 * sizeof(size_t)]; /* x^(8 * 2^k): 2^k zero bytes appended */
+
+static void fill_squares(void)
+{
+    squares[0] = 1u << (31 - 8);
+    for (size_t k = 1; k < sizeof squares / sizeof *squares; k++)
+        squares[k] = multiply(squares[k - 1], squares[k - 1]);
+}
+
+uint32_t eoslog_crc32c_combine(uint32_t first, uint32_t second, size_t second_size)
+{
+    for (int k = 0; second_size; k++, second_size >>= 1)
+        if (second_size & 1)
+            first = multiply(squares[k], first);
+    return first ^ second;
+}
+
 #if defined(__x86_64__) || defined(__aarch64__)
 
 static uint32_t long_shift[4][256];
@@ -156,6 +185,7 @@ HARDWARE static uint32_t crc32c_hardware(uint32_t crc, const uint8_t *p, size_t 
 __attribute__((constructor)) static void choose(void)
 {
     fill_slices();
+    fill_squares();
 #if defined(__x86_64__) || defined(__aarch64__)
     const char *wanted = getenv("EOSLOG_CRC32C");
     if (!(wanted && strcmp(wanted, "software") == 0) && hardware_present()) {

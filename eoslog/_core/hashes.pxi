@@ -2,7 +2,9 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from eoslog._core.crc32c cimport eoslog_crc32c, eoslog_crc32c_backend, eoslog_crc32c_software
+from eoslog._core.crc32c cimport (
+    eoslog_crc32c, eoslog_crc32c_backend, eoslog_crc32c_combine, eoslog_crc32c_software,
+)
 from eoslog._core.murmur2 cimport key_partition, murmur2_hash
 
 # What the module computes CRC-32C with: "sse4.2", "armv8" or "software" (EOSLOG_CRC32C=software).
@@ -24,6 +26,11 @@ def crc32c(data, uint32_t value=0) -> int:
         crc = eoslog_crc32c(value, <const uint8_t*>view.buf, <size_t>view.len)
     PyBuffer_Release(&view)
     return crc
+
+
+def crc32c_combine(uint32_t first, uint32_t second, size_t second_size) -> int:
+    """The CRC-32C of two pieces, one behind the other, from theirs and the second one's size."""
+    return eoslog_crc32c_combine(first, second, second_size)
 
 
 def crc32c_software(data, uint32_t value=0) -> int:

@@ -1,5 +1,9 @@
 # The batches of one append as they come in: checked whole before the lock is asked for.
 
+cdef enum:
+    LARGE_BATCH = 65536         # bytes: summing them takes longer than giving up the GIL
+
+
 cdef FoldedBatch* read_headers(uint8_t* data, Py_ssize_t size, bint client, int64_t size_max,
                                int64_t log_append_time, int* count) except NULL:
     """Check the batches of one append and return their headers (the caller frees them)."""
@@ -26,7 +30,11 @@ cdef FoldedBatch* read_headers(uint8_t* data, Py_ssize_t size, bint client, int6
                 raise errors.CorruptRecord(f"batch {n}: no complete v2 batch at byte {p - data} of {size}")
             if b.size > size_max:
                 raise errors.RecordTooLarge(f"batch of {b.size} bytes, max.message.bytes is {size_max}")
-            crc = eoslog_crc32c(0, p + ATTRIBUTES_AT, <size_t>(b.size - ATTRIBUTES_AT))
+            if b.size >= LARGE_BATCH:
+                with nogil:
+                    crc = eoslog_crc32c(0, p + ATTRIBUTES_AT, <size_t>(b.size - ATTRIBUTES_AT))
+            else:
+                crc = eoslog_crc32c(0, p + ATTRIBUTES_AT, <size_t>(b.size - ATTRIBUTES_AT))
             if crc != load_u32(p + CRC_AT):
                 raise errors.CorruptRecord(f"batch {n}: CRC is {crc:#010x}, header says {load_u32(p + CRC_AT):#010x}")
             if client:

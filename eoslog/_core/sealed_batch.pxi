@@ -20,6 +20,8 @@ cdef class SealedBatch:
     cdef int exports
     cdef int state
     cdef int codec                      # of the bytes as they are now
+    cdef size_t summed                  # bytes behind the header whose CRC is known
+    cdef uint32_t sum                   # of them
     cdef readonly str topic
     cdef readonly int32_t partition
     cdef readonly int32_t count
@@ -88,6 +90,7 @@ cdef class SealedBatch:
                 self.buffer.size = layout.HEADER_SIZE
                 put_bytes(&self.buffer, PyBytes_AS_STRING(packed), <size_t>PyBytes_GET_SIZE(packed))
                 self.codec = codec
+                self.summed = self.sum = 0
             if plain > 0:
                 self.builder.topic.learn(<double>PyBytes_GET_SIZE(packed) / <double>plain)
         finally:
@@ -117,7 +120,8 @@ cdef class SealedBatch:
         header.producer_epoch = producer_epoch
         header.base_sequence = base_sequence
         header.count = self.count
-        put_header(self.buffer.data, self.buffer.size, &header)
+        put_header_fields(self.buffer.data, self.buffer.size, &header)
+        seal_crc_onto(self.buffer.data, self.buffer.size, self.summed, self.sum)
 
     def __repr__(self):
         return (f"<SealedBatch {self.topic}-{self.partition} count={self.count} size={self.buffer.size} "

@@ -116,3 +116,11 @@ def test_java_hash_counts_utf16_units() -> None:
 def test_a_topic_without_partitions_has_no_partition_for_a_key() -> None:
     with pytest.raises(ConfigError):
         _core.partition_for_key(b"k", 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 61, 4096, 12_345, 1_000_003])
+def test_the_sum_of_two_pieces_is_known_from_theirs(size: int) -> None:
+    rng = random.Random(size)
+    first, second = rng.randbytes(40), rng.randbytes(size)
+    both = _core.crc32c_combine(_core.crc32c(first), _core.crc32c(second), size)
+    assert both == _core.crc32c_software(first + second)

@@ -1,0 +1,256 @@
+"""Many records in one call: the same batches' contents as one call a record, whatever is in them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eoslog import _core
+from eoslog.errors import EoslogError, IllegalState, RecordTooLarge, SerializationError
+from tests.core.test_accumulator import Accumulator, make
+from tests.reference import codec as reference
+
+pa = pytest.importorskip("pyarrow")
+
+PLAIN = st.one_of(st.none(), st.binary(max_size=40), st.binary(min_size=200, max_size=300))
+ODD = st.one_of(st.text(max_size=5), st.binary(max_size=5).map(bytearray))
+
+
+def drained(a: Accumulator) -> list[reference.RefBatch]:
+    """Every batch, checked on its way; its memory is given back."""
+    out = []
+    for batch in a._drain(0, True):
+        batch.stamp(7, 0, 0, False)
+        data = bytes(batch)
+        decoded = reference.decode_batch(data)
+        assert decoded.valid
+        assert len(data) <= a.max_message_bytes
+        assert [r.offset for r in decoded.records] == list(range(batch.count))
+        out.append((batch.partition, decoded))
+        a._release(batch)
+    return out
+
+
+def by_partition(a: Accumulator) -> dict[int, list[tuple[Any, Any]]]:
+    seen: dict[int, list[tuple[Any, Any]]] = defaultdict(list)
+    for partition, batch in drained(a):
+        seen[partition] += [(r.key, r.value) for r in batch.records]
+    return dict(seen)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    pattern=st.lists(st.tuples(PLAIN, PLAIN), min_size=1, max_size=12),
+    odd=st.dictionaries(st.integers(0, 699), ODD, max_size=3),
+    count=st.integers(256, 700),
+    partitions=st.integers(1, 4),
+    partitioner=st.sampled_from([None, "sticky", "round_robin"]),
+    where=st.one_of(st.none(), st.just(0)),
+    limit=st.integers(800, 20_000),
+    keyed=st.booleans(),
+    before=st.integers(0, 3),
+)  # fmt: skip
+def test_the_records_are_those_of_single_calls(
+    pattern: list[tuple[Any, Any]], odd: dict[int, Any], count: int, partitions: int,
+    partitioner: Any, where: int | None, limit: int, keyed: bool, before: int,
+) -> None:  # fmt: skip
+    rows = [pattern[i % len(pattern)] for i in range(count)]
+    keys = [key for key, _ in rows]
+    values = [odd.get(i, value) for i, (_, value) in enumerate(rows)]
+    one, many = make(partitions, partitioner=partitioner), make(partitions, partitioner=partitioner)
+    one.max_message_bytes = many.max_message_bytes = limit
+    for a in (one, many):
+        for i in range(before):
+            a.produce("t", b"before %d" % i, partition=0)
+    for key, value in zip(keys, values, strict=True):
+        one.produce("t", value, key if keyed else None, partition=where)
+    assert many.produce_many("t", values, keys if keyed else None, where) == count
+    assert many.buffered == many.produced == one.buffered
+    theirs, ours = by_partition(one), by_partition(many)
+    if where is not None or partitioner == "round_robin":
+        assert ours == theirs
+    else:  # the keyless go where chance sends them, in the order of the call
+        flat = sorted(str(r) for rows in ours.values() for r in rows)
+        assert flat == sorted(str(r) for rows in theirs.values() for r in rows)
+        for place, records in ours.items():
+            if keyed and partitioner is None:
+                mine = [r for r in records if r[0] is not None]
+                assert mine == [r for r in theirs.get(place, []) if r[0] is not None]
+    assert many.used == one.used == 0
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.lists(
+        st.tuples(PLAIN, PLAIN, st.one_of(st.none(), st.integers(0, 1 << 40)),
+                  st.one_of(st.none(), st.integers(0, 2))), min_size=1, max_size=12),
+    count=st.integers(1, 700),
+    columns=st.sets(st.sampled_from(["key", "timestamp", "partition"])),
+    limit=st.integers(800, 20_000),
+)  # fmt: skip
+def test_columns_are_the_records_of_single_calls(
+    rows: list[tuple[Any, ...]], count: int, columns: set[str], limit: int
+) -> None:
+    from eoslog.client.arrow_produce import produce_stream
+
+    rows = [rows[i % len(rows)] for i in range(count)]
+    one, many = make(3), make(3)
+    one.max_message_bytes = many.max_message_bytes = limit
+    arrays = {"value": pa.array([r[1] for r in rows], pa.binary())}
+    for at, name in ((0, "key"), (2, "timestamp"), (3, "partition")):
+        if name in columns:
+            kind = pa.binary() if name == "key" else pa.int64()
+            arrays[name] = pa.array([r[at] for r in rows], kind)
+    for key, value, stamp, place in rows:
+        one.produce(
+            "t", value, key if "key" in columns else None,
+            timestamp=stamp if "timestamp" in columns else None,
+            partition=place if "partition" in columns else None,
+        )  # fmt: skip
+    assert produce_stream(many, "t", pa.table(arrays)) == count
+    stamped: list[dict[tuple[Any, ...], int]] = []
+    for a in (one, many):
+        seen: dict[tuple[Any, ...], int] = defaultdict(int)
+        for partition, batch in drained(a):
+            newest = max(r.timestamp for r in batch.records)
+            assert batch.max_timestamp == newest
+            for r in batch.records:
+                known = "timestamp" in columns and r.timestamp < 1_600_000_000_000
+                fixed = "partition" in columns and all(row[3] is not None for row in rows)
+                seen[r.key, r.value, r.timestamp if known else 0, partition if fixed else 0] += 1
+        stamped.append(dict(seen))
+    assert stamped[0] == stamped[1]
+    assert many.used == 0
+
+
+def test_what_was_buffered_before_stays_in_front() -> None:
+    a = make()
+    a.produce("t", b"first")
+    a.produce_many("t", [b"%d" % i for i in range(600)])
+    a.produce("t", b"last")
+    values = [r.value for _, batch in drained(a) for r in batch.records]
+    assert values == [b"first", *[b"%d" % i for i in range(600)], b"last"]
+
+
+def test_a_record_at_fault_leaves_those_before_it() -> None:
+    for wrong, error in ((bytes(2000), RecordTooLarge), (3.5, SerializationError)):
+        a = make()
+        a.max_message_bytes = 1000
+        values: list[Any] = [b"%d" % i for i in range(600)]
+        values[500] = wrong
+        with pytest.raises(error):
+            a.produce_many("t", values)
+        assert [r.value for _, b in drained(a) for r in b.records] == values[:500]
+        assert a.used == 0
+
+
+def test_a_full_buffer_waits_with_nothing_held_back() -> None:
+    """What waits for room must have given all it had, or nobody could make room."""
+
+    class Sending(Accumulator):
+        sent: list[bytes]
+
+        def _wait_for_space(self, size: int) -> None:
+            batches = self._drain(0, True)
+            assert batches, "nothing to send, and no room"
+            for batch in batches:
+                batch.stamp(-1, -1, -1, False)
+                self.sent += [r.value for r in reference.decode_batch(bytes(batch)).records]
+                self._release(batch)
+
+    a = Sending(buffer_memory=40_000)
+    a.sent, a.partitions = [], 3
+    values = [b"%06d" % i * 10 for i in range(5000)]
+    a.produce_many("t", values, [b"%d" % i for i in range(5000)])
+    a._wait_for_space(0)
+    assert sorted(a.sent) == values
+    assert a.used == 0
+
+
+def test_closing_in_the_middle_is_told_and_leaves_no_memory_taken() -> None:
+    class Closing(Accumulator):
+        def _wake(self) -> None:
+            self.gate = 1
+
+        def _refuse(self) -> None:
+            raise IllegalState("the producer is closed")
+
+    a = Closing()
+    a.sleeping_until = 1 << 62
+    with pytest.raises(IllegalState):
+        a.produce_many("t", [bytes(100)] * 40_000)
+    for batch in a._drain(0, True):
+        a._release(batch)
+    assert (a.used, a.buffered) == (0, 0)
+
+
+def test_threads_that_share_a_partition_lose_nothing() -> None:
+    a = make(2)
+    a.max_message_bytes = 30_000
+    drained_: list[Any] = []
+
+    def many(name: int) -> None:
+        for turn in range(10):
+            start = turn * 1000
+            a.produce_many("t", [b"%d %d" % (name, start + i) for i in range(1000)], partition=0)
+
+    def single(name: int) -> None:
+        for i in range(3000):
+            a.produce("t", b"%d %d" % (name, i), partition=0)
+
+    threads = [threading.Thread(target=many, args=(n,)) for n in (0, 1)]
+    threads += [threading.Thread(target=single, args=(n,)) for n in (2, 3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        a._drain(time.monotonic_ns(), False, drained_)
+    a._drain(0, True, drained_)
+    seen: dict[int, list[int]] = defaultdict(list)
+    for batch in drained_:
+        batch.stamp(-1, -1, -1, False)
+        for record in reference.decode_batch(bytes(batch)).records:
+            name, number = map(int, record.value.split())
+            seen[name].append(number)
+        a._release(batch)
+    assert seen == {n: list(range(10_000 if n < 2 else 3000)) for n in range(4)}
+    assert (a.used, a.buffered) == (0, 0)
+
+
+def test_a_list_that_another_thread_empties_is_no_danger() -> None:
+    a = make()
+    values = [b"%032d" % i for i in range(200_000)]
+    stop = threading.Event()
+
+    def empty() -> None:
+        while not stop.is_set():
+            values.clear()
+            values.extend(b"%032d" % i for i in range(1000))
+
+    thread = threading.Thread(target=empty)
+    thread.start()
+    try:
+        for _ in range(20):
+            try:
+                a.produce_many("t", values, partition=0)
+            except EoslogError as error:
+                assert "changed" in str(error)
+            drained(a)
+    finally:
+        stop.set()
+        thread.join()
+    assert a.used == 0
+
+
+def test_the_sum_of_long_batches_is_that_of_their_bytes() -> None:
+    a = make()
+    a.produce_many("t", [b"%09d" % i * 11 for i in range(30_000)], partition=0)
+    for batch in a._drain(0, True):
+        batch.stamp(9, 1, 5, True)
+        data = bytes(batch)
+        assert int.from_bytes(data[17:21], "big") == _core.crc32c_software(data[21:])
