@@ -45,9 +45,9 @@ test-kafka: build  ## Run the tests against a real Kafka broker, fetched by Mave
 	@$(BIN)/python tests/kafka/jars.py
 	$(call timed,kafka,EOSLOG_KAFKA=1 .ci/test $(BIN) tests/kafka $(PYTEST_ARGS))
 
-differential: build  ## Put COUNT=10000 random sequences (SEED=1) to a real Kafka and to eoslog: half an hour
+differential: build  ## Put COUNT=10000 random sequences (SEED=1, KIND=groups) to a real Kafka and to eoslog: 15 minutes
 	@$(BIN)/python tests/kafka/jars.py
-	$(call timed,compare,$(BIN)/python -m tests.kafka.differential $(or $(COUNT),10000) $(or $(SEED),1))
+	$(call timed,compare,$(BIN)/python -m tests.kafka.differential $(or $(COUNT),10000) $(or $(SEED),1) $(KIND))
 
 run: build  ## Take 336,776 flights through kills, zombies and Spark, exactly once
 	$(call timed,demo,$(BIN)/eoslog demo flights $(DEMO_ARGS))

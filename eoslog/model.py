@@ -184,7 +184,7 @@ class GroupMetadata:
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """A member of a group."""
+    """A member of a group; `assigned` is what it holds, with what it has not let go of yet."""
 
     member_id: str
     client_id: str = ""

@@ -52,7 +52,7 @@ class GroupAdmin(GroupWatch):
                     member.metadata.instance_id,
                     member.current.epoch,
                     member.metadata.topics or tuple(filter(None, [member.metadata.regex])),
-                    sorted(self._named(group, member.current.assigned)),
+                    sorted(self._named(group, member.current.assigned | member.current.pending)),
                     sorted(self._named(group, member.target)),
                 )
                 for member_id, member in sorted(group.members.items())

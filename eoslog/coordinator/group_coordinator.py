@@ -48,7 +48,7 @@ from eoslog.errors import (
     EoslogError,
     ErrorCode,
     FencedInstanceId,
-    StaleMemberEpoch,
+    FencedMemberEpoch,
     UnknownMember,
     error_for,
 )
@@ -183,30 +183,27 @@ class GroupCoordinator(GroupAdmin):
         Raises:
             UnknownMember: it was removed; what it owns is lost.
             FencedInstanceId: its static name was taken over.
-            StaleMemberEpoch: the epoch is not the member's; what it owns is lost.
+            FencedMemberEpoch: the epoch is not the member's; what it owns is lost.
         """
         self._touch(group_id, member_id)
         owned = frozenset(owned)
         watch = self._watch_due(group_id)
         catalogue = self._catalogue() if watch else None
         answer: Heartbeat | None = None
-        epochs = {member_epoch}
 
         def decide(table: GroupTable) -> Change:
             nonlocal answer
+            answer = None
             group = self._joined(table, group_id, member_id, instance_id)
             held = self._owned_ids(group, member_id, owned)
-            self._check_epoch(group, member_id, epochs, held)
+            self._check_epoch(group, member_id, member_epoch, held)
             if catalogue is not None and (change := self._look_after(group, member_id, catalogue)):
                 return change
             current = group.members[member_id].current
             step = reconcile(group, member_id, held)
-            if step != current:
-                epochs.add(step.epoch)
-                return rebalance.current_record(group_id, member_id, step)
             assigned = self._named(group, step.assigned)
             answer = Heartbeat(step.epoch, assigned, self._named(group, step.pending))
-            return []
+            return [] if step == current else rebalance.current_record(group_id, member_id, step)
 
         shard = self._shard(group_id)
         try:
@@ -268,16 +265,16 @@ class GroupCoordinator(GroupAdmin):
         return group
 
     @staticmethod
-    def _check_epoch(group: Group, member_id: str, epochs: set[int], held: Owned) -> None:
+    def _check_epoch(group: Group, member_id: str, epoch: int, held: Owned) -> None:
         current = group.members[member_id].current
-        if current.epoch in epochs:
+        if current.epoch == epoch:
             return
         # The answer to the previous heartbeat may have been lost in an exception.
-        if current.previous_epoch in epochs and held <= current.assigned:
+        if current.previous_epoch == epoch and held <= current.assigned:
             return
-        raise StaleMemberEpoch(
+        raise FencedMemberEpoch(
             f"group {group.group_id}: member {member_id} is at epoch {current.epoch}, "
-            f"its heartbeat at {max(epochs)}"
+            f"its heartbeat at {epoch}"
         )
 
     def _owned_ids(self, group: Group, member_id: str, owned: Collection[TopicPartition]) -> Owned:

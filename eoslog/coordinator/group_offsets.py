@@ -293,7 +293,8 @@ class GroupOffsets:
         shard = self._shard(group_id)
 
         def decide(table: GroupTable) -> Change:
-            group = table.groups.get(group_id)
+            pending = set(table.pending_of(group_id))
+            group = table.groups.get(group_id) or (Group(group_id) if pending else None)
             if group is None:
                 raise error_for(ErrorCode.GROUP_ID_NOT_FOUND, f"no group {group_id!r}")
             subscribed = group.topics.keys() & {p.topic for p in partitions}
@@ -302,7 +303,7 @@ class GroupOffsets:
                     ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
                     f"group {group_id} is subscribed to {sorted(subscribed)[0]}",
                 )
-            known = group.offsets.keys() | set(table.pending_of(group_id))
+            known = group.offsets.keys() | pending
             return rebalance.delete_offsets(group_id, known & set(partitions))
 
         result = shard.change(decide)

@@ -200,7 +200,12 @@ def remove(group: Group, member_ids: Collection[str], catalogue: Catalogue) -> C
 
 def leave_for_a_while(group: Group, member_id: str) -> Change:
     """A static member goes and keeps its place until its session ends or it comes back."""
-    current = replace(group.members[member_id].current, epoch=STATIC_LEAVE_EPOCH, previous_epoch=-1)
+    current = replace(
+        group.members[member_id].current,
+        epoch=STATIC_LEAVE_EPOCH,
+        previous_epoch=-1,
+        pending=NOTHING,
+    )  # it reads nothing now: what it was to let go of is free
     return current_record(group.group_id, member_id, current)
 
 

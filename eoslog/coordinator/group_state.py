@@ -277,16 +277,13 @@ def reconcile(
         return current
     keep = current.assigned & member.target
     revoke = current.assigned - member.target
+    # Each step retires the epoch before: a heartbeat that comes late, of a time when the member
+    # held less, must not pass for having let go.
     if revoke & owned:
-        return CurrentAssignment(
-            current.epoch, current.previous_epoch, MemberState.UNREVOKED, keep, revoke
-        )
+        return CurrentAssignment(current.epoch, current.epoch, MemberState.UNREVOKED, keep, revoke)
     missing = member.target - keep
     unreleased = missing & group.held_by_others(member_id)
-    arrived = current.epoch == group.target_epoch
+    state = MemberState.UNRELEASED if unreleased else MemberState.STABLE
     return CurrentAssignment(
-        group.target_epoch,
-        current.previous_epoch if arrived else current.epoch,
-        MemberState.UNRELEASED if unreleased else MemberState.STABLE,
-        keep | (missing - unreleased),
+        group.target_epoch, current.epoch, state, keep | (missing - unreleased)
     )

@@ -12,6 +12,7 @@ from eoslog.coordinator.group_state import GroupTable
 from eoslog.errors import (
     ConfigError,
     FencedInstanceId,
+    FencedMemberEpoch,
     GroupNotFound,
     NonEmptyGroup,
     StaleMemberEpoch,
@@ -198,11 +199,37 @@ def test_taking_over_a_static_name_fences_the_old_holder(disk):
 def test_a_stale_epoch_is_refused(disk):
     a = Client(FakeHost(disk, 0))
     a.poll()
-    with pytest.raises(StaleMemberEpoch):
+    with pytest.raises(FencedMemberEpoch):
         a.groups.heartbeat("g", a.id, 7, a.owned)
     a.epoch = 0
     with pytest.raises(StaleMemberEpoch):
         a.commit({0: 1})
+
+
+def test_a_heartbeat_that_comes_late_does_not_let_go_of_what_was_granted_since(disk):
+    a = Client(FakeHost(disk, 0))
+    b = Client(FakeHost(disk, 1))
+    a.poll(), b.poll(), a.poll()
+    late = (a.epoch, a.owned)
+    b.groups.leave("g", b.id)
+    assert a.poll() == [0, 1, 2, 3]
+    c = Client(FakeHost(disk, 2))
+    assert a.beat().to_revoke
+    with pytest.raises(FencedMemberEpoch):
+        a.groups.heartbeat("g", a.id, *late)
+    assert c.poll() == [], "a still reads all of them"
+
+
+def test_a_static_member_that_leaves_holds_nothing_that_it_was_to_let_go(disk):
+    a = Client(FakeHost(disk, 0), instance_id="one")
+    a.poll()
+    b = Client(FakeHost(disk, 1))
+    assert b.poll() == []
+    assert a.beat().to_revoke
+    [described] = [m for m in b.groups.describe_group("g").members if m.member_id == a.id]
+    assert len(described.assigned) == 4, "what it has not let go of is its own"
+    a.groups.leave("g", a.id)
+    assert len(b.poll()) == 2
 
 
 def test_the_answer_to_a_heartbeat_may_be_lost(disk):

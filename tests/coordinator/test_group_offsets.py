@@ -256,6 +256,13 @@ def test_deleting_offsets_clears_pending_ones_too(host, groups):
     groups.leave("g", member)
 
 
+def test_offsets_can_be_deleted_of_a_group_that_has_only_undecided_ones(host, groups):
+    txn_commit(groups, {0: 7})
+    groups.delete_offsets("g", [T0])
+    host.group_partition("g").mark(PID, 0, commit=True)
+    assert visible(groups) == {}
+
+
 def test_a_deleted_topic_takes_its_offsets_with_it(host, groups):
     groups.commit_offsets(
         "g", "", -1, {T0: OffsetAndMetadata(1), TopicPartition("u"): OffsetAndMetadata(2)}

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
+import eoslog
 from tests.kafka import jars
+from tests.kafka.both import Pair
 from tests.kafka.broker import Broker
+from tests.kafka.clients import create_topics
+from tests.kafka.differential import CONFIG, await_coordinators
+from tests.kafka.group_sides import EoslogGroupSide, KafkaGroupSide
+from tests.kafka.group_wire import GroupWire
+from tests.kafka.sides import PARTITIONS
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +38,30 @@ def broker_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
 def broker(broker_of: Callable[..., Broker]) -> Broker:
     """A running broker of the newest version."""
     return broker_of().start()
+
+
+@pytest.fixture(scope="module")
+def asked(broker_of: Callable[..., Broker], request: pytest.FixtureRequest) -> Broker:
+    """A running broker as the comparison wants it, with what the module's `BROKER` adds."""
+    return broker_of(config={**CONFIG, **getattr(request.module, "BROKER", {})}).start()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[eoslog.Log]:
+    """An empty log."""
+    with eoslog.open(tmp_path_factory.mktemp("sides") / "log", durability="os") as log:
+        yield log
+
+
+@pytest.fixture
+def pair(asked: Broker, log: eoslog.Log, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Both sides at the beginning of a sequence, on a topic of the test's own."""
+    topic = re.sub(r"\W", "-", request.node.name)[:200]
+    create_topics(asked, {topic: PARTITIONS})
+    log.create_topic(topic, PARTITIONS)
+    with GroupWire(asked.bootstrap) as wire:
+        await_coordinators(wire)
+        sides = KafkaGroupSide(wire, topic), EoslogGroupSide(log, topic)
+        for side in sides:
+            side.begin()
+        yield sides

@@ -44,11 +44,61 @@ def _stored_already(step: Any, _: Sequence[Any]) -> bool:
     return (step.request, step.kafka, step.ours) == ("produce", (45,), (0, -1))
 
 
+def _of_another(step: Any, _: Sequence[Any]) -> bool:
+    """A commit to a partition that another member holds."""
+    code = {"commit": 113, "commit_offset": 22}.get(step.request)
+    return step.kafka == (0,) and step.ours == (code,)
+
+
+def _target_at_leave(step: Any, _: Sequence[Any]) -> bool:
+    """Between a leave and the next heartbeat, Kafka has no new target yet."""
+    if step.request != "describe" or step.kafka[:2] != (0, "Assigning") or step.ours[0]:
+        return False
+    theirs, ours = ([member[:4] for member in answer[3]] for answer in (step.kafka, step.ours))
+    return step.kafka[2] == step.ours[2] and theirs == ours
+
+
+def _offsets_only(step: Any, _: Sequence[Any]) -> bool:
+    """A group that has committed offsets and never had a member."""
+    return (step.request, step.kafka, step.ours) == ("describe", (69,), (0, "Empty", 0, ()))
+
+
+def _static_take_over(step: Any, _: Sequence[Any]) -> bool:
+    """A static name is asked for that a living member has."""
+    return (step.request, step.kafka, step.ours[0]) == ("join", (111,), 0)
+
+
+def _nothing_committed(step: Any, _: Sequence[Any]) -> bool:
+    """A group whose only offsets were those of an aborted transaction."""
+    deletes = step.request in ("delete_offset", "delete_group")
+    return deletes and (step.kafka, step.ours) == ((0,), (69,))
+
+
+def _without_group(step: Any, _: Sequence[Any]) -> bool:
+    """A member commits to a group that nothing is left of, or only undecided offsets."""
+    kafka = {"commit": ((69,), (25,)), "commit_offset": ((25,),)}.get(step.request, ())
+    return step.kafka in kafka and step.ours == (22,)
+
+
+def _left_already(step: Any, _: Sequence[Any]) -> bool:
+    """Leaving a group that one is not in."""
+    return step.request == "leave" and step.kafka in ((25,), (69,), (82,)) and step.ours == (0,)
+
+
 ROWS: tuple[Row, ...] = (
     Row("stored-already", _stored_already),
     Row("trace-of-a-refusal", _after_a_refusal, goes_on=False),
     Row("init-of-another-epoch", _init_of_another_epoch, goes_on=False),
     Row("commit-after-abort", _answers(48, 90, "end")),
+    Row("left-already", _left_already),
+    Row("partition-of-another", _of_another, goes_on=False),
+    Row("static-take-over", _static_take_over, goes_on=False),
+    Row("fenced-static-commit", _answers(25, 82, "commit", "commit_offset")),
+    Row("nothing-committed", _nothing_committed),
+    Row("target-at-leave", _target_at_leave),
+    Row("offsets-only-group", _offsets_only),
+    Row("commit-without-group", _without_group),
+    Row("beat-without-group", _answers(69, 25, "beat")),
     Row("fenced-by-name", _answers(47, 90, "produce", "commit_offset")),
 )
 

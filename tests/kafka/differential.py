@@ -1,233 +1,62 @@
 """Random sequences of requests, put to a broker and to eoslog; their answers must be the same.
 
-    python -m tests.kafka.differential COUNT SEED      with a broker of its own; `make differential`
+    python -m tests.kafka.differential COUNT SEED [KIND]     with a broker of its own; `make differential`
+    python -m tests.kafka.differential --capture             makes tests/data/kafka/answers-<version>.xz
 
-A sequence is made by `random.Random(seed)` of its own number and of what the sides answered. A
-difference has a row in `differences.py` and `docs/kafka-differences.md`, or it is an error that
-names the seed and shows the sequence.
+Kinds: `transactions` (`sequence.py`) and `groups` (`group_sequence.py`).
 """
 
 from __future__ import annotations
 
-import random
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import eoslog
 from tests.kafka import jars
+from tests.kafka.answers import Recorded, Recording, write_answers
 from tests.kafka.broker import Broker
 from tests.kafka.clients import create_topics
-from tests.kafka.differences import row_for
-from tests.kafka.sides import NO_ONE, PARTITIONS, Answer, EoslogSide, KafkaSide
+from tests.kafka.group_sequence import GroupSequence
+from tests.kafka.group_sides import EoslogGroupSide, KafkaGroupSide
+from tests.kafka.group_wire import GroupWire
+from tests.kafka.sequence import REQUESTS, Sequence, Unlisted
+from tests.kafka.sides import PARTITIONS, EoslogSide, KafkaSide
 from tests.kafka.wire import Wire
 
-REQUESTS = 30
 SEQUENCES_A_TOPIC = 100
 """A topic's partitions remember every producer; a new one now and then keeps them small."""
-
-Identity = tuple[int, int]
-
-
-class Unlisted(AssertionError):
-    """A difference without a row."""
+CAPTURED = 150
+"""Sequences of each kind whose answers are kept for the tests without a broker."""
 
 
-@dataclass
-class Step:
-    """One request, and what both answered."""
-
-    request: str
-    arguments: tuple[Any, ...]
-    kafka: Answer
-    ours: Answer
-
-    def __str__(self) -> str:
-        same = "" if self.kafka == self.ours else f"   eoslog {self.ours}"
-        return f"{self.request}{self.arguments} -> {self.kafka}{same}"
+CONFIG = {
+    "group.consumer.assignment.interval.ms": 0,
+    "group.consumer.min.assignment.interval.ms": 0,
+    "group.consumer.assignor.offload.enable": "false",
+    "group.coordinator.append.linger.ms": 0,
+}
+"""A new target at each change of a group, before the answer: eoslog's groups know no batching."""
 
 
-@dataclass
-class Identities:
-    """What a name was given so far: pairs of (Kafka's identity, eoslog's)."""
+class Kind(NamedTuple):
+    """What a sequence draws from, and what it is put to."""
 
-    given: list[tuple[Identity, Identity]] = field(default_factory=lambda: [(NO_ONE, NO_ONE)])
-
-    def pick(self, draw: random.Random) -> tuple[Identity, Identity]:
-        """Mostly the last one, at times an older one or one that was never given."""
-        theirs, ours = self.given[-1] if draw.random() < 0.85 else draw.choice(self.given)
-        if theirs != NO_ONE and draw.random() < 0.04:
-            return (theirs[0], theirs[1] + 1), (ours[0], ours[1] + 1)
-        return theirs, ours
+    sequence: type[Sequence]
+    wire: type[Wire]
+    kafka: Any
+    ours: Any
 
 
-class Sequence:
-    """One sequence on both sides."""
-
-    def __init__(self, kafka: KafkaSide, ours: EoslogSide, seed: int) -> None:
-        self.kafka, self.ours, self.seed = kafka, ours, seed
-        self.draw = random.Random(seed)
-        self.names = [f"d{seed}-a", f"d{seed}-b"]
-        self.group = f"g{seed}"
-        self.who: dict[str | None, Identities] = {
-            name: Identities() for name in (*self.names, None)
-        }
-        self.next: dict[tuple[Identity, int], int] = {}
-        self.steps: list[Step] = []
-        self.rows: Counter[str] = Counter()
-
-    def run(self) -> Counter[str]:
-        """Put all requests; the rows of the differences met.
-
-        Raises:
-            Unlisted: a difference that has no row.
-        """
-        self.kafka.begin()
-        self.ours.begin()
-        for name in self.who:
-            self._init(name)
-        alive = True
-        try:
-            while alive and len(self.steps) < REQUESTS:
-                alive = self._one()
-        finally:
-            for name in self.names:  # what is open ends here: the next sequence is not held up
-                for side in (self.kafka, self.ours):
-                    side.init(name, NO_ONE)
-        if alive:
-            self._look()
-        return self.rows
-
-    def _note(self, request: str, arguments: tuple[Any, ...], kafka: Answer, ours: Answer) -> bool:
-        """Whether to go on: yes where both agree, and after differences that change no state."""
-        step = Step(request, arguments, kafka, ours)
-        self.steps.append(step)
-        if kafka == ours:
-            return True
-        row = row_for(step, self.steps)
-        if row is None:
-            lines = "\n".join(f"  {step}" for step in self.steps)
-            raise Unlisted(f"seed {self.seed}: an unlisted difference, the last of\n{lines}")
-        self.rows[row.id] += 1
-        return row.goes_on
-
-    def _one(self) -> bool:
-        requests = {
-            self._produce: 10, self._end: 4, self._commit_offset: 2, self._init_again: 2, self._add_partition: 1,
-            self._add_offsets: 1, self._offset: 1, self._transaction: 2, self._partition: 3,
-        }  # fmt: skip
-        (request,) = self.draw.choices(list(requests), list(requests.values()))
-        return request()
-
-    def _name(self) -> str:
-        return self.draw.choice(self.names)
-
-    def _init(self, name: str | None, who: tuple[Identity, Identity] = (NO_ONE, NO_ONE)) -> bool:
-        kafka, theirs = self.kafka.init(name, who[0])
-        ours, mine = self.ours.init(name, who[1])
-        if theirs != NO_ONE and mine != NO_ONE:
-            self.who[name].given.append((theirs, mine))
-        if not self._note("init", (name, who[0]), kafka, ours):
-            return False
-        if name is None or kafka[0] == 0:
-            return True
-        # What a refused init did all the same.
-        return self._note(
-            "transaction", (name,), self.kafka.transaction(name), self.ours.transaction(name)
-        )
-
-    def _init_again(self) -> bool:
-        name = self._name()
-        again = self.draw.random() < 0.5
-        return self._init(name, self.who[name].pick(self.draw) if again else (NO_ONE, NO_ONE))
-
-    def _produce(self) -> bool:
-        name = None if self.draw.random() < 0.2 else self._name()
-        theirs, mine = self.who[name].pick(self.draw)
-        if theirs == NO_ONE:
-            return True  # no client sends a batch before it has an identity
-        partition = self.draw.randrange(PARTITIONS)
-        at = self.next.get((theirs, partition), 0)
-        kind = self.draw.random()
-        sequence = (
-            at if kind < 0.75 else max(0, at - self.draw.randrange(1, 4)) if kind < 0.9 else at + 2
-        )
-        values = [b"%d-%d" % (len(self.steps), n) for n in range(self.draw.randrange(1, 4))]
-        kafka = self.kafka.produce(name, theirs, partition, sequence, values)
-        ours = self.ours.produce(name, mine, partition, sequence, values)
-        if kafka[0] == 0 and sequence >= at:
-            self.next[theirs, partition] = sequence + len(values)
-        return self._note("produce", (name, theirs, partition, sequence, len(values)), kafka, ours)
-
-    def _end(self) -> bool:
-        name = self._name()
-        theirs, mine = self.who[name].pick(self.draw)
-        commit = self.draw.random() < 0.6
-        kafka, given = self.kafka.end(name, theirs, commit)
-        ours, taken = self.ours.end(name, mine, commit)
-        if given != NO_ONE and taken != NO_ONE:
-            self.who[name].given.append((given, taken))
-        return self._note("end", (name, theirs, commit), kafka, ours)
-
-    def _add_partition(self) -> bool:
-        name, partition = self._name(), self.draw.randrange(PARTITIONS)
-        theirs, mine = self.who[name].pick(self.draw)
-        return self._note(
-            "add_partition", (name, theirs, partition),
-            self.kafka.add_partition(name, theirs, partition), self.ours.add_partition(name, mine, partition),
-        )  # fmt: skip
-
-    def _add_offsets(self) -> bool:
-        name = self._name()
-        theirs, mine = self.who[name].pick(self.draw)
-        return self._note(
-            "add_offsets", (name, theirs),
-            self.kafka.add_offsets(name, theirs, self.group), self.ours.add_offsets(name, mine, self.group),
-        )  # fmt: skip
-
-    def _commit_offset(self) -> bool:
-        name, offset = self._name(), self.draw.randrange(100)
-        theirs, mine = self.who[name].pick(self.draw)
-        return self._note(
-            "commit_offset", (name, theirs, offset),
-            self.kafka.commit_offset(name, theirs, self.group, offset),
-            self.ours.commit_offset(name, mine, self.group, offset),
-        )  # fmt: skip
-
-    def _offset(self) -> bool:
-        return self._note("offset", (), self.kafka.offset(self.group), self.ours.offset(self.group))
-
-    def _transaction(self) -> bool:
-        name = self._name()
-        return self._note(
-            "transaction", (name,), self.kafka.transaction(name), self.ours.transaction(name)
-        )
-
-    def _partition(self) -> bool:
-        number = self.draw.randrange(PARTITIONS)
-        request = self.draw.choice(("producers", "ends", "committed"))
-        return self._note(
-            request,
-            (number,),
-            getattr(self.kafka, request)(number),
-            getattr(self.ours, request)(number),
-        )
-
-    def _look(self) -> None:
-        """At the end, everything that can be seen."""
-        self._offset()
-        for number in range(PARTITIONS):
-            for request in ("producers", "ends", "committed"):
-                self._note(
-                    request,
-                    (number,),
-                    getattr(self.kafka, request)(number),
-                    getattr(self.ours, request)(number),
-                )
+KINDS = {
+    "transactions": Kind(Sequence, Wire, KafkaSide, EoslogSide),
+    "groups": Kind(GroupSequence, GroupWire, KafkaGroupSide, EoslogGroupSide),
+}
 
 
 def await_coordinators(wire: Wire) -> None:
@@ -238,38 +67,68 @@ def await_coordinators(wire: Wire) -> None:
 
 
 def compare(
-    broker: Broker, log: eoslog.Log, count: int, seed: int, *, keep_going: bool = False
+    broker: Broker,
+    log: eoslog.Log,
+    count: int,
+    seed: int,
+    kind: str = "transactions",
+    *,
+    keep_going: bool = False,
+    record: list[Recorded] | None = None,
 ) -> tuple[Counter[str], list[str]]:
     """Run sequences seed, seed+1, ...; the rows met, and with `keep_going` what was unlisted."""
+    parts = KINDS[kind]
     met: Counter[str] = Counter()
     unlisted: list[str] = []
-    with Wire(broker.bootstrap) as wire:
+    with parts.wire(broker.bootstrap) as wire:
         await_coordinators(wire)
         for number in range(seed, seed + count):
-            topic = f"sides-{seed}-{(number - seed) // SEQUENCES_A_TOPIC}"
+            topic = f"{kind}-{seed}-{(number - seed) // SEQUENCES_A_TOPIC}"
             if (number - seed) % SEQUENCES_A_TOPIC == 0:
                 create_topics(broker, {topic: PARTITIONS})
                 log.create_topic(topic, PARTITIONS)
+            kafka, ours = Recording(parts.kafka(wire, topic)), parts.ours(log, topic)
+            sequence = parts.sequence(kafka, ours, number)
             try:
-                met += Sequence(KafkaSide(wire, topic), EoslogSide(log, topic), number).run()
+                met += sequence.run()
             except Unlisted as error:
                 if not keep_going:
                     raise
+                sequence.give_up()
                 unlisted.append(str(error))
+            if record is not None:
+                record.append(Recorded(kind, number, kafka.answers))
     return met, unlisted
 
 
-def main(count: int, seed: int) -> int:
-    """Compare, print what was met; 1 if something has no row."""
+@contextmanager
+def _pair() -> Iterator[tuple[Broker, eoslog.Log]]:
     with tempfile.TemporaryDirectory() as place:
-        broker = Broker(Path(place) / "broker", jars.BEHAVIOUR).start()
+        broker = Broker(Path(place) / "broker", jars.BEHAVIOUR, CONFIG).start()
         try:
             with eoslog.open(Path(place) / "log", durability="os") as log:
-                met, unlisted = compare(broker, log, count, seed, keep_going=True)
+                yield broker, log
         finally:
             broker.kill()
+
+
+def capture() -> None:
+    """Write the file of answers."""
+    found: list[Recorded] = []
+    with _pair() as (broker, log):
+        for kind in KINDS:
+            compare(broker, log, CAPTURED, 1, kind, record=found)
+    path = write_answers(jars.BEHAVIOUR, found)
+    print(path, path.stat().st_size)
+
+
+def main(count: int, seed: int, kind: str = "transactions") -> int:
+    """Compare, print what was met; 1 if something has no row."""
+    with _pair() as (broker, log):
+        met, unlisted = compare(broker, log, count, seed, kind, keep_going=True)
     print(
-        f"{count} sequences of {REQUESTS} requests from seed {seed}: {len(unlisted)} with unlisted differences"
+        f"{count} sequences of {REQUESTS} requests from seed {seed}, {kind}: "
+        f"{len(unlisted)} with unlisted differences"
     )
     for row, times in met.most_common():
         print(f"{times:7d}  {row}")
@@ -279,4 +138,6 @@ def main(count: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    if sys.argv[1:] == ["--capture"]:
+        sys.exit(capture())
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

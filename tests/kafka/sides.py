@@ -14,7 +14,7 @@ import eoslog
 from eoslog import _core
 from eoslog.errors import KafkaError
 from eoslog.model import OffsetAndMetadata, TopicPartition
-from tests.kafka.wire import Wire
+from tests.kafka.wire import NOBODY, Member, Wire
 from tests.kafka.world import START_MS
 
 Answer = tuple[Any, ...]
@@ -41,7 +41,9 @@ class Side(Protocol):
     """Who answers. An identity is this side's (producer id, epoch)."""
 
     def begin(self) -> None: ...
-    def init(self, name: str | None, who: tuple[int, int]) -> tuple[Answer, tuple[int, int]]: ...
+    def init(
+        self, name: str | None, who: tuple[int, int], timeout_ms: int = TIMEOUT_MS
+    ) -> tuple[Answer, tuple[int, int]]: ...
     def produce(
         self,
         name: str | None,
@@ -55,8 +57,16 @@ class Side(Protocol):
     ) -> tuple[Answer, tuple[int, int]]: ...
     def add_partition(self, name: str, who: tuple[int, int], partition: int) -> Answer: ...
     def add_offsets(self, name: str, who: tuple[int, int], group: str) -> Answer: ...
-    def commit_offset(self, name: str, who: tuple[int, int], group: str, offset: int) -> Answer: ...
-    def offset(self, group: str) -> Answer: ...
+    def commit_offset(
+        self,
+        name: str,
+        who: tuple[int, int],
+        group: str,
+        offset: int,
+        member: Member = NOBODY,
+        partition: int = 0,
+    ) -> Answer: ...
+    def offset(self, group: str, partition: int = 0) -> Answer: ...
     def transaction(self, name: str) -> Answer: ...
     def producers(self, partition: int) -> Answer: ...
     def ends(self, partition: int) -> Answer: ...
@@ -102,9 +112,11 @@ class KafkaSide:
             time.sleep(0.001)
         raise AssertionError(f"{name} is not completed")
 
-    def init(self, name: str | None, who: tuple[int, int]) -> tuple[Answer, tuple[int, int]]:
+    def init(
+        self, name: str | None, who: tuple[int, int], timeout_ms: int = TIMEOUT_MS
+    ) -> tuple[Answer, tuple[int, int]]:
         error, producer_id, epoch = self._patiently(
-            lambda: self._wire.init_producer_id(name, TIMEOUT_MS, *who), lambda answer: answer[0]
+            lambda: self._wire.init_producer_id(name, timeout_ms, *who), lambda answer: answer[0]
         )
         if error:
             return (error,), NO_ONE
@@ -149,16 +161,27 @@ class KafkaSide:
     def add_offsets(self, name: str, who: tuple[int, int], group: str) -> Answer:
         return (self._patiently(lambda: self._wire.add_offsets(name, *who, group), int),)
 
-    def commit_offset(self, name: str, who: tuple[int, int], group: str, offset: int) -> Answer:
+    def commit_offset(
+        self,
+        name: str,
+        who: tuple[int, int],
+        group: str,
+        offset: int,
+        member: Member = NOBODY,
+        partition: int = 0,
+    ) -> Answer:
         return (
             self._patiently(
-                lambda: self._wire.txn_offset_commit(name, group, *who, self.topic, 0, offset), int
+                lambda: self._wire.txn_offset_commit(
+                    name, group, *who, self.topic, partition, offset, member
+                ),
+                int,
             ),
         )
 
-    def offset(self, group: str) -> Answer:
+    def offset(self, group: str, partition: int = 0) -> Answer:
         error, offset = self._patiently(
-            lambda: self._wire.offset_fetch(group, self.topic, 0), lambda a: a[0]
+            lambda: self._wire.offset_fetch(group, self.topic, partition), lambda a: a[0]
         )
         return (error, offset) if not error else (error,)
 
@@ -235,9 +258,11 @@ class EoslogSide:
     def _partition(self, number: int) -> Any:
         return self._engine.partition(self.topic, number)
 
-    def init(self, name: str | None, who: tuple[int, int]) -> tuple[Answer, tuple[int, int]]:
+    def init(
+        self, name: str | None, who: tuple[int, int], timeout_ms: int = TIMEOUT_MS
+    ) -> tuple[Answer, tuple[int, int]]:
         try:
-            found = self._engine.transactions.init_producer_id(name, TIMEOUT_MS, *who)
+            found = self._engine.transactions.init_producer_id(name, timeout_ms, *who)
         except KafkaError as error:
             return (int(error.code),), NO_ONE
         who = (found.producer_id, found.producer_epoch)
@@ -287,14 +312,22 @@ class EoslogSide:
     def add_offsets(self, name: str, who: tuple[int, int], group: str) -> Answer:
         return self._code(lambda: self._engine.transactions.add_offsets_to_txn(name, *who, group))
 
-    def commit_offset(self, name: str, who: tuple[int, int], group: str, offset: int) -> Answer:
-        place = {TopicPartition(self.topic, 0): OffsetAndMetadata(offset)}
+    def commit_offset(
+        self,
+        name: str,
+        who: tuple[int, int],
+        group: str,
+        offset: int,
+        member: Member = NOBODY,
+        partition: int = 0,
+    ) -> Answer:
+        place = {TopicPartition(self.topic, partition): OffsetAndMetadata(offset)}
         return self._code(
-            lambda: self._engine.groups.txn_offset_commit(group, name, *who, "", -1, None, place)
+            lambda: self._engine.groups.txn_offset_commit(group, name, *who, *member, place)
         )
 
-    def offset(self, group: str) -> Answer:
-        place = TopicPartition(self.topic, 0)
+    def offset(self, group: str, partition: int = 0) -> Answer:
+        place = TopicPartition(self.topic, partition)
         try:
             found = self._engine.groups.fetch_offsets(group, [place], timeout=0.0)
         except KafkaError as error:

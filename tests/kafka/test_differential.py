@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import eoslog
+from tests.kafka.both import Both, Pair
 from tests.kafka.broker import Broker
-from tests.kafka.clients import create_topics
 from tests.kafka.differences import ROWS, row_for
-from tests.kafka.differential import Step, await_coordinators, compare
-from tests.kafka.sides import NO_ONE, PARTITIONS, EoslogSide, KafkaSide
-from tests.kafka.wire import Wire
+from tests.kafka.differential import KINDS, compare
+from tests.kafka.sequence import Step
+from tests.kafka.sides import NO_ONE
 
 SLICE = 200
 SEED = 1
 PAGE = Path(__file__).parent.parent.parent / "docs" / "kafka-differences.md"
 
-Pair = tuple[KafkaSide, EoslogSide]
 
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[eoslog.Log]:
-    with eoslog.open(tmp_path_factory.mktemp("sides") / "log", durability="os") as log:
-        yield log
-
-
-@pytest.fixture
-def pair(broker: Broker, log: eoslog.Log, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """Both sides at the beginning of a sequence, on a topic of the test's own."""
-    topic = re.sub(r"\W", "-", request.node.name)
-    create_topics(broker, {topic: PARTITIONS})
-    log.create_topic(topic, PARTITIONS)
-    with Wire(broker.bootstrap) as wire:
-        await_coordinators(wire)
-        sides = KafkaSide(wire, topic), EoslogSide(log, topic)
-        for side in sides:
-            side.begin()
-        yield sides
-
-
-def test_random_sequences_differ_only_in_listed_rows(broker: Broker, log: eoslog.Log) -> None:
-    met, unlisted = compare(broker, log, SLICE, SEED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_sequences_differ_only_in_listed_rows(
+    kind: str, asked: Broker, log: eoslog.Log
+) -> None:
+    met, unlisted = compare(asked, log, SLICE, SEED, kind)
     assert unlisted == []
     assert met["fenced-by-name"] > 0  # the comparison sees differences
 
@@ -54,35 +34,16 @@ def test_the_page_has_the_rows_that_are_allowed() -> None:
     assert sorted(listed) == sorted(row.id for row in ROWS)
 
 
+def test_every_row_has_a_test_of_its_own() -> None:
+    here = Path(__file__).parent
+    text = "".join(path.read_text() for path in here.glob("test_differential*.py"))
+    assert [row.id for row in ROWS if f"def test_{row.id.replace('-', '_')}(" not in text] == []
+
+
 def test_a_difference_without_a_row_is_none_of_them() -> None:
     for kafka, ours in (((0, 1), (0, 2)), ((45,), (0, 3)), ((0, 0), (90,)), ((90,), (0,))):
         step = Step("produce", ("a", (1, 0), 0, 5, 1), kafka, ours)
         assert row_for(step, [step]) is None
-
-
-class Both:
-    """Puts requests to both sides, each with its own identity."""
-
-    def __init__(self, pair: Pair, name: str) -> None:
-        self.kafka, self.ours = pair
-        self.name = name
-        answers = [side.init(name, NO_ONE) for side in pair]
-        assert answers[0][0] == answers[1][0]
-        self.who = [answer[1] for answer in answers]
-        self.steps: list[Step] = []
-
-    def ask(self, request: str, *arguments: object, epoch: int = 0) -> str | None:
-        """The row of the difference, None where the answers agree; `epoch` is added to the first one."""
-        whos = [(producer_id, first + epoch) for producer_id, first in self.who]
-        answers = []
-        for side, who in zip((self.kafka, self.ours), whos, strict=True):
-            answer = getattr(side, request)(self.name, who, *arguments)
-            answers.append(answer[0] if request in ("init", "end") else answer)
-        self.steps.append(Step(request, (self.name, whos[0], *arguments), *answers))
-        if answers[0] == answers[1]:
-            return None
-        row = row_for(self.steps[-1], self.steps)
-        return f"unlisted: {self.steps[-1]}" if row is None else row.id
 
 
 def test_fenced_by_name(pair: Pair) -> None:

@@ -52,45 +52,50 @@ class TransactionEntry(NamedTuple):
     partitions: list[tuple[str, int]]
 
 
-class _Writer:
+Member = tuple[str, int, str | None]
+"""Who commits: member id, epoch, static name."""
+NOBODY: Member = ("", -1, None)
+
+
+class Writer:
     """Flexible encoding: compact strings and arrays, no tagged fields."""
 
     def __init__(self) -> None:
         self.data = bytearray()
 
-    def pack(self, layout: str, *values: Any) -> _Writer:
+    def pack(self, layout: str, *values: Any) -> Writer:
         self.data += struct.pack(">" + layout, *values)
         return self
 
-    def uvarint(self, value: int) -> _Writer:
+    def uvarint(self, value: int) -> Writer:
         while value > 127:
             self.data.append(value & 127 | 128)
             value >>= 7
         self.data.append(value)
         return self
 
-    def blob(self, value: bytes | None) -> _Writer:
+    def blob(self, value: bytes | None) -> Writer:
         if value is None:
             return self.uvarint(0)
         self.uvarint(len(value) + 1)
         self.data += value
         return self
 
-    def text(self, value: str | None) -> _Writer:
+    def text(self, value: str | None) -> Writer:
         return self.blob(None if value is None else value.encode())
 
-    def array(self, items: Iterable[Any], write: Callable[[Any], object]) -> _Writer:
+    def array(self, items: Iterable[Any], write: Callable[[Any], object]) -> Writer:
         items = list(items)
         self.uvarint(len(items) + 1)
         for item in items:
             write(item)
         return self
 
-    def end(self) -> _Writer:
+    def end(self) -> Writer:
         return self.uvarint(0)
 
 
-class _Reader:
+class Reader:
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
 
@@ -158,19 +163,19 @@ class Wire:
             parts += got
         return bytes(parts)
 
-    def _call(self, key: int, version: int, body: _Writer) -> _Reader:
+    def _call(self, key: int, version: int, body: Writer) -> Reader:
         self._correlation += 1
         header = struct.pack(">hhih", key, version, self._correlation, 5) + b"wire!" + b"\0"
         message = header + bytes(body.data) + b"\0"
         self._socket.sendall(struct.pack(">i", len(message)) + message)
-        reader = _Reader(self._receive(struct.unpack(">i", self._receive(4))[0]))
+        reader = Reader(self._receive(struct.unpack(">i", self._receive(4))[0]))
         assert reader.take("i") == self._correlation
         reader.tags()
         return reader
 
     def _topics(
-        self, body: _Writer, topics: dict[str, list[Any]], write: Callable[[Any], object]
-    ) -> _Writer:
+        self, body: Writer, topics: dict[str, list[Any]], write: Callable[[Any], object]
+    ) -> Writer:
         """An array of (topic, array of partitions)."""
 
         def topic(item: tuple[str, list[Any]]) -> None:
@@ -180,7 +185,7 @@ class Wire:
 
     def find_coordinator(self, key: str, kind: int) -> int:
         """FindCoordinator; kind 0 is a group, 1 a transactional id."""
-        answer = self._call(10, 4, _Writer().pack("b", kind).uvarint(2).text(key))
+        answer = self._call(10, 4, Writer().pack("b", kind).uvarint(2).text(key))
         answer.take("i")
         assert answer.uvarint() == 2
         answer.text()
@@ -193,7 +198,7 @@ class Wire:
         self, name: str | None, timeout_ms: int, producer_id: int = -1, epoch: int = -1
     ) -> tuple[int, int, int]:
         """InitProducerId: (error, producer id, epoch)."""
-        body = _Writer().text(name).pack("iqh", timeout_ms, producer_id, epoch)
+        body = Writer().text(name).pack("iqh", timeout_ms, producer_id, epoch)
         answer = self._call(22, 5, body)
         return answer.take("ihqh")[1:]  # type: ignore[no-any-return]
 
@@ -201,13 +206,13 @@ class Wire:
         self, name: str, producer_id: int, epoch: int, topics: dict[str, list[int]]
     ) -> dict[tuple[str, int], int]:
         """AddPartitionsToTxn: errors by partition."""
-        body = _Writer().text(name).pack("qh", producer_id, epoch)
+        body = Writer().text(name).pack("qh", producer_id, epoch)
         self._topics(body, topics, lambda p: body.pack("i", p))
         answer = self._call(24, 3, body)
         answer.take("i")
         return self._errors(answer)
 
-    def _errors(self, answer: _Reader) -> dict[tuple[str, int], int]:
+    def _errors(self, answer: Reader) -> dict[tuple[str, int], int]:
         found = {}
 
         def partition() -> tuple[int, int]:
@@ -226,19 +231,19 @@ class Wire:
 
     def add_offsets(self, name: str, producer_id: int, epoch: int, group: str) -> int:
         """AddOffsetsToTxn: its error."""
-        body = _Writer().text(name).pack("qh", producer_id, epoch).text(group)
+        body = Writer().text(name).pack("qh", producer_id, epoch).text(group)
         return int(self._call(25, 3, body).take("ih")[1])
 
     def end_txn(
         self, name: str, producer_id: int, epoch: int, commit: bool
     ) -> tuple[int, int, int]:
         """EndTxn as transaction version 2: (error, next producer id, next epoch)."""
-        body = _Writer().text(name).pack("qh?", producer_id, epoch, commit)
+        body = Writer().text(name).pack("qh?", producer_id, epoch, commit)
         return self._call(26, 5, body).take("ihqh")[1:]  # type: ignore[no-any-return]
 
     def produce(self, name: str | None, topic: str, partition: int, records: bytes) -> Producing:
         """Produce with acks=all; a transaction takes the partition in by itself (KIP-890)."""
-        body = _Writer().text(name).pack("hi", -1, 30_000)
+        body = Writer().text(name).pack("hi", -1, 30_000)
         self._topics(body, {topic: [partition]}, lambda p: body.pack("i", p).blob(records).end())
         answer = self._call(0, 12, body)
         assert answer.uvarint() == 2
@@ -248,12 +253,12 @@ class Wire:
         return Producing(error, base)
 
     def txn_offset_commit(
-        self, name: str, group: str, producer_id: int, epoch: int, topic: str, partition: int, offset: int
+        self, name: str, group: str, producer_id: int, epoch: int, topic: str, partition: int, offset: int,
+        member: Member = NOBODY,
     ) -> int:  # fmt: skip
-        """TxnOffsetCommit as transaction version 2, without a member: its error."""
-        body = (
-            _Writer().text(name).text(group).pack("qhi", producer_id, epoch, -1).text("").text(None)
-        )
+        """TxnOffsetCommit as transaction version 2: its error."""
+        body = Writer().text(name).text(group).pack("qhi", producer_id, epoch, member[1])
+        body.text(member[0]).text(member[2])
         self._topics(
             body, {topic: [partition]}, lambda p: body.pack("iqi", p, offset, -1).text("").end()
         )
@@ -263,7 +268,7 @@ class Wire:
 
     def offset_fetch(self, group: str, topic: str, partition: int) -> tuple[int, int]:
         """OffsetFetch, stable offsets only: (error, offset), -1 for none."""
-        body = _Writer().uvarint(2).text(group)
+        body = Writer().uvarint(2).text(group)
         self._topics(body, {topic: [partition]}, lambda p: body.pack("i", p))
         answer = self._call(9, 8, body.end().pack("?", True))
         answer.take("i")
@@ -278,7 +283,7 @@ class Wire:
 
     def list_offsets(self, topic: str, partition: int, at: int, committed: bool) -> tuple[int, int]:
         """ListOffsets: (error, offset); `at` is a timestamp in ms, -1 the end, -2 the start."""
-        body = _Writer().pack("ib", -1, committed)
+        body = Writer().pack("ib", -1, committed)
         self._topics(body, {topic: [partition]}, lambda p: body.pack("iiq", p, -1, at).end())
         answer = self._call(2, 7, body)
         answer.take("i")
@@ -292,7 +297,7 @@ class Wire:
         self, topic: str, partition: int, offset: int, committed: bool, most: int = 50 << 20
     ) -> Fetched:
         """Fetch what is there now from an offset on."""
-        body = _Writer().pack("iiiibii", -1, 0, 0, most, committed, 0, -1)
+        body = Writer().pack("iiiibii", -1, 0, 0, most, committed, 0, -1)
         self._topics(
             body,
             {topic: [partition]},
@@ -318,7 +323,7 @@ class Wire:
 
     def describe_producers(self, topic: str, partition: int) -> list[ProducerEntry]:
         """DescribeProducers of a partition, by producer id."""
-        body = _Writer()
+        body = Writer()
         self._topics(body, {topic: [partition]}, lambda p: body.pack("i", p))
         answer = self._call(61, 0, body)
         answer.take("i")
@@ -337,7 +342,7 @@ class Wire:
 
     def describe_transaction(self, name: str) -> TransactionEntry:
         """DescribeTransactions of one id."""
-        answer = self._call(65, 0, _Writer().uvarint(2).text(name))
+        answer = self._call(65, 0, Writer().uvarint(2).text(name))
         answer.take("i")
         assert answer.uvarint() == 2
         error = answer.take("h")
