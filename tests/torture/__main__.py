@@ -1,7 +1,8 @@
 """`python -m tests.torture --minutes 10`: every fault there is, for a time; a line a second; a report.
 
 Exit code 1 if there was a violation. A seed that is named can be run again with `--only NAME --seed S
---steps 1`.
+--steps 1`; with `--seed S` alone each harness takes the same steps in the same order again, as many
+as there is time for. No process is left behind, also where the run is interrupted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from tests.torture.processes import Interruption, adopt_orphans, die_with, end_descendants, reap
 from tests.torture.registry import harnesses
 from tests.torture.report import Report
 
@@ -31,19 +33,24 @@ LONGEST_STEP_S = 300
 
 
 def worker(
-    pipe: int, chosen: list[tuple[Any, float]], deadline: float, seed: int, steps: int
-) -> None:
+    pipe: int, chosen: list[tuple[Any, float]], deadline: float, seed: int, steps: int,
+    interruption: Interruption,
+) -> None:  # fmt: skip
     """Take steps of the harness that has had the least of its share, and tell each."""
-    rng, taken = random.Random(seed), 0
+    taken = 0
+    # One for each harness: how fast the others are does not change what it draws.
+    rngs = {harness.name: random.Random(f"{seed} {harness.name}") for harness, _ in chosen}
     spent = dict.fromkeys((harness.name for harness, _ in chosen), 0.0)
     logging.disable(logging.CRITICAL)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    adopt_orphans()
     signal.signal(signal.SIGALRM, _hangs)
     try:
-        while time.monotonic() < deadline and (not steps or taken < steps):
+        while (
+            time.monotonic() < deadline and (not steps or taken < steps) and not interruption.code
+        ):
             harness, share = min(chosen, key=lambda one: spent[one[0].name] / one[1])
-            drawn = seed if steps == 1 else rng.randrange(1 << 30)
+            drawn = seed if steps == 1 else rngs[harness.name].randrange(1 << 30)
             start = time.monotonic()
             signal.alarm(LONGEST_STEP_S)
             try:
@@ -53,13 +60,19 @@ def worker(
                 text = f"the harness failed: {traceback.format_exc()}"
                 found = {"counts": {}, "violations": [text]}
             signal.alarm(0)
+            if left := end_descendants():
+                found["violations"].append(f"the step left processes behind: {left}")
             spent[harness.name] += time.monotonic() - start
             found |= {"harness": harness.name, "seed": drawn, "seconds": time.monotonic() - start}
             os.write(pipe, json.dumps(found).encode() + b"\n")
             taken += 1
     finally:
+        interruption.clearing = True
+        signal.alarm(0)
+        end_descendants()  # of a step that was cut short; they would hold its file systems
         for harness, _ in chosen:
             harness.close()
+        end_descendants()
 
 
 def _hangs(*_: object) -> None:
@@ -92,6 +105,9 @@ def main() -> int:
     deadline = time.monotonic() + 60 * arguments.minutes
     pipes: dict[int, bytes] = {}
     pids = []
+    adopt_orphans()
+    interruption = Interruption()
+    main_pid = os.getpid()
     for job in range(arguments.jobs if chosen else 0):
         read, write = os.pipe()
         pid = os.fork()
@@ -100,7 +116,9 @@ def main() -> int:
             try:
                 os.close(read)
                 os.setpgrp()
-                worker(write, chosen, deadline, arguments.seed + job, arguments.steps)
+                die_with(main_pid)
+                seed = arguments.seed + job
+                worker(write, chosen, deadline, seed, arguments.steps, interruption)
                 code = 0
             finally:
                 os._exit(code)
@@ -108,12 +126,11 @@ def main() -> int:
         pipes[read] = b""
         pids.append(pid)
     try:
-        _listen(pipes, report, deadline)
+        _listen(pipes, report, deadline, interruption)
     finally:
-        for pid in pids:
-            if sys.exc_info()[0] is not None:
-                os.killpg(pid, signal.SIGTERM)
-            os.waitpid(pid, 0)
+        interruption.clearing = True
+        reap(pids, LONGEST_STEP_S, insist=sys.exc_info()[0] is not None)
+        end_descendants()
     for line in report.summary():
         print(line)
     if arguments.report is not None:
@@ -121,9 +138,13 @@ def main() -> int:
     return 1 if report.violations else 0
 
 
-def _listen(pipes: dict[int, bytes], report: Report, deadline: float) -> None:
+def _listen(
+    pipes: dict[int, bytes], report: Report, deadline: float, interruption: Interruption
+) -> None:
     shown = 0.0
     while pipes:
+        if interruption.code:
+            sys.exit(interruption.code)
         for pipe in select.select(list(pipes), [], [], 1)[0]:
             chunk = os.read(pipe, 1 << 16)
             if not chunk:

@@ -59,7 +59,7 @@ class Report:
             "inputs",
         )
         shown = [f"{total[word]} {word}" for word in words if total[word]]
-        return f"{', '.join(shown)}, {len(self.violations)} violations"
+        return f"seed {self.seed}, {', '.join(shown)}, {len(self.violations)} violations"
 
     def summary(self) -> Iterator[str]:
         """A line a harness."""

@@ -1,0 +1,46 @@
+"""A torture run leaves no process behind, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+def marked(mark: str) -> list[str]:
+    """Command lines of the processes with a mark in their environment."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (place / "environ").read_bytes():
+                found.append((place / "cmdline").read_text().replace("\0", " "))
+        except OSError:  # it has just ended, or is not ours
+            continue
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_process(number: signal.Signals) -> None:
+    mark = f"EOSLOG_TORTURE_MARK={uuid.uuid4()}"
+    run = subprocess.Popen(
+        [sys.executable, "-m", "tests.torture", "--only", "stop,transform", "--minutes", "2"],
+        stdout=subprocess.DEVNULL,
+        env=os.environ | dict([mark.split("=")]),
+    )
+    deadline = time.monotonic() + 60
+    while len(marked(mark)) < 6:  # the run, its jobs, and their lives
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    run.send_signal(number)
+    assert run.wait(60) in (128 + number, -number)
+    while left := marked(mark):  # a killed run's jobs end by themselves
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
