@@ -122,10 +122,14 @@ class OpenPartitions:
                 # An adopted log goes on behind the epochs that it has had.
                 leader_epoch=max(info.leader_epoch, self._last_epoch(topic, partition)),
             )
-            last = self.last_run.partition(topic, partition)
-            if self._make_directory(log):
-                last = log_loader.LastSession(clean=False)
-            recovered = log_loader.open_partition(log, last)
+            try:
+                last = self.last_run.partition(topic, partition)
+                if self._make_directory(log):
+                    last = log_loader.LastSession(clean=False)
+                recovered = log_loader.open_partition(log, last)
+            except BaseException:
+                log.close()
+                raise
             log.on_append = self.on_append
             log.on_log_start = self.on_log_start
             self._partitions[topic, partition] = log

@@ -284,6 +284,35 @@ def test_a_full_disk_is_an_error_and_the_log_goes_on_when_there_is_room(path):
         assert log.check(full=True).ok
 
 
+@pytest.mark.parametrize("call", ["open", "pread", "pwrite", "fdatasync", "fsync", "rename"])
+def test_an_opening_that_failed_keeps_nobody_out_and_nothing_open(path, call):
+    """Each call of an unclean opening fails once; what it had taken by then is given back."""
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.engine.partition("t", 0).append(batch(2))
+    before = sorted(os.listdir("/proc/self/fd"))
+    failed = 0
+    for nth in range(1, 200):
+        for mark in (".kafka_cleanshutdown", "eoslog.control"):
+            if os.path.exists(os.path.join(path, mark)):
+                os.unlink(os.path.join(path, mark))
+        files.arm_failpoint(call, "EIO", nth)
+        try:
+            log = open_log(path)
+        except StorageError:
+            failed += 1
+        else:
+            files.disarm_failpoints()
+            log.close()
+        files.disarm_failpoints()
+        with open_log(path) as log:
+            assert log.engine.partition("t", 0).log_end == 2
+        assert sorted(os.listdir("/proc/self/fd")) == before, f"{call} {nth}"
+        if failed < nth - 3:
+            break
+    assert failed
+
+
 def test_short_writes_are_continued(path):
     """R53 of docs/reliability.md."""
     with open_log(path) as log:

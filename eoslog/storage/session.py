@@ -58,9 +58,15 @@ class Session:
         self._fds: list[int] = []
         self._lock_fds: dict[int, int] = {}
         self._generation = _core.fork_generation()
-        if read_only:
-            self._join_as_reader()
-            return
+        try:
+            self._join_as_reader() if read_only else self._join()
+        except BaseException:
+            self.close()  # or its exclusive lock would keep everybody out, this process too
+            raise
+
+    # --- joining --------------------------------------------------------------------------------
+
+    def _join(self) -> None:
         self._session_fd = self._open(SESSION_FILE)
         self._process_fd = self._open(PROCESS_FILE)
         with self.bootstrap():
@@ -68,10 +74,8 @@ class Session:
             if _core.try_lock(self._session_fd, _SESSION_AT):
                 self._begin()
             if not _core.try_lock(self._session_fd, _SESSION_AT, shared=True):
-                raise LockTimeout(f"{path}: another process holds the session exclusively")
+                raise LockTimeout(f"{self.path}: another process holds the session exclusively")
         self._register()
-
-    # --- joining --------------------------------------------------------------------------------
 
     def _open(self, name: str) -> int:
         fd = files.open_file(os.path.join(self.path, name), create=True)
@@ -257,6 +261,7 @@ class Session:
             for fd in self._fds:
                 _core.release_guard(fd)
                 files.close(fd)
-        self.control.close()
+        if hasattr(self, "control"):  # it may not have got that far
+            self.control.close()
         self._fds.clear()
         self._lock_fds.clear()

@@ -51,10 +51,8 @@ class WriterFiles:
         segment = os.path.join(self._path, file_name(base, ""))
         fds = [files.open_file(segment + LOG)]
         try:
-            fds += [
-                files.open_file(segment + INDEX, create=True),
-                files.open_file(segment + TIME_INDEX, create=True),
-            ]
+            fds.append(files.open_file(segment + INDEX, create=True))
+            fds.append(files.open_file(segment + TIME_INDEX, create=True))
             try:
                 fds.append(files.open_file(segment + TXN_INDEX))
             except FileNotFoundError:
