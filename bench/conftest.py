@@ -1,78 +1,63 @@
-"""Fixtures of the benchmarks: directories, values and the figures that `ratios.py` divides."""
+"""Fixtures of the benchmarks: a directory, the contest, a broker; the table at the end."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import eoslog
-from bench import ratios
+from bench import data, ratios
+from bench.contest import Contest
+from bench.peers import kafka_broker
 
-VALUE_SIZE = 100
+
+def pytest_configure() -> None:
+    """A run that is told to end removes its files and servers first, as after Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory on a real disk: `fdatasync` on tmpfs costs nothing and would compare nothing."""
-    path = Path(tempfile.mkdtemp(prefix="bench-", dir=os.environ.get("EOSLOG_BENCH_DIR", ".")))
+    """An empty directory on a real disk."""
+    path = data.place_of_benchmarks()
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
-def open_log(place: Path) -> Iterator[Callable[..., Any]]:
-    """Opens a new log with a topic `t` of one partition; closes whatever was opened."""
-    logs: list[Any] = []
-
-    def opened(durability: str = "strict", partitions: int = 1) -> Any:
-        log = eoslog.open(place / f"log-{len(logs)}", durability=durability)
-        log.create_topic("t", partitions=partitions)
-        logs.append(log)
-        return log
-
-    yield opened
-    for log in logs:
-        log.close()
+def contest(benchmark: Any) -> Contest:
+    """Runs one row."""
+    return Contest(benchmark)
 
 
 @pytest.fixture(scope="session")
-def values() -> list[bytes]:
-    """50,000 values of 100 bytes that differ."""
-    return [b"%08d" % i + bytes(VALUE_SIZE - 8) for i in range(50_000)]
+def broker() -> Iterator[Callable[[], Any]]:
+    """Gives a running Kafka broker, started at the first call; AbsentError where there is none."""
+    with kafka_broker.started_when_asked() as give:
+        yield give
 
 
-@pytest.fixture
-def measure(benchmark: Any) -> Callable[..., Any]:
-    """`measure(fn, units=..., rounds=...)`: runs it and notes how many units one round handles."""
-
-    def run(
-        fn: Callable[..., Any],
-        *,
-        units: int,
-        rounds: int = 7,
-        setup: Callable[[], Any] | None = None,
-    ) -> Any:
-        benchmark.extra_info["units"] = units
-        return benchmark.pedantic(fn, setup=setup, rounds=rounds, warmup_rounds=0 if setup else 1)
-
-    return run
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A row may take longer than a test."""
+    for item in items:
+        item.add_marker(pytest.mark.timeout(1800))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """The ratios, below pytest-benchmark's own table."""
+    """The goals, below pytest-benchmark's own table."""
     session = getattr(config, "_benchmarksession", None)
-    measured = {
-        ratios.key(row.fullname): row.extra_info["units"] / row.stats.median
+    found = ratios.contests(
+        (row.fullname, row.extra_info, row.stats.data)
         for row in getattr(session, "benchmarks", ())
         if row.stats.data
-    }
-    if measured:
-        terminalreporter.section("ratios to peers in this run")
-        for line in ratios.table(measured)[0]:
+    )
+    if found:
+        terminalreporter.section("against the goals, in this run")
+        for line in ratios.table(ratios.lines(found)):
             terminalreporter.write_line(line)
+        for what in ratios.left_out(found):
+            terminalreporter.write_line(f"not measured: {what}")

@@ -1,64 +1,91 @@
-"""Print eoslog's figures as ratios to their peers in the same run, and say which floors hold.
+"""The goals, and the table that says by how much each is reached or missed.
 
-Usage: python bench/ratios.py RESULTS.json [--strict]
+Usage: python bench/ratios.py RESULTS.json [--markdown] [--strict]
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+_SECONDS = ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_BYTES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line: our benchmark, the peer's, and the least ratio of speeds that is acceptable (None = shown only)."""
+    """A goal or a floor: one contest seen against one peer, or against a number.
+
+    Attributes:
+        what: in the table.
+        test: `file:test` of the contest.
+        peers: names of the peers; with several, the slowest of them counts. () = a number.
+        ours: the contender that the row is about; "" is the one that pytest-benchmark timed.
+        least: our speed over the peer's must be at least this.
+        most: our time over the peer's must be at most this.
+        plus_us: ... or at most the peer's time plus so many microseconds, whichever is more.
+        limit: without peers: seconds a unit at most, or what else the contest's figures are.
+        floor: a lower bar for `least`, held already; below it something is broken.
+        in_bytes: what `limit` counts, rather than seconds.
+    """
 
     what: str
-    ours: str
-    peer: str
+    test: str
+    peers: tuple[str, ...] = ()
+    ours: str = ""
+    least: float | None = None
+    most: float | None = None
+    plus_us: float | None = None
+    limit: float | None = None
     floor: float | None = None
 
+    in_bytes: bool = False
 
-ROWS = (
-    Row("produce() / aiokafka builder", "test_encode:test_produce", "test_encode:test_aiokafka_builder", 0.5),
-    Row("produce_many / produce()", "test_encode:test_produce_many", "test_encode:test_produce", 2.0),
-    Row("build_batch / aiokafka builder", "test_encode:test_build_batch", "test_encode:test_aiokafka_builder"),
-    Row("build_batch / memcpy", "test_encode:test_build_batch", "test_encode:test_memcpy_of_the_values"),
-    Row("decode rows / aiokafka reader", "test_decode:test_decode_records", "test_decode:test_aiokafka_reader"),
-    Row("consume / aiokafka reader", "test_decode:test_consume", "test_decode:test_aiokafka_reader"),
-    Row("scan columns / memcpy", "test_scan:test_scan_values", "test_scan:test_memcpy_of_the_values", 0.25),
-    Row(
-        "scan committed / uncommitted, 1 % aborted",
-        "test_scan:test_scan_read_committed", "test_scan:test_scan_read_uncommitted", 0.95,
-    ),
-    Row(
-        "durable append 1 MiB / write+fdatasync",
-        "test_append:test_append_encoded_1mib", "test_append:test_write_fdatasync_1mib", 0.7,
-    ),
-    Row(
-        "produce_many to durable / write+fdatasync",
-        "test_append:test_append_1mib", "test_append:test_write_fdatasync_1mib",
-    ),
-    Row("produce_many to durable / sqlite", "test_append:test_append_1mib", "test_append:test_sqlite_1mib"),
-    Row("produce_many to durable / lmdb", "test_append:test_append_1mib", "test_append:test_lmdb_1mib"),
-    Row("commit, 2 partitions / 2 fdatasync", "test_commit:test_commit", "test_commit:test_two_fdatasyncs"),
-    Row("commit, 2 partitions / sqlite", "test_commit:test_commit", "test_commit:test_sqlite_commit"),
-    Row("commit, 2 partitions / lmdb", "test_commit:test_commit", "test_commit:test_lmdb_commit"),
-    Row(
-        "64 writers / one writer", "test_group_commit:test_durable_records[64-strict]",
-        "test_group_commit:test_durable_records[1-strict]",
-    ),
-    Row(
-        "64 writers / the same in an os directory", "test_group_commit:test_durable_records[64-strict]",
-        "test_group_commit:test_durable_records[64-os]",
-    ),
-    Row(
-        "8 writers / fdatasync", "test_group_commit:test_durable_records[8-strict]",
-        "test_group_commit:test_fdatasync",
-    ),
-)  # fmt: skip
+    def figure(self, value: float) -> str:
+        """A value against `limit`, with a unit that people can read."""
+        steps = _BYTES if self.in_bytes else _SECONDS
+        for size, name in steps:
+            if value >= size:
+                return f"{value / size:.3g} {name}"
+        return f"{value / steps[-1][0]:.3g} {steps[-1][1]}"
+
+    @property
+    def goal(self) -> str:
+        """The goal in words."""
+        if self.least is not None:
+            return f">= {self.least:g}"
+        if self.most is not None:
+            plus = f" or +{self.plus_us:g} us" if self.plus_us else ""
+            return f"time <= {self.most:g}{plus}"
+        if self.limit is not None:
+            return f"<= {self.figure(self.limit)}"
+        return f"floor {self.floor:g}" if self.floor is not None else ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table, measured.
+
+    Attributes:
+        ours, peer: units a second by medians; None where there is none.
+        minima, medians: the ratio compared with the goal, by the best and by the middle run.
+        verdict: "reached", by how much not, or why not measured.
+        missed, broken: the goal is not reached; the floor isn't.
+    """
+
+    what: str
+    ours: float | None = None
+    peer: float | None = None
+    minima: float | None = None
+    medians: float | None = None
+    goal: str = ""
+    verdict: str = ""
+    missed: bool = False
+    broken: bool = False
 
 
 def key(fullname: str) -> str:
@@ -67,39 +94,157 @@ def key(fullname: str) -> str:
     return path.rsplit("/", 1)[-1].removesuffix(".py") + ":" + test
 
 
-def speeds(results: dict[str, Any]) -> dict[str, float]:
-    """Units a second by `file:test`, from the median round of a results file."""
-    return {
-        key(row["fullname"]): row["extra_info"]["units"] / row["stats"]["median"]
-        for row in results["benchmarks"]
-    }
+@dataclass(frozen=True)
+class Contest:
+    """A contest's measurements: seconds of every run by contender, ours under ""."""
+
+    unit: str
+    seconds: dict[str, list[float]]
+    units: dict[str, float]
+    absent: dict[str, str]
+
+    def per_unit(self, name: str, of: Any) -> float:
+        """Seconds a unit by `min` or `statistics.median`."""
+        return float(of(self.seconds[name])) / self.units[name]
 
 
-def table(measured: dict[str, float]) -> tuple[list[str], int]:
-    """The lines to print, and how many floors were missed."""
-    lines = [f"{'what':<44}{'ours /s':>14}{'peer /s':>14}{'ratio':>8}{'floor':>7}"]
-    missed = 0
+def contests(results: Iterable[tuple[str, dict[str, Any], list[float]]]) -> dict[str, Contest]:
+    """Contests by `file:test`, from pytest-benchmark's names, extra information and times."""
+    found = {}
+    for name, info, data in results:
+        peers = {peer: (about["seconds"], about["units"]) for peer, about in info["peers"].items()}
+        everybody = {"": (info.get("figures", data), info["units"])} | peers
+        found[key(name)] = Contest(
+            info["unit"],
+            {who: seconds for who, (seconds, _) in everybody.items()},
+            {who: units for who, (_, units) in everybody.items()},
+            info["absent"],
+        )
+    return found
+
+
+def measured(row: Row, contest: Contest) -> Line:
+    """A row's line."""
+    if row.limit is not None and not row.peers:
+        return _number(row, contest)
+    missing = [name for name in row.peers if name not in contest.seconds]
+    if missing:
+        why = contest.absent.get(missing[0], "not measured")
+        return Line(row.what, goal=row.goal, verdict=f"no {missing[0]}: {why}")
+    ratios, peers = [], []
+    for of in (min, statistics.median):
+        mine = contest.per_unit(row.ours, of)
+        theirs = max(contest.per_unit(name, of) for name in row.peers)
+        ratios.append(theirs / mine if row.most is None else mine / theirs)
+        peers.append(theirs)
+    ours = 1 / contest.per_unit(row.ours, statistics.median)
+    verdict, missed = _judged(row, ratios, peers)
+    broken = row.floor is not None and max(ratios) < row.floor
+    return Line(
+        row.what, ours, 1 / peers[1], ratios[0], ratios[1], row.goal,
+        f"BELOW THE FLOOR {row.floor:g}" if broken else verdict, missed, broken,
+    )  # fmt: skip
+
+
+def _judged(row: Row, ratios: list[float], peers: list[float]) -> tuple[str, bool]:
+    if row.least is not None:
+        short = [ratio / row.least - 1 for ratio in ratios]
+    elif row.most is not None:
+        plus = (row.plus_us or 0) * 1e-6
+        bars = [max(row.most, 1 + plus / peer) if plus else row.most for peer in peers]
+        short = [bar / ratio - 1 for bar, ratio in zip(bars, ratios, strict=True)]
+    else:
+        return "", False
+    if min(short) >= 0:
+        return "reached", False
+    if max(short) >= 0:
+        return f"by {'minima' if short[0] >= 0 else 'medians'} only", True
+    return f"{-min(short):.0%} short", True
+
+
+def _number(row: Row, contest: Contest) -> Line:
+    assert row.limit is not None
+    best, value = (contest.per_unit(row.ours, of) for of in (min, statistics.median))
+    missed = value > row.limit
+    over = f"{value / row.limit - 1:.0%} over" if missed else "reached"
+    return Line(
+        row.what, None if row.in_bytes else 1 / value, None, best / row.limit, value / row.limit,
+        row.goal, f"{row.figure(value)}, {over}", missed,
+    )  # fmt: skip
+
+
+def lines(found: dict[str, Contest]) -> Iterator[Line]:
+    """Every goal's line, then those peers that have no goal."""
+    from bench.goals import ROWS
+
     for row in ROWS:
-        ours, peer = measured.get(row.ours), measured.get(row.peer)
-        if ours is None or peer is None:
-            lines.append(f"{row.what:<44}{'not measured':>43}")
-            continue
-        ratio = ours / peer
-        below = row.floor is not None and ratio < row.floor
-        missed += below
-        floor = "" if row.floor is None else f"{row.floor:.2f}"
-        note = "  MISSED" if below else ""
-        lines.append(f"{row.what:<44}{ours:>14,.0f}{peer:>14,.0f}{ratio:>8.2f}{floor:>7}{note}")
-    return lines, missed
+        if row.test in found:
+            yield measured(row, found[row.test])
+    named = {(row.test, peer) for row in ROWS for peer in row.peers}
+    for test, contest in found.items():
+        for peer in [*contest.seconds, *contest.absent]:
+            if peer and (test, peer) not in named:
+                what = f"{test.split(':test_')[1].replace('_', ' ')} / {peer}"
+                yield measured(Row(what, test, (peer,)), contest)
+
+
+def left_out(found: dict[str, Contest]) -> list[str]:
+    """The goals that this run did not measure."""
+    from bench.goals import ROWS
+
+    return [row.what for row in ROWS if row.test not in found]
+
+
+HEADER = ("what", "ours /s", "peer /s", "by minima", "by medians", "goal", "")
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """A line's texts, as HEADER names them."""
+
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    return (
+        line.what,
+        number(line.ours, ",.0f" if (line.ours or 0) >= 100 else ",.1f"),
+        number(line.peer, ",.0f" if (line.peer or 0) >= 100 else ",.1f"),
+        number(line.minima, ".2f"),
+        number(line.medians, ".2f"),
+        line.goal,
+        line.verdict,
+    )
+
+
+def table(found: Iterable[Line], *, markdown: bool = False) -> list[str]:
+    """The lines to print."""
+    rows = [HEADER, *map(cells, found)]
+    if markdown:
+        made = ["| " + " | ".join(row) + " |" for row in rows]
+        return [made[0], "|---|---:|---:|---:|---:|---|---|", *made[1:]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
+    return [
+        "  ".join(
+            text.rjust(width) if 1 <= i <= 4 else text.ljust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def of_file(path: str) -> dict[str, Contest]:
+    """The contests of a results file of pytest-benchmark."""
+    with open(path, encoding="utf-8") as file:
+        rows = json.load(file)["benchmarks"]
+    return contests((row["fullname"], row["extra_info"], row["stats"]["data"]) for row in rows)
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table of a results file; with --strict a missed floor is an exit code of 1."""
-    with open(arguments[0], encoding="utf-8") as file:
-        lines, missed = table(speeds(json.load(file)))
-    print("\n".join(lines))
-    return int(bool(missed) and "--strict" in arguments)
+    """Print the table of a results file; with --strict a missed goal is an exit code of 1."""
+    found = list(lines(of_file(arguments[0])))
+    print("\n".join(table(found, markdown="--markdown" in arguments)))
+    return int(any(line.missed for line in found) and "--strict" in arguments)
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, __file__.rsplit("/", 2)[0])
     raise SystemExit(main(sys.argv[1:]))

@@ -1,63 +1,233 @@
-"""Columnar scans, CRC checked, beside copying the values; read_committed with 1 % aborted beside read_uncommitted."""
+"""Scans into columns, CRC checked and read_committed, beside copying the values; CRC; decompression."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-COUNT = 400_000
-ABORTED = 20
+import eoslog
+from bench import data
+from bench.contest import Contender, Contest
+from bench.peers import limits, stores
+from eoslog import _core
+from eoslog.model import AppendOrigin
+
+MEMORY = 100_000_000
+"""Bytes of values: what memcpy copies."""
+COUNT = MEMORY // 100
+_TIME_MS = 1_700_000_000_000
+
+
+def rows(log: eoslog.Log, **options: Any) -> int:
+    return sum(
+        batch.num_rows for batch in log.scan(data.TOPIC, columns=["value", "offset"], **options)
+    )
+
+
+def scan(
+    log: eoslog.Log, count: int, size: int = 100, *, name: str = "scan", **options: Any
+) -> Contender:
+    """Reads everything; the checksum and the CRC check are those of the same kind of scan."""
+
+    def check(_state: Any, seen: int) -> None:
+        assert seen == count
+        assert data.scanned(log, **options) == data.expected(count, size)
+        data.assert_checks_crc(log, lambda: rows(log, **options))
+
+    return Contender(name, lambda _: rows(log, **options), check=check)
 
 
 @pytest.fixture
-def scanned(open_log: Callable[..., Any], values: list[bytes]) -> Any:
-    """A log of 400,000 values of 100 bytes."""
-    log = open_log("os")
-    with log.producer() as producer:
-        for _ in range(COUNT // len(values)):
-            producer.produce_many("t", values, partition=0)
-    return log
+def filled(place: Path) -> Iterator[Callable[..., eoslog.Log]]:
+    """Gives logs that hold the records."""
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            count: int, size: int = 100, *, per_batch: int | None = None, **config: Any
+        ) -> eoslog.Log:
+            log = stack.enter_context(data.fresh_log(place, "os"))
+            data.fill(log, count, size, per_batch=per_batch, **config)
+            return log
+
+        yield make
 
 
-@pytest.fixture
-def mixed(open_log: Callable[..., Any], values: list[bytes]) -> tuple[Any, int, int]:
-    """A log in which one batch in a hundred is aborted, with the counts of committed and of all records."""
-    log = open_log("os")
-    with log.producer() as plain, log.producer(transactional_id="aborter") as aborter:
-        aborter.init_transactions()
-        for _ in range(ABORTED):
-            for _ in range(99):
-                plain.produce_many("t", values[:140], partition=0)
-                plain.flush()
-            aborter.begin_transaction()
-            aborter.produce_many("t", values[:140], partition=0)
-            aborter.flush()  # else the abort drops what is not sent yet
-            aborter.abort_transaction()
-    return log, ABORTED * 99 * 140, ABORTED * 100 * 140
+def test_scan(contest: Contest, filled: Callable[..., eoslog.Log]) -> None:
+    contest(scan(filled(COUNT), COUNT), limits.memcpy(MEMORY), units=COUNT)
 
 
-def rows(log: Any, isolation: str = "read_committed") -> int:
-    return sum(batch.num_rows for batch in log.scan("t", columns=["value"], isolation=isolation))
+def test_scan_of_16_kib_batches(contest: Contest, filled: Callable[..., eoslog.Log]) -> None:
+    log = filled(COUNT, per_batch=125)
+    contest(scan(log, COUNT), limits.memcpy(MEMORY), units=COUNT)
 
 
-def test_memcpy_of_the_values(measure: Callable[..., Any], values: list[bytes]) -> None:
-    source = np.frombuffer(b"".join(values * (COUNT // len(values))), dtype=np.uint8)
-    target = np.empty_like(source)
-    measure(lambda: np.copyto(target, source), units=COUNT, rounds=20)
+def test_scan_in_two_threads(contest: Contest, place: Path) -> None:
+    with data.fresh_log(place, "os", partitions=2) as log, ThreadPoolExecutor(2) as threads:
+        half = COUNT // 2
+        with log.producer() as producer:
+            for number in range(2):
+                some = slice(number * half, (number + 1) * half)
+                producer.produce_many(
+                    data.TOPIC, data.values(COUNT)[some], data.keys(COUNT)[some], partition=number
+                )
+
+        def run(_state: Any) -> int:
+            return sum(threads.map(lambda number: rows(log, partitions=[number]), range(2)))
+
+        def check(_state: Any, seen: int) -> None:
+            assert seen == COUNT
+            assert data.scanned(log) == data.expected(COUNT)
+            data.assert_checks_crc(log, lambda: run(None))
+
+        contest(
+            Contender("scan, two threads", run, check=check), limits.memcpy(MEMORY), units=COUNT
+        )
 
 
-def test_scan_values(measure: Callable[..., Any], scanned: Any) -> None:
-    assert measure(lambda: rows(scanned), units=COUNT, rounds=15) == COUNT
+def test_scan_of_1_kib_values(contest: Contest, filled: Callable[..., eoslog.Log]) -> None:
+    count = MEMORY // 1024
+    contest(scan(filled(count, 1024), count, 1024), limits.memcpy(count * 1024), units=count)
 
 
-def test_scan_read_committed(measure: Callable[..., Any], mixed: tuple[Any, int, int]) -> None:
-    log, committed, everything = mixed
-    assert measure(lambda: rows(log), units=everything, rounds=15) == committed
+def test_scan_into_plain_binary(contest: Contest, filled: Callable[..., eoslog.Log]) -> None:
+    ours = scan(filled(COUNT), COUNT, name="scan, binary", binary="copy")
+    contest(ours, limits.memcpy(MEMORY), units=COUNT)
 
 
-def test_scan_read_uncommitted(measure: Callable[..., Any], mixed: tuple[Any, int, int]) -> None:
-    log, _, everything = mixed
-    assert measure(lambda: rows(log, "read_uncommitted"), units=everything, rounds=15) == everything
+def test_scan_beside_stores(
+    contest: Contest, filled: Callable[..., eoslog.Log], place: Path
+) -> None:
+    count = 200_000
+    with contextlib.ExitStack() as stack:
+        contest(
+            scan(filled(count), count),
+            ("Arrow IPC", lambda: stores.file_reader("Arrow IPC", place, count, stack)),
+            ("Parquet", lambda: stores.file_reader("Parquet", place, count, stack)),
+            ("lmdb cursor", lambda: stores.lmdb_cursor(place, count, stack)),
+            ("rocksdict", lambda: stores.rocksdb_reader(place, count, stack)),
+            ("sqlite", lambda: stores.sqlite_reader(place, count, stack)),
+            units=count,
+        )
+
+
+# --- compressed -----------------------------------------------------------------------------------
+
+
+def decompress(codec: str, log: eoslog.Log) -> Contender:
+    """The library alone on the same compressed bytes, told how long each piece becomes."""
+    payloads = []
+    for path in data.log_files(log):
+        content = path.read_bytes()
+        payloads += [
+            content[batch.position + 61 : batch.position + batch.size]
+            for batch in _core.iter_batches(content)
+            if batch.compression == codec
+        ]
+    if codec == "lz4":
+        import lz4.frame
+
+        one = lz4.frame.decompress
+    else:
+        import zstandard
+
+        unpacker = zstandard.ZstdDecompressor()
+        most = max(len(unpacker.decompressobj().decompress(payload)) for payload in payloads)
+
+        def one(payload: bytes) -> bytes:
+            return unpacker.decompress(payload, max_output_size=most)
+
+    def run(_state: Any) -> int:
+        return sum(len(one(payload)) for payload in payloads)
+
+    return Contender(codec, run)
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_scan_compressed(contest: Contest, filled: Callable[..., eoslog.Log], codec: str) -> None:
+    count = 400_000
+    log = filled(count, compression_type=codec)
+    contest(scan(log, count), decompress(codec, log), units=count)
+
+
+# --- aborted --------------------------------------------------------------------------------------
+
+
+def interleave(
+    log: eoslog.Log, transactions: int, producers: int, aborted_of: int, per_batch: int
+) -> int:
+    """Transactions of two batches each, `producers` of them open at any time, one in `aborted_of` aborted.
+
+    Batches and markers go in as the sender and the coordinator put them. Returns the committed records.
+    """
+    partition, other = (log.engine.partition(data.TOPIC, number) for number in range(2))
+    known = [(other, 0)]  # stands for the coordinator's record that lists the partition
+    plain = _core.build_batch([(_TIME_MS, b"key", value, ()) for value in data.values(per_batch)])
+    committed = 0
+    for begin in range(0, transactions, producers):
+        epoch = begin // producers
+        some = range(min(producers, transactions - begin))
+        for sequence in (0, per_batch):
+            for producer in some:
+                batch = _core.stamp_batch(
+                    plain, producer_id=1000 + producer, producer_epoch=epoch,
+                    base_sequence=sequence, transactional=True,
+                )  # fmt: skip
+                assert partition.append(batch, expect=known) is not None
+        for producer in some:
+            commit = (begin + producer) % aborted_of != 0
+            committed += 2 * per_batch * commit
+            marker = _core.build_marker(1000 + producer, epoch + 1, commit, timestamp=_TIME_MS + 1)
+            assert partition.append(marker, origin=AppendOrigin.COORDINATOR) is not None
+    return committed
+
+
+def committed_and_not(contest: Contest, log: eoslog.Log, committed: int, everything: int) -> None:
+    def reader(isolation: str, count: int) -> Contender:
+        def check(_state: Any, seen: int) -> None:
+            assert seen == count
+            data.assert_checks_crc(log, lambda: rows(log, isolation=isolation))
+
+        return Contender(isolation, lambda _: rows(log, isolation=isolation), check=check)
+
+    size = data.log_bytes(log) / 1e6
+    contest(
+        reader("read_committed", committed), reader("read_uncommitted", everything),
+        units=size, unit="MB",
+    )  # fmt: skip
+
+
+def test_scan_with_10_percent_aborted(contest: Contest, place: Path) -> None:
+    with data.fresh_log(place, "os", partitions=2) as log:
+        committed = interleave(log, 10_000, 64, 10, 40)
+        committed_and_not(contest, log, committed, 800_000)
+
+
+def test_scan_with_1_percent_aborted(contest: Contest, place: Path) -> None:
+    with data.fresh_log(place, "os", partitions=2) as log:
+        committed = interleave(log, 2_000, 10, 100, 140)
+        committed_and_not(contest, log, committed, 560_000)
+
+
+# --- CRC-32C --------------------------------------------------------------------------------------
+
+IN_CACHE = 64 << 10
+
+
+def test_crc_in_cache(contest: Contest) -> None:
+    piece, times = data.values(1, IN_CACHE)[0], MEMORY // IN_CACHE
+
+    def run(_state: Any) -> int:
+        for _ in range(times):
+            found = _core.crc32c(piece)
+        return found
+
+    def check(_state: Any, found: int) -> None:
+        assert found == _core.crc32c_software(piece)
+
+    memcpy = limits.memcpy(MEMORY)
+    contest(Contender("crc32c", run, check=check), memcpy, units=times * IN_CACHE / 1e6, unit="MB")

@@ -1,0 +1,81 @@
+"""Every goal and floor, one entry a row; what each contest does stands in its test."""
+
+from __future__ import annotations
+
+from bench.ratios import Row
+
+_BUILDER, _BROKER = "aiokafka builder", "confluent-kafka"
+_RAW = "write+fdatasync"
+_BULK = "test_produce:test_produce_in_bulk"
+
+ROWS = (
+    # --- columns ---
+    Row("scan / memcpy of the values", "test_scan:test_scan", ("memcpy",), least=0.6, floor=0.25),
+    Row("scan, batches of 16 KiB / memcpy", "test_scan:test_scan_of_16_kib_batches", ("memcpy",)),
+    Row("scan, two threads / one memcpy", "test_scan:test_scan_in_two_threads", ("memcpy",), least=1.0),
+    Row("scan, 1 KiB values / memcpy", "test_scan:test_scan_of_1_kib_values", ("memcpy",), least=1.2),
+    Row("scan into plain binary / memcpy", "test_scan:test_scan_into_plain_binary", ("memcpy",), least=0.4),
+    Row("CRC-32C in cache / memcpy", "test_scan:test_crc_in_cache", ("memcpy",), least=2.0),
+    Row("scan of lz4 / lz4 alone", "test_scan:test_scan_compressed[lz4]", ("lz4",), least=0.85),
+    Row("scan of zstd / zstd alone", "test_scan:test_scan_compressed[zstd]", ("zstd",), least=0.85),
+    Row(
+        "committed / uncommitted, 10 % aborted", "test_scan:test_scan_with_10_percent_aborted",
+        ("read_uncommitted",), least=0.98,
+    ),
+    Row(
+        "committed / uncommitted, 1 % aborted", "test_scan:test_scan_with_1_percent_aborted",
+        ("read_uncommitted",), least=0.98, floor=0.95,
+    ),
+    # --- records one by one ---
+    Row("consume(1000) / confluent-kafka", "test_consume:test_consume", (_BROKER,), least=3.0),
+    Row("consume(1000) / lmdb cursor", "test_consume:test_consume", ("lmdb cursor",), least=1.0),
+    Row("poll() / confluent-kafka", "test_consume:test_poll", (_BROKER,), least=4.0),
+    Row("produce() to durable / confluent-kafka", "test_produce:test_produce", (_BROKER,), least=5.0),
+    Row(
+        "produce() to durable / slower of builder and raw", "test_produce:test_produce", (_BUILDER, _RAW),
+        least=0.8,
+    ),
+    Row(
+        "produce() to the page cache / aiokafka builder", "test_produce:test_produce_to_the_page_cache",
+        (_BUILDER,), floor=0.5,
+    ),
+    # --- in bulk ---
+    Row("produce_many to durable / raw", f"{_BULK}[produce_many-strict]", (_RAW,), least=0.9),
+    Row("produce_arrow to durable / raw", f"{_BULK}[produce_arrow-strict]", (_RAW,), least=0.9),
+    Row("produce_many in os / pwrite", f"{_BULK}[produce_many-os]", ("pwrite",), least=0.8),
+    Row("produce_arrow in os / pwrite", f"{_BULK}[produce_arrow-os]", ("pwrite",), least=0.8),
+    Row(
+        "produce_many / produce()", "test_produce:test_produce_many_beside_produce", ("produce()",),
+        floor=2.0,
+    ),
+    Row(
+        "durable batches of 1 MiB / raw, synced alike", "test_produce:test_append_of_1_mib_batches", (_RAW,),
+        floor=0.7,
+    ),
+    # --- transactions ---
+    Row(
+        "transactions of 1,000 : flush every 1,000", "test_transactions:test_transactions_of_1000[strict]",
+        ("flushes",), most=2.2,
+    ),
+    Row("the same in os", "test_transactions:test_transactions_of_1000[os]", ("flushes",), most=1.25),
+    Row(
+        "transaction of 100,000 : none", "test_transactions:test_transaction_of_100000[strict]",
+        ("flushes",), most=1.03,
+    ),
+    Row("the same in os", "test_transactions:test_transaction_of_100000[os]", ("flushes",), most=1.03),
+    Row(
+        "commit of one record : 4 KiB append+fdatasync", "test_transactions:test_commit_of_one_record",
+        ("4 KiB append+fdatasync",), most=2.2, plus_us=100,
+    ),
+    Row(
+        "commit of one record in os", "test_transactions:test_commit_of_one_record_to_the_page_cache",
+        limit=60e-6,
+    ),
+    # --- many processes ---
+    Row(
+        "durable produce to a blocked consumer : fdatasync", "test_latency:test_to_a_blocked_consumer[strict]",
+        ("fdatasync",), most=1.0, plus_us=200,
+    ),
+    Row("64 writers / one writer", "test_group_commit:test_64_writers", ("1 writers, strict",)),
+    Row("64 writers / the same in os", "test_group_commit:test_64_writers", ("64 writers, os",)),
+)  # fmt: skip
