@@ -156,7 +156,7 @@ class OpenPartitions:
             found = checkpoints.read_partition_metadata(log.path)
             if found == log.topic_id:
                 return False
-            if found not in self.metadata.deleted:
+            if log.topic == CLUSTER_METADATA_TOPIC or found not in self.metadata.deleted:
                 raise StorageError(
                     f"topic id {checkpoints.id_text(found or bytes(16))}, "
                     f"the metadata says {checkpoints.id_text(log.topic_id)}",

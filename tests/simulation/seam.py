@@ -2,7 +2,7 @@
 
 The entries of the core's table (`os_table.h`) become Python functions: each tells the world that a call comes,
 makes it for real on tmpfs, and tells the disk model. Standard modules that eoslog's modules hold (`time`, `random`,
-`secrets`, `uuid`, and `threading` where it starts threads) are replaced by ones that ask the world, too.
+`secrets`, `uuid`, and `threading` where it starts threads) are replaced by ones that ask the world, too (`modules.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import traceback
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import CFUNCTYPE, c_char_p, c_int, c_int64, c_size_t, c_ssize_t, c_uint32, c_void_p
 from typing import Any
 
@@ -28,8 +28,9 @@ import eoslog.engine
 from eoslog import _core
 from eoslog.storage import files
 from eoslog.storage.segments import Segment
+from tests.simulation import modules
 from tests.simulation.disk import File
-from tests.simulation.world import Killed, Process, World
+from tests.simulation.world import Process, World
 
 _SIGNATURES: list[tuple[str, tuple[Any, ...]]] = [  # in the order of eoslog_os_table
     ("open", (c_int, c_char_p, c_int, c_int)),
@@ -67,6 +68,7 @@ _libc.munmap.argtypes = (c_void_p, c_size_t)
 _NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 _BLOCK = 64 << 10
 _ZEROS = bytes(_BLOCK)
+_DEAD = "eoslog-of-a-dead-process"
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -290,123 +292,22 @@ def _guarded(world: World, name: str, function: Callable[..., Any]) -> Any:
     return _TYPES[name](call)
 
 
-# -- Python's side ----------------------------------------------------------------------------------
-
-
-class _Clock:
-    """`time`, for eoslog's modules."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def monotonic_ns(self) -> int:
-        self._world.alive()
-        return self._world.clock_ns
-
-    def monotonic(self) -> float:
-        return self.monotonic_ns() / 1e9
-
-    perf_counter = monotonic
-    perf_counter_ns = monotonic_ns
-
-    def time_ns(self) -> int:
-        self._world.alive()
-        return self._world.wall_ns + self._world.clock_ns
-
-    def time(self) -> float:
-        return self.time_ns() / 1e9
-
-    def sleep(self, seconds: float) -> None:
-        self._world.sleep(int(seconds * 1e9))
-        self._world.alive()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
-
-
-class _Secrets:
-    """`secrets` and `uuid`, drawn from the world's generator."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def randbits(self, n: int) -> int:
-        return self._world.rng.getrandbits(n)
-
-    def token_bytes(self, n: int) -> bytes:
-        return self._world.rng.randbytes(n)
-
-    def uuid4(self) -> uuid.UUID:
-        return uuid.UUID(bytes=self._world.rng.randbytes(16), version=4)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(uuid, name)
-
-
-class _Thread:
-    """A thread that never runs by itself: the process does its work in steps. The sweep runs at once."""
-
-    def __init__(self, *, target: Callable[[], None], name: str = "", daemon: bool = True) -> None:
-        self.target, self.name = target, name
-
-    def start(self) -> None:
-        if self.name == "eoslog-sweep":
-            self.target()
-
-    def join(self, timeout: float | None = None) -> None:
-        pass
-
-    def is_alive(self) -> bool:
-        return False
-
-
-class _Threading:
-    Thread = _Thread
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(threading, name)
-
-
-class _Pool:
-    """Runs what is submitted at once: participants are flushed one after another."""
-
-    def __init__(self, *args: Any) -> None:
-        pass
-
-    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(function(*args))
-        except Killed:
-            raise
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    def shutdown(self, wait: bool = True) -> None:
-        pass
-
-
-class _Armed(dict[str, list[str]]):
-    """`files._armed`: every failpoint is a step."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self._world = world
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __contains__(self, name: object) -> bool:
-        self._world.step("failpoint", name)
-        self._world.alive()
-        return False
-
-
-def _control_mappings(root: str) -> set[int]:
-    """Addresses at which a file below the root is mapped: a closed engine has unmapped its own."""
+def _mapped(name: str) -> set[int]:
+    """Addresses at which a file is mapped whose path holds this: a closed engine has unmapped its own."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
-        return {int(line.split("-", 1)[0], 16) for line in maps if root in line}
+        return {int(line.split("-", 1)[0], 16) for line in maps if name in line}
+
+
+def _make_private(address: int, size: int) -> None:
+    """Put a private copy in the place of a shared mapping, one that `bury` finds by its name."""
+    kept = [(at, ctypes.string_at(address + at, _BLOCK)) for at in range(0, size, _BLOCK)]
+    fd = os.memfd_create(_DEAD)
+    os.ftruncate(fd, size)
+    _libc.mmap(address, size, 3, 0x02 | 0x10, fd, 0)  # private, fixed
+    os.close(fd)
+    for at, block in kept:
+        if block != _ZEROS:
+            ctypes.memmove(address + at, block, _BLOCK)
 
 
 def detach(world: World, process: Process) -> None:
@@ -416,15 +317,10 @@ def detach(world: World, process: Process) -> None:
             if os.readlink(f"/proc/self/fd/{fd}").startswith(world.disk.root):
                 os.dup2(_NULL, fd, inheritable=False)
                 _core.release_guard(fd)
-    mapped = _control_mappings(world.disk.root) if process.maps else set()
+    mapped = _mapped(world.disk.root) if process.maps else set()
     process.maps = [(address, size) for address, size in process.maps if address in mapped]
     for address, size in process.maps:
-        kept = [(at, ctypes.string_at(address + at, _BLOCK)) for at in range(0, size, _BLOCK)]
-        _libc.munmap(address, size)
-        _libc.mmap(address, size, 3, 0x02 | 0x10 | 0x20, -1, 0)  # private, fixed, anonymous
-        for at, block in kept:
-            if block != _ZEROS:
-                ctypes.memmove(address + at, block, _BLOCK)
+        _make_private(address, size)
     for reference in process.segments:
         segment = reference()
         if segment is not None:
@@ -438,8 +334,10 @@ def bury(process: Process) -> None:
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{fd}") == os.devnull and fd != _NULL:
                 os.close(fd)
+    mapped = _mapped(_DEAD) if process.maps else set()
     for address, size in process.maps:
-        _libc.munmap(address, size)
+        if address in mapped:  # else unmapped by whoever unwound, and another's memory by now
+            _libc.munmap(address, size)
     process.maps.clear()
     process.fds.clear()
 
@@ -453,8 +351,8 @@ def installed(world: World) -> Iterator[World]:
         for n, _ in _SIGNATURES
         if world.reads or n != "pread"
     }
-    clock, drawn, armed = _Clock(world), _Secrets(world), files._armed
-    pool: Any = _Pool
+    clock, drawn, armed = modules.Clock(world), modules.Secrets(world), files._armed
+    pool: Any = modules.Pool
     undo: list[tuple[Any, str, Any]] = []
 
     def put(module: Any, name: str, value: Any) -> None:
@@ -475,10 +373,10 @@ def installed(world: World) -> Iterator[World]:
             if held.get(attribute) is value:
                 put(module, attribute, ours)
         if name in starts_threads:
-            put(module, "threading", _Threading())
+            put(module, "threading", modules.Threading())
         if held.get("ThreadPoolExecutor") is ThreadPoolExecutor:
             put(module, "ThreadPoolExecutor", pool)
-    put(files, "_armed", _Armed(world))
+    put(files, "_armed", modules.Armed(world))
     made = Segment.__init__
 
     def registered(self: Segment, *args: Any) -> None:

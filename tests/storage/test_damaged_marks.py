@@ -22,3 +22,18 @@ def test_a_poison_file_in_any_state_is_read_past(tmp_path, content):
     with eoslog.open(path) as log:
         assert values(log) == [b"v"]
     assert not (path / "eoslog.poison").exists()
+
+
+@pytest.mark.parametrize("topic", ["__cluster_metadata", "t"])
+@pytest.mark.parametrize("content", [None, b"version: 0\ntopic_id: BBBBBBBBBBBBBBBBBBBBBA\n"])
+def test_a_directory_that_says_it_is_another_topics_is_refused_by_name(tmp_path, topic, content):
+    """The metadata's own one too, whose topics nobody has read by then."""
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t")
+        log.engine.partition("t", 0)
+    mark = path / f"{topic}-0" / "partition.metadata"
+    mark.unlink() if content is None else mark.write_bytes(content)
+    with pytest.raises(eoslog.errors.StorageError, match=f"topic id .*{topic}-0"):  # noqa: SIM117
+        with eoslog.open(path) as log:
+            log.engine.partition("t", 0)
