@@ -345,9 +345,8 @@ class StorageError(EoslogError, OSError):
 
     def __init__(self, message: str = "", errno: int = 0, path: str | None = None) -> None:
         """Compose the message from what is known."""
-        text = message or "storage error"
-        if errno:
-            text += f": [{errno}] {os.strerror(errno)}"
+        system = f"[{errno}] {os.strerror(errno)}" if errno else ""
+        text = ": ".join(part for part in (message, system) if part) or "storage error"
         if path is not None:
             text += f" ({path})"
         super().__init__(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from eoslog.client.recipes import dedupe, run_transaction
 from eoslog.closing import Closing
 from eoslog.config import LogConfig
 from eoslog.engine import Engine
-from eoslog.errors import UnknownTopicOrPartition
+from eoslog.errors import CorruptRecord, UnknownTopicOrPartition
 from eoslog.model import (
     CheckReport,
     GroupDescription,
@@ -434,20 +435,18 @@ class Log(Closing):
     def check(self, full: bool = False) -> CheckReport:
         """Read every batch by its CRC and compare the indexes; `full` decodes every record too."""
         self.engine.check()
-        logs = {log.name: log for log in self._logs()}
+        engine = self.engine
+        found = [*engine.transaction_partitions(), *engine.group_partitions()]
+        for key in engine.user_partitions():
+            with contextlib.suppress(CorruptRecord):  # it is read as its files are
+                found.append(engine.partition(*key))
+        logs = {log.name: log for log in found}
         return log_checker.check(
             self.engine.path,
             full=full,
             ends={name: log.log_end for name, log in logs.items()},
             versions=lambda name: logs[name].cleaned_version if name in logs else 0,
         )
-
-    def _logs(self) -> list[PartitionLog]:
-        return [
-            *self.engine.transaction_partitions(),
-            *self.engine.group_partitions(),
-            *(self.engine.partition(*key) for key in self.engine.user_partitions()),
-        ]
 
     def trace(self, callback: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
         """Get an event for each coordinator request; call what is returned to stop."""

@@ -124,6 +124,7 @@ class _Import:
         self.left_out = [Problem(place, 0, "not taken over") for place in found.passed_over]
         self.ends: dict[tuple[str, int], int] = {}
         self.starts: dict[tuple[str, int], int] = {}
+        self.cleaned: dict[tuple[str, int], int] = {}
         self.epochs: dict[tuple[str, int], int] = {}
         self.highest_id = -1
 
@@ -211,6 +212,7 @@ class _Import:
         ]
         self.cut += done.bytes_cut
         self.ends[key], self.starts[key] = done.log_end, done.log_start
+        self.cleaned[key] = segment_files.last_gap(place)
         self.epochs[key] = self._next_epoch(place, done.log_end)
         for name in segment_files.list_snapshots(place):
             for entry in segment_files.read_snapshot(os.path.join(place, name)):
@@ -295,10 +297,12 @@ class _Import:
         files.remove_tree(self.parts)
         point = os.path.join(self.work, checkpoints.RECOVERY_POINT_CHECKPOINT)
         checkpoints.write_offsets(point, {**checkpoints.read_offsets(point), **self.ends})
-        checkpoints.write_offsets(
-            os.path.join(self.work, checkpoints.LOG_START_CHECKPOINT),
-            {key: start for key, start in self.starts.items() if start > 0},
-        )
+        for name, offsets in (
+            (checkpoints.LOG_START_CHECKPOINT, self.starts),
+            (checkpoints.CLEANER_CHECKPOINT, self.cleaned),  # readers take other gaps for losses
+        ):
+            known = {key: offset for key, offset in offsets.items() if offset > 0}
+            checkpoints.write_offsets(os.path.join(self.work, name), known)
         if not checkpoints.was_clean_shutdown(self.work):
             raise StorageError("the new directory was not closed cleanly", path=self.work)
 

@@ -116,6 +116,7 @@ class Scan:
         Raises:
             CorruptRecord: after the batches before the damage.
             OffsetOutOfRange: retention deleted what was still to come.
+            UnknownTopicOrPartition: the topic was deleted meanwhile.
         """
         topics = sorted({source.topic for source in self._sources})
         decoder = _core.ColumnDecoder(
@@ -151,7 +152,7 @@ class Scan:
                         if not decoder.full:
                             break
                         yield from self._taken(decoder, source, topics)
-            except (CorruptRecord, OffsetOutOfRange):
+            except (CorruptRecord, OffsetOutOfRange, UnknownTopicOrPartition):
                 yield from self._taken(decoder, source, topics)
                 raise
             yield from self._taken(decoder, source, topics)

@@ -28,7 +28,7 @@ _armed: dict[str, list[str]] = {}
 def storage_error(error: OSError, path: str) -> StorageError:
     """The typed error of a failed call, with its file."""
     kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
-    return kind(error.strerror or str(error), error.errno or 0, path)
+    return kind("" if error.errno else str(error), error.errno or 0, path)
 
 
 @contextlib.contextmanager

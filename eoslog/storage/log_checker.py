@@ -125,6 +125,8 @@ class _Walk:
         expected = bases[0] if bases else 0
         if bases:
             self._open = segment_files.open_before(segment_files.list_segments(self.path))
+        # Below it a broker's cleaner may have left gaps between segments; ours leaves none.
+        cleaned_to = self._noted(checkpoints.CLEANER_CHECKPOINT)
         for base in bases:
             if base >= self.end and base > 0:
                 break
@@ -132,12 +134,32 @@ class _Walk:
                 self._problem(
                     base, LOG, 0, f"segment begins at {base}, the one before ends at {expected}"
                 )
+            elif base > max(expected, cleaned_to):
+                self._problem(
+                    base, LOG, 0,
+                    f"offsets {expected} to {base - 1}, before this segment, are missing, and no "
+                    "compaction took them",
+                )  # fmt: skip
             expected = self._segment(base, expected)
             if self.bad is not None:
                 break
+        flushed = min(self._noted(checkpoints.RECOVERY_POINT_CHECKPOINT), self.end)
+        if self.bad is None and expected < flushed:
+            self._problem(
+                bases[-1] if bases else 0, LOG, 0,
+                f"the log ends at offset {expected}, it was flushed up to offset {flushed}: a file "
+                "is missing or cut short",
+            )  # fmt: skip
         for offset in offsets_in(self.path, SNAPSHOT):
             if read_snapshot(os.path.join(self.path, file_name(offset, SNAPSHOT))) is None:
                 self._problem(offset, SNAPSHOT, 0, "not a valid producer snapshot")
+
+    def _noted(self, checkpoint: str) -> int:
+        """What a checkpoint file beside the partitions says of this one; 0 if nothing."""
+        place, name = os.path.split(self.path)
+        topic, _, number = name.rpartition("-")
+        known = checkpoints.read_offsets(os.path.join(place, checkpoint), lenient=True)
+        return known.get((topic, int(number)), 0)
 
     def _segment(self, base: int, expected: int) -> int:
         starts: dict[int, tuple[int, int]] = {}

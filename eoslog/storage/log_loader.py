@@ -221,6 +221,12 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
                 _drop_segments(path, todo[i + 1 :])
             break
     end = core.next_offset
+    if end < last.recovery_point:  # not by the page: it may be another copy's (protocol.md row 6)
+        raise CorruptRecord(
+            f"{path}: the log ends at offset {end}, it was flushed up to offset "
+            f"{last.recovery_point}: a file is missing or cut short. "
+            "Nothing was cut: see `eoslog repair`"
+        )
     if not read_only:
         _drop_stray_snapshots(path, end)
         _drop_torn_snapshots(path, [] if last.clean else offsets_in(path, SNAPSHOT))

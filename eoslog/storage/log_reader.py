@@ -1,7 +1,8 @@
 """Reading a partition below its published ends: slices of whole batches, without a lock.
 
 Bytes below the published end never change; nothing above it is looked at (protocol.md row 29). A
-segment that retention takes away meanwhile is found missing, and the list is read again.
+segment that retention takes away meanwhile is found missing, and the list is read again. One that
+is missing though nobody took it away is an error: the records in it are not skipped.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from eoslog import _core
-from eoslog.errors import CorruptRecord, LockTimeout, OffsetOutOfRange
+from eoslog.errors import (
+    CorruptRecord,
+    LockTimeout,
+    OffsetOutOfRange,
+    StorageError,
+    UnknownTopicOrPartition,
+)
 from eoslog.storage.segments import LOG, Segment, offsets_in
 
 _SWAP_TIMEOUT_S = 30.0
@@ -22,6 +29,11 @@ _SWAP_TIMEOUT_S = 30.0
 def _nobody_finishes() -> bool:
     """A reader can't: it takes no lock."""
     return False
+
+
+def _nothing_cleaned() -> int:
+    """Until somebody knows more."""
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,8 @@ class LogReader:
 
     finish_swap: Callable[[], bool]
     """Finish a swap whose process died; False while somebody is at it."""
+    cleaned_to: Callable[[], int]
+    """Below this offset a broker's cleaner may have left gaps between segments; ours has none."""
 
     def __init__(self, name: str, path: str, core: _core.Partition) -> None:
         """Nothing is listed or opened yet."""
@@ -63,6 +77,7 @@ class LogReader:
         self._cursors: dict[int, tuple[int, int, int]] = {}
         self._listing = threading.RLock()
         self.finish_swap = _nobody_finishes
+        self.cleaned_to = _nothing_cleaned
 
     def bases(self, *, beyond: int = -1) -> list[int]:
         """Bases of the readable segments, listed anew when they changed."""
@@ -139,7 +154,8 @@ class LogReader:
 
         Raises:
             OffsetOutOfRange: start lies below the log start or beyond the log end.
-            CorruptRecord: no batch where one must be.
+            CorruptRecord: no batch where one must be, or no segment.
+            UnknownTopicOrPartition: the topic was deleted, and its files are gone.
         """
         if start < self._core.log_start or start > self._core.log_end:
             raise OffsetOutOfRange(
@@ -155,12 +171,16 @@ class LogReader:
             error: Exception | None = None
             try:
                 self._read_into(out, start, end, max_bytes, version)
-            except (FileNotFoundError, CorruptRecord) as failure:
+            except (FileNotFoundError, StorageError, CorruptRecord) as failure:
                 error = failure
+            if error is not None and self._core.deleted:
+                raise UnknownTopicOrPartition(f"{self.name}: the topic was deleted") from error
             if self._unchanged(version):
                 if error is None:
                     return out
-                if isinstance(error, CorruptRecord):
+                if not isinstance(error, FileNotFoundError):
+                    if out:
+                        return out  # what lies before comes first; the next read meets it again
                     raise error
                 missing += 1
             self._segments_version = -1
@@ -177,7 +197,8 @@ class LogReader:
     def _read_into(self, out: list[Slice], start: int, end: int, left: int, version: int) -> None:
         base, position = self._locate(start)
         need = 0
-        relisted = False
+        if base > start and start < end:
+            base, position = self._behind(-1, start, end), 0
         while start < end and (left > 0 or not out):
             segment = self.segment(base)
             buffer, at, size = segment.view(position, need)
@@ -206,13 +227,27 @@ class LogReader:
                 if first == at:
                     return
                 continue
-            later = [b for b in self.bases() if b > base]
-            if not later and not relisted:
-                relisted = True
-                later = [b for b in self.bases(beyond=end) if b > base]
-            if not later:
+            base, position, need = self._behind(base, start, end), 0, 0
+            if base < 0:
                 return
-            base, position, need = later[0], 0, 0
+
+    def _behind(self, base: int, start: int, end: int) -> int:
+        """The segment behind this one, whose records end at `start`, below `end`; -1 for none.
+
+        Raises:
+            CorruptRecord: it is missing.
+        """
+        later = [b for b in self.bases() if b > base]
+        if not later or later[0] > start:
+            self._segments_version = -1  # a list may miss a file that was made while it was read
+            later = [b for b in self.bases() if b > base]
+        following = later[0] if later else end
+        if (later and following <= start) or following <= self.cleaned_to():
+            return following if later else -1
+        raise CorruptRecord(
+            f"{self.name}: offsets {start} to {following - 1} are missing from {self.path}: the "
+            "segment is not there, or cut short, and no retention or compaction took it"
+        )
 
     def _published_size(self, base: int, segment: Segment) -> int:
         """Bytes of a segment that are published."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from eoslog import _core
 from eoslog.errors import ErrorCode, IllegalState, InvalidRecord, LockTimeout
 from eoslog.model import AppendOrigin, AppendResult, ProducerDescription
-from eoslog.storage import files
+from eoslog.storage import checkpoints, files
 from eoslog.storage.log_flusher import LogFlusher
 from eoslog.storage.log_reader import LogReader, Slice
 from eoslog.storage.log_settings import LogSettings
@@ -73,6 +73,7 @@ class PartitionLog:
         self.core = _core.Partition(session.control, slot, fd, at, self.path)
         self.configure(settings)
         self.reader = LogReader(self.name, self.path, self.core)
+        self.reader.cleaned_to = self._cleaned_by_a_broker
         self.flusher = LogFlusher(self, fd, at + 1)
         self.writer_files = WriterFiles(self)
         self.cleaner_lock = CleanerLock(fd, slot)
@@ -321,6 +322,10 @@ class PartitionLog:
     def cleaned_to(self) -> int:
         """A fold that stands below this offset, and began before it rose, must begin anew."""
         return int(self.core.cleaned_to)
+
+    def _cleaned_by_a_broker(self) -> int:
+        path = os.path.join(self.session.path, checkpoints.CLEANER_CHECKPOINT)
+        return checkpoints.read_offsets(path, lenient=True).get((self.topic, self.partition), 0)
 
     @property
     def cleaned_version(self) -> int:

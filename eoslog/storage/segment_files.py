@@ -22,6 +22,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -262,6 +263,14 @@ class SegmentFiles:
                 break
         return self._past_damage(0, offset)
 
+    def ends_at(self, offset: int) -> bool:
+        """Whether the batch that holds the offset before this one is in the segment."""
+        if not len(self.data):
+            return offset == self.base_offset
+        position = self.position_of(offset - 1)
+        first, stop, *_ = _core.walk_batches(self.data, position, offset - 1, offset, 1)
+        return bool(stop > first)
+
     def _past_damage(self, position: int, offset: int) -> int:
         """A place to read from for an offset; damage that lies wholly before it is stepped over."""
         while offset > self.base_offset:
@@ -323,6 +332,16 @@ def list_segments(path: str | os.PathLike[str]) -> list[SegmentFiles]:
     if offset_of_name(path) is None:
         segment.base_offset = next((b.base_offset for b in segment.batches()), 0)
     return [segment]
+
+
+def last_gap(directory: str) -> int:
+    """The base of the last segment that does not begin where the one before it ends, or 0.
+
+    Kafka's cleaner leaves such gaps: it drops the last batch of a segment like any other.
+    """
+    segments = list_segments(directory) if _names(directory, "log") else []
+    gaps = [b.base_offset for a, b in pairwise(segments) if not a.ends_at(b.base_offset)]
+    return max(gaps, default=0)
 
 
 def list_snapshots(directory: str) -> list[str]:

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from eoslog.errors import CorruptRecord
+from eoslog.storage import checkpoints
 from tests.storage.helpers import batch, opened, payloads, state
 
 LOG = "0" * 20 + ".log"
@@ -169,6 +170,7 @@ def test_a_segment_whose_end_kafka_cleaned_away_is_no_loss(tmp_path, empty):
         end = log.log_end
     names = sorted((tmp_path / "t-0").glob("*.log"))
     os.truncate(names[0], size)
+    checkpoints.write_offsets(str(tmp_path / checkpoints.CLEANER_CHECKPOINT), {("t", 0): 6})
     with opened(str(tmp_path), recovery_point=6) as log:
         assert log.log_end == end
         assert log.append(batch(1)).base_offset == end
