@@ -366,22 +366,24 @@ class Log(Closing):
         Args:
             bootstrap: host:port of the cluster.
             topics: which; None is all.
-            options: `job`, the transactional id and the group that holds the position at the
-                target; `records` a transaction (10,000); `follow`, to go on for ever; `config`,
-                more of librdkafka's keys; `progress`, called with `Moved` after each transaction.
+            options: see `MoveOptions`: `job`, `records` a transaction, `follow`, `config`,
+                `progress`, and `groups`, whose committed offsets go along (names, or "all").
 
         Raises:
             ProducerFenced: another run of the same job took over.
-            IllegalState: the target holds records where the job has no position.
+            IllegalState: the target holds records where the job has no position, or was cleaned so
+                that a group's offset cannot be told there.
+            NonEmptyGroup: a group that shall go along has members at the target.
             ConfigError: a topic has another shape there; a timestamp that cannot be sent.
             KafkaError: what the cluster answered.
 
         **Durability**: what the cluster promises; the position is part of each transaction.
         """
+        from eoslog.client.kafka_cluster import MoveOptions
         from eoslog.client.kafka_export import export_kafka
 
         self.engine.check()
-        return export_kafka(self, bootstrap, topics, **options)
+        return export_kafka(self, bootstrap, topics, MoveOptions(**options))
 
     def import_kafka(
         self, bootstrap: str, topics: Sequence[str] | None = None, **options: Any
@@ -391,10 +393,11 @@ class Log(Closing):
         The mirror of `export_kafka`, with the same options; the position is kept here, as offsets
         of the group of the job's name, in the transaction of the records. It writes nothing there.
         """
+        from eoslog.client.kafka_cluster import MoveOptions
         from eoslog.client.kafka_import import import_kafka
 
         self.engine.check()
-        return import_kafka(self, bootstrap, topics, **options)
+        return import_kafka(self, bootstrap, topics, MoveOptions(**options))
 
     # --- care -----------------------------------------------------------------------------------
 

@@ -6,21 +6,24 @@ Source: KIP-98, KIP-447 (positions in the transaction); confluent-kafka-python.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from eoslog.errors import ConfigError, IllegalState, KafkaError, error_for
-from eoslog.model import TopicPartition
+from eoslog.errors import ConfigError, IllegalState, KafkaError, NonEmptyGroup, error_for
+from eoslog.model import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     import confluent_kafka
 
 T = TypeVar("T")
 Progress = Callable[["Moved"], None]
+GroupOffsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 TIMEOUT_S = 60.0
+WAIT_S = 0.2
+_BATCH = 10_000
 _RETRY_S = 0.1
 COPIED = (
     "cleanup.policy", "compression.type", "delete.retention.ms", "max.compaction.lag.ms",
@@ -28,6 +31,37 @@ COPIED = (
     "retention.ms",
 )  # fmt: skip
 """Topic settings that a new topic on the other side gets; what shapes files stays behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveOptions:
+    """What an export and an import can be told.
+
+    Attributes:
+        job: the transactional id and the group that hold its position at the target; None: the
+            direction's own name.
+        records: the most records of a transaction.
+        follow: go on for ever; else stop at the ends as they were at the beginning.
+        groups: whose committed offsets go along, "all" for every group that has some.
+        config: more of librdkafka's configuration.
+        progress: called after each transaction.
+    """
+
+    job: str | None = None
+    records: int = 10_000
+    follow: bool = False
+    groups: Sequence[str] | Literal["all"] = ()
+    config: Mapping[str, Any] | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ConfigError: groups go along when the end is reached, and there is none.
+        """
+        if self.groups and self.follow:
+            raise ConfigError("groups go along with a run that ends: leave out follow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +72,13 @@ class Moved:
         job: its name: the transactional id and the group that hold its position at the target.
         records: how many this run sent.
         positions: the next offset to send, by partition of the source.
+        groups: the offsets that went along, as the target counts, by group.
     """
 
     job: str
     records: int
     positions: Mapping[TopicPartition, int]
+    groups: Mapping[str, Mapping[TopicPartition, int]] = field(default_factory=dict)
 
 
 def require_confluent_kafka() -> Any:
@@ -185,15 +221,20 @@ class KafkaCluster:
             }
 
     def ends(
-        self, partitions: Collection[TopicPartition], *, beginning: bool = False
+        self,
+        partitions: Collection[TopicPartition],
+        *,
+        beginning: bool = False,
+        committed: bool = True,
     ) -> dict[TopicPartition, int]:
-        """The last stable offset of each partition, or its beginning."""
+        """The last stable offset of each partition, its high watermark, or its beginning."""
         admin, kafka = self.kafka.admin, self.kafka
         if not partitions:
             return {}
         spec = admin.OffsetSpec.earliest() if beginning else admin.OffsetSpec.latest()
         asked = {kafka.TopicPartition(tp.topic, tp.partition): spec for tp in partitions}
-        level = kafka.IsolationLevel.READ_COMMITTED
+        levels = kafka.IsolationLevel
+        level = levels.READ_COMMITTED if committed else levels.READ_UNCOMMITTED
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
@@ -219,6 +260,95 @@ class KafkaCluster:
             if tp.error is not None:
                 raise error_for(max(tp.error.code(), -1), f"the position of {tp.topic}: {tp.error}")
         return {TopicPartition(tp.topic, tp.partition): tp.offset for tp in found if tp.offset >= 0}
+
+    # --- groups and their records (moved_groups.Side) -------------------------------------------
+
+    def start(self, tp: TopicPartition) -> int:
+        """A partition's first offset."""
+        return self.ends([tp], beginning=True)[tp]
+
+    def end(self, tp: TopicPartition) -> int:
+        """A partition's end, once nothing in it is undecided: commits answer before their markers.
+
+        Raises:
+            IllegalState: somebody's transaction stays open.
+        """
+        deadline = time.monotonic() + TIMEOUT_S
+        while (end := self.ends([tp])[tp]) != self.ends([tp], committed=False)[tp]:
+            if time.monotonic() > deadline:
+                raise IllegalState(f"{tp} of the cluster: a transaction is open at offset {end}")
+            time.sleep(_RETRY_S)
+        return end
+
+    def records(self, tp: TopicPartition, start: int, end: int) -> Iterator[tuple[int, Any]]:
+        """Offset and content of the committed records in [start, end)."""
+        with closing(self.consumer("eoslog-reader")) as reader:
+            reader.assign([self.kafka.TopicPartition(tp.topic, tp.partition, start)])
+            while start < end:
+                for message in reader.consume(_BATCH, WAIT_S):
+                    start = self.position_behind(message)
+                    if message.error() is None and start <= end:
+                        headers = message.headers() or []
+                        yield (
+                            start - 1,
+                            (message.timestamp()[1], message.key(), message.value(), headers),
+                        )
+
+    def position_behind(self, message: Any) -> int:
+        """The next offset, of a message or of a partition's end.
+
+        Raises:
+            KafkaError: the message is another error.
+        """
+        error = message.error()
+        if error is None:
+            return int(message.offset()) + 1
+        if error.code() == self.kafka.KafkaError._PARTITION_EOF:
+            return int(message.offset())
+        raise error_for(max(error.code(), -1), f"reading {message.topic()}: {error.str()}")
+
+    def groups(self) -> list[str]:
+        """Ids of the consumer groups."""
+        with kafka_errors("listing groups"):
+            found = self._admin.list_consumer_groups().result(TIMEOUT_S)
+        if found.errors:
+            raise error_for(max(found.errors[0].args[0].code(), -1), "listing groups")
+        return sorted(group.group_id for group in found.valid)
+
+    def group_offsets(self, group: str) -> GroupOffsets:
+        """The committed offsets of a group; stable ones."""
+        asked = [self.kafka.ConsumerGroupTopicPartitions(group)]
+        with kafka_errors(f"reading the offsets of group {group!r}"):
+            answer = self._admin.list_consumer_group_offsets(asked, require_stable=True)
+            found = answer[group].result(TIMEOUT_S).topic_partitions
+        return {
+            TopicPartition(tp.topic, tp.partition): OffsetAndMetadata(
+                tp.offset, metadata=tp.metadata or ""
+            )
+            for tp in found
+            if tp.offset >= 0
+        }
+
+    def set_group_offsets(self, group: str, offsets: GroupOffsets) -> None:
+        """Set the committed offsets of a group without members.
+
+        Raises:
+            NonEmptyGroup: it has members, which would not notice.
+        """
+        wanted = [
+            self.kafka.TopicPartition(tp.topic, tp.partition, at.offset, at.metadata or "")
+            for tp, at in offsets.items()
+        ]
+        asked = [self.kafka.ConsumerGroupTopicPartitions(group, wanted)]
+        with kafka_errors(f"setting the offsets of group {group!r}"):
+            answer = self._admin.alter_consumer_group_offsets(asked)
+            found = answer[group].result(TIMEOUT_S).topic_partitions
+        for tp in found:
+            if tp.error is None:
+                continue
+            if tp.error.code() == self.kafka.KafkaError.UNKNOWN_MEMBER_ID:
+                raise NonEmptyGroup(f"group {group!r} of the cluster has members")
+            raise error_for(max(tp.error.code(), -1), f"group {group!r}, {tp.topic}: {tp.error}")
 
 
 def check_empty(

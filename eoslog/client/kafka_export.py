@@ -13,18 +13,21 @@ Source: KIP-98, KIP-447.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from eoslog.client.kafka_cluster import (
     COPIED,
     TIMEOUT_S,
+    WAIT_S,
     KafkaCluster,
     Moved,
-    Progress,
+    MoveOptions,
     check_empty,
     kafka_errors,
     retried,
 )
+from eoslog.client.moved_groups import LogSide, MovedGroups
 from eoslog.errors import ConfigError
 from eoslog.model import TopicPartition
 from eoslog.storage.files import failpoint
@@ -33,25 +36,16 @@ if TYPE_CHECKING:
     from eoslog.log import Log
 
 _TRIES = 5
-_WAIT_S = 0.2
 
 
 def export_kafka(
-    log: Log,
-    bootstrap: str,
-    topics: Sequence[str] | None = None,
-    *,
-    job: str | None = None,
-    records: int = 10_000,
-    follow: bool = False,
-    config: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    log: Log, bootstrap: str, topics: Sequence[str] | None, options: MoveOptions
 ) -> Moved:
-    """Send committed records into a Kafka cluster; `Log.export_kafka` describes the arguments."""
+    """Send committed records into a Kafka cluster; see `Log.export_kafka`."""
     names = list(log.topics() if topics is None else topics)
-    export = _Export(log, KafkaCluster(bootstrap, config), names, job)
+    export = _Export(log, KafkaCluster(bootstrap, options.config), names, options)
     try:
-        return export.run(records, follow, progress)
+        return export.run()
     finally:
         export.close()
 
@@ -60,10 +54,10 @@ class _Export:
     """One run: a producer at the target, a reader at the source."""
 
     def __init__(
-        self, log: Log, cluster: KafkaCluster, topics: Sequence[str], job: str | None
+        self, log: Log, cluster: KafkaCluster, topics: Sequence[str], options: MoveOptions
     ) -> None:
-        self._log, self._cluster = log, cluster
-        self.job = job or f"eoslog-export-{log.engine.properties.cluster_id}"
+        self._log, self._cluster, self._options = log, cluster, options
+        self.job = options.job or f"eoslog-export-{log.engine.properties.cluster_id}"
         about = {name: log.describe_topic(name) for name in topics}
         self._counts = {name: len(topic.partitions) for name, topic in about.items()}
         self._configs = {
@@ -85,25 +79,26 @@ class _Export:
         """Leave; what is undecided is aborted by the next run, or by its timeout."""
         self._group.close()
 
-    def run(self, records: int, follow: bool, progress: Progress | None) -> Moved:
+    def run(self) -> Moved:
         self._cluster.ensure_topics(self._counts, self._configs)
+        groups = MovedGroups(LogSide(self._log), self._cluster, self._partitions, self._options)
         with kafka_errors(f"export job {self.job!r}"):
             retried(lambda: self._producer.init_transactions(TIMEOUT_S))
         positions = self._positions()
         ends = {tp: self._log.offsets(*_key(tp)).last_stable for tp in self._partitions}
-        sent = 0
+        moved = Moved(self.job, 0, positions)
         options = {"isolation_level": "read_committed", "auto_offset_reset": "none"}
         with self._log.consumer(**options) as reader:
             reader.assign([TopicPartition(*_key(tp), at) for tp, at in positions.items()])
-            while follow or any(positions[tp] < ends[tp] for tp in ends):
-                batch = reader.consume(records, timeout=_WAIT_S)
+            while self._options.follow or any(moved.positions[tp] < ends[tp] for tp in ends):
+                batch = reader.consume(self._options.records, timeout=WAIT_S)
                 now = dict(reader.positions())
-                if now != positions:
+                if now != moved.positions:
                     self._send(batch, now)
-                    sent, positions = sent + len(batch), now
-                    if progress is not None:
-                        progress(Moved(self.job, sent, positions))
-        return Moved(self.job, sent, positions)
+                    moved = Moved(self.job, moved.records + len(batch), now)
+                    if self._options.progress is not None:
+                        self._options.progress(moved)
+        return replace(moved, groups=groups.carry(moved.positions))
 
     def _positions(self) -> dict[TopicPartition, int]:
         """Where to go on; partitions new to the job get a position before their first record."""

@@ -10,87 +10,80 @@ Source: KIP-98, KIP-447.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from eoslog.client.kafka_cluster import COPIED, KafkaCluster, Moved, Progress, check_empty
-from eoslog.errors import GroupNotFound, UnknownTopicOrPartition, error_for
+from eoslog.client.kafka_cluster import (
+    COPIED,
+    WAIT_S,
+    KafkaCluster,
+    Moved,
+    MoveOptions,
+    check_empty,
+)
+from eoslog.client.moved_groups import LogSide, MovedGroups
+from eoslog.errors import GroupNotFound, UnknownTopicOrPartition
 from eoslog.model import TopicPartition
 from eoslog.storage.files import failpoint
 
 if TYPE_CHECKING:
     from eoslog.log import Log
 
-_WAIT_S = 0.2
-
 
 def import_kafka(
-    log: Log,
-    bootstrap: str,
-    topics: Sequence[str] | None = None,
-    *,
-    job: str | None = None,
-    records: int = 10_000,
-    follow: bool = False,
-    config: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    log: Log, bootstrap: str, topics: Sequence[str] | None, options: MoveOptions
 ) -> Moved:
-    """Take committed records out of a Kafka cluster; `Log.import_kafka` describes the arguments."""
-    cluster = KafkaCluster(bootstrap, config)
+    """Take committed records out of a Kafka cluster; see `Log.import_kafka`."""
+    cluster = KafkaCluster(bootstrap, options.config)
     there = cluster.topics()
     names = sorted(there) if topics is None else list(topics)
     unknown = [name for name in names if name not in there]
     if unknown:
         raise UnknownTopicOrPartition(f"the cluster has no topic {unknown[0]!r}")
-    run = _Import(log, cluster, {name: there[name] for name in names}, job or "eoslog-import")
-    return run.run(records, follow, progress)
+    return _Import(log, cluster, {name: there[name] for name in names}, options).run()
 
 
 class _Import:
     """One run: a reader of the cluster, a producer of the directory."""
 
     def __init__(
-        self, log: Log, cluster: KafkaCluster, counts: Mapping[str, int], job: str
+        self, log: Log, cluster: KafkaCluster, counts: Mapping[str, int], options: MoveOptions
     ) -> None:
-        self._log, self._cluster, self._counts, self.job = log, cluster, counts, job
+        self._log, self._cluster, self._counts, self._options = log, cluster, counts, options
+        self.job = options.job or "eoslog-import"
         self._partitions = [
             TopicPartition(name, number)
             for name, count in counts.items()
             for number in range(count)
         ]
 
-    def run(self, records: int, follow: bool, progress: Progress | None) -> Moved:
+    def run(self) -> Moved:
         self._make_topics()
-        reader = self._cluster.consumer(self.job)
-        sent = 0
-        try:
-            with self._log.producer(transactional_id=self.job) as producer:
-                producer.init_transactions()
-                positions = self._positions(producer)
-                ends = self._cluster.ends(self._partitions)
-                kafka = self._cluster.kafka
-                reader.assign(
-                    [
-                        kafka.TopicPartition(tp.topic, tp.partition, at)
-                        for tp, at in positions.items()
-                    ]
-                )
-                while follow or any(positions[tp] < ends[tp] for tp in ends):
-                    batch, moved = self._read(reader, records)
-                    if not moved:
-                        continue
-                    with producer.transaction() as transaction:
-                        for message in batch:
-                            _produce(transaction, message)
-                        failpoint("import.produced")
-                        producer.send_offsets_to_transaction(moved, self.job)
-                    failpoint("import.committed")
-                    sent += len(batch)
-                    positions.update(moved)
-                    if progress is not None:
-                        progress(Moved(self.job, sent, dict(positions)))
-        finally:
-            reader.close()
-        return Moved(self.job, sent, positions)
+        groups = MovedGroups(self._cluster, LogSide(self._log), self._partitions, self._options)
+        with (
+            closing(self._cluster.consumer(self.job)) as reader,
+            self._log.producer(transactional_id=self.job) as producer,
+        ):
+            producer.init_transactions()
+            moved = Moved(self.job, 0, self._positions(producer))
+            ends = self._cluster.ends(self._partitions)
+            place = self._cluster.kafka.TopicPartition
+            reader.assign([place(tp.topic, tp.partition, at) for tp, at in moved.positions.items()])
+            while self._options.follow or any(moved.positions[tp] < ends[tp] for tp in ends):
+                batch, now = self._read(reader)
+                if not now:
+                    continue
+                with producer.transaction() as transaction:
+                    for message in batch:
+                        _produce(transaction, message)
+                    failpoint("import.produced")
+                    producer.send_offsets_to_transaction(now, self.job)
+                failpoint("import.committed")
+                moved = Moved(self.job, moved.records + len(batch), {**moved.positions, **now})
+                if self._options.progress is not None:
+                    self._options.progress(moved)
+        return replace(moved, groups=groups.carry(moved.positions))
 
     def _make_topics(self) -> None:
         configs = self._cluster.configs(self._counts)
@@ -119,21 +112,16 @@ class _Import:
             found.update(starts)
         return found
 
-    def _read(self, reader: Any, records: int) -> tuple[list[Any], dict[TopicPartition, int]]:
+    def _read(self, reader: Any) -> tuple[list[Any], dict[TopicPartition, int]]:
         """Records, and the positions behind them; an end of a partition moves one too."""
         batch: list[Any] = []
         moved: dict[TopicPartition, int] = {}
-        at_end = self._cluster.kafka.KafkaError._PARTITION_EOF
-        for message in reader.consume(records, _WAIT_S):
+        for message in reader.consume(self._options.records, WAIT_S):
             tp = TopicPartition(message.topic(), message.partition())
-            error = message.error()
-            if error is None:
+            behind = self._cluster.position_behind(message)
+            moved[tp] = max(behind, moved.get(tp, 0))
+            if message.error() is None:
                 batch.append(message)
-                moved[tp] = message.offset() + 1
-            elif error.code() == at_end:
-                moved[tp] = max(message.offset(), moved.get(tp, 0))
-            else:
-                raise error_for(max(error.code(), -1), f"reading {tp}: {error.str()}")
         return batch, moved
 
 

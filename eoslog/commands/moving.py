@@ -32,6 +32,9 @@ def _moving(command: Callable[..., None]) -> Callable[..., None]:
         click.option("-n", "--records", type=click.IntRange(1), default=10_000, show_default=True,
                      help="Records a transaction, at most."),
         click.option("-f", "--follow", is_flag=True, help="Go on for ever; else stop at the end."),
+        click.option("-g", "--group", "groups", multiple=True, metavar="ID",
+                     help="A group whose committed offsets go along; may be repeated."),
+        click.option("--all-groups", is_flag=True, help="All groups that have some."),
         config_option,
         click.pass_obj,
     ):  # fmt: skip
@@ -45,6 +48,8 @@ def _move(
     topics: tuple[str, ...],
     bootstrap: str,
     config: tuple[str, ...],
+    groups: tuple[str, ...],
+    all_groups: bool,
     **options: Any,
 ) -> None:
     with face.log() as log, face.progress(of="") as bar:
@@ -54,9 +59,13 @@ def _move(
             bar.update(task, description=f"{direction} {moved.records} records")
 
         moved = getattr(log, f"{direction}_kafka")(
-            bootstrap, topics or None, config=key_values(config), progress=progress, **options
-        )
+            bootstrap, topics or None, config=key_values(config), progress=progress,
+            groups="all" if all_groups else groups, **options,
+        )  # fmt: skip
     face.say(f"{direction}ed {moved.records} records, job {moved.job}")
+    for group, offsets in moved.groups.items():
+        places = ", ".join(f"{tp} at {at}" for tp, at in sorted(offsets.items()))
+        face.say(f"group {group}: {places}")
     face.show(
         (
             {"topic": tp.topic, "partition": tp.partition, "next_offset": at}
@@ -72,7 +81,8 @@ def export_kafka(face: Face, **options: Any) -> None:
     """Send committed records of topics (default: all) into a Kafka cluster, exactly once.
 
     Run it again to go on. Partitions, keys, values, headers and timestamps stay, offsets may
-    differ. Missing topics are made. -c gives more of librdkafka's configuration.
+    differ; a --group goes on at the other side where it was. Missing topics are made. -c gives
+    more of librdkafka's configuration.
     """
     _move(face, "export", **options)
 
@@ -83,7 +93,8 @@ def import_kafka(face: Face, **options: Any) -> None:
     """Take committed records of topics (default: all) out of a Kafka cluster, exactly once.
 
     Run it again to go on. Partitions, keys, values, headers and timestamps stay, offsets may
-    differ. Missing topics are made. -c gives more of librdkafka's configuration.
+    differ; a --group goes on at the other side where it was. Missing topics are made. -c gives
+    more of librdkafka's configuration.
     """
     _move(face, "import", **options)
 

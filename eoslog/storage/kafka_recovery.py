@@ -27,6 +27,7 @@ from eoslog.model import Problem
 from eoslog.storage import checkpoints, files, segment_files
 from eoslog.storage.kafka_producers import ProducerStates
 from eoslog.storage.segment_files import SegmentFiles
+from eoslog.storage.segment_swap import finish_renames
 
 __all__ = ["Recovered", "recover"]
 
@@ -116,7 +117,7 @@ class _Recovery:
         self.loaded: list[int] = []
 
     def run(self, recovery_point: int, clean: bool) -> Recovered:
-        finish_renames(self.path)
+        finish_renames(self.path, as_kafka=True)
         bases = self._bases()
         for base in bases:
             self._load(base)
@@ -400,49 +401,6 @@ def check_crc(data: memoryview, header: Header) -> None:
             f"CRC {actual:#010x} of the bytes differs from the stored {stored:#010x}",
             position=header.position,
         )
-
-
-def finish_renames(path: str) -> None:
-    """Bring `.cleaned`, `.swap` and `.deleted` files to all-old or all-new (kafka.md 2.11 a-d)."""
-    names = files.names(path)
-    for name in names:
-        if name.endswith(".deleted"):
-            files.remove(os.path.join(path, name))
-
-    def offsets(suffix: str) -> dict[str, int]:
-        found = {
-            n: segment_files.offset_of_name(n.removesuffix(suffix))
-            for n in names
-            if n.endswith(suffix)
-        }
-        return {n: o for n, o in found.items() if o is not None}
-
-    cleaned, swaps = offsets(".cleaned"), offsets(".swap")
-    lowest = min(cleaned.values(), default=None)
-    for name in [*cleaned, *(n for n, o in swaps.items() if lowest is not None and o >= lowest)]:
-        files.remove(os.path.join(path, name))
-        swaps.pop(name, None)
-    ranges = []
-    for name, base in swaps.items():
-        if name.endswith(".log.swap"):
-            end = base
-            for batch in SegmentFiles(os.path.join(path, name), base).batches():
-                end = batch.last_offset + 1
-            ranges.append((base, end))
-    if ranges:
-        low, high = min(r[0] for r in ranges), max(r[1] for r in ranges)
-        for name in files.names(path):
-            offset = segment_files.offset_of_name(name)
-            if offset is not None and low <= offset < high and not name.endswith(".swap"):
-                files.remove(os.path.join(path, name))
-    for name in swaps:
-        files.rename(os.path.join(path, name), os.path.join(path, name.removesuffix(".swap")))
-    present = set(files.names(path))
-    for name in sorted(present):
-        if name.endswith((".index", ".timeindex", ".txnindex")):
-            stem = name.partition(".")[0]
-            if segment_files.offset_of_name(name) is not None and f"{stem}.log" not in present:
-                files.remove(os.path.join(path, name))
 
 
 def _leader_epochs(path: str) -> list[tuple[int, int]]:

@@ -130,19 +130,14 @@ def _recover(log: PartitionLog, last: LastSession) -> bool:
     try:
         if log.core.session == log.session.control.session:
             return False  # another process did it meanwhile
-        _finish_renames(log.path)
+        for name in files.names(log.path):
+            if name.endswith((PREPARED, ".tmp")):
+                files.remove(os.path.join(log.path, name))
+        finish_renames(log.path)
         _scan(log, last, read_only=False)
         return True
     finally:
         log.core.unlock_after_recovery()
-
-
-def _finish_renames(path: str) -> None:
-    """Finish or undo what the last session left half renamed (Kafka LogLoader.load)."""
-    for name in files.names(path):
-        if name.endswith((PREPARED, ".tmp")):
-            files.remove(os.path.join(path, name))
-    finish_renames(path)
 
 
 def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:

@@ -27,11 +27,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from eoslog import _core
 from eoslog.errors import LockTimeout
 from eoslog.storage import files
+from eoslog.storage.segment_files import SegmentFiles
 from eoslog.storage.segments import (
     CLEANED,
     DELETED,
@@ -145,8 +144,15 @@ def finish_dead_swap(log: PartitionLog) -> bool:
         log.cleaner_lock.release()
 
 
-def finish_renames(path: str) -> None:
-    """Bring `.cleaned`, `.swap` and `.deleted` files to all-old or all-new."""
+def finish_renames(path: str, *, as_kafka: bool = False) -> None:
+    """Bring `.cleaned`, `.swap` and `.deleted` files to all-old or all-new.
+
+    Args:
+        path: the partition's directory.
+        as_kafka: the snapshot at the base of what is replaced goes too, as when a broker starts.
+            It is true all the same, and where the log begins there it is all that is known of
+            producers before it: so it stays otherwise.
+    """
     _remove_all(path, DELETED)
     names = files.names(path)
     cleaned = [o for n in names if n.endswith(CLEANED) and (o := _offset(n, CLEANED)) is not None]
@@ -157,9 +163,10 @@ def finish_renames(path: str) -> None:
             del swaps[name]
     files.failpoint("clean.finish.judged")
     _remove_all(path, CLEANED)
-    for name, offset in swaps.items():
-        if name.endswith(LOG + SWAP):
-            _remove_range(path, offset, _end_of(os.path.join(path, name), offset))
+    logs = {name: offset for name, offset in swaps.items() if name.endswith(LOG + SWAP)}
+    if logs:
+        ends = [_end_of(os.path.join(path, name), offset) for name, offset in logs.items()]
+        _remove_range(path, min(logs.values()), max(ends), first_snapshot=as_kafka)
     files.failpoint("clean.finish.removed")
     for name in sorted(swaps, key=lambda n: (swaps[n], not n.endswith(LOG + SWAP))):
         files.rename(os.path.join(path, name), os.path.join(path, name.removesuffix(SWAP)))
@@ -181,21 +188,21 @@ def unfinished_swap(path: str) -> str | None:
     return next((name for name in names if name.endswith(SWAP)), None)
 
 
-def _remove_range(path: str, start: int, end: int) -> None:
-    """Remove the old segments that begin in [start, end); the first one's snapshot stays true."""
+def _remove_range(path: str, start: int, end: int, *, first_snapshot: bool) -> None:
+    """Remove the old segments that begin in [start, end)."""
     for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
         for offset in offsets_in(path, suffix):
-            if start <= offset < end and (suffix != SNAPSHOT or offset > start):
+            kept = suffix == SNAPSHOT and offset == start and not first_snapshot
+            if start <= offset < end and not kept:
                 files.remove(os.path.join(path, file_name(offset, suffix)))
 
 
 def _end_of(path: str, base: int) -> int:
-    """The offset behind the last batch of a segment file."""
-    size = os.path.getsize(path)
-    if size == 0:
-        return base
-    data = np.memmap(path, dtype=np.uint8, mode="r", shape=(size,))
-    return int(_core.iter_batches(data)[-1].last_offset) + 1
+    """The offset behind the last batch of a segment file, of any record format."""
+    end = base
+    for batch in SegmentFiles(path, base).batches():
+        end = batch.last_offset + 1
+    return end
 
 
 def _remove_all(path: str, suffix: str) -> None:

@@ -16,7 +16,7 @@ from eoslog.errors import KafkaError
 from eoslog.model import OffsetAndMetadata, TopicPartition
 from tests.kafka.group_wire import Beat, GroupWire
 from tests.kafka.sides import Answer, EoslogSide, KafkaSide
-from tests.kafka.wire import NOBODY, Member
+from tests.kafka.wire import Member
 
 LEAVE, LEAVE_FOR_A_WHILE = -1, -2
 NEVER_GIVEN = 1000
@@ -44,7 +44,18 @@ class Epochs:
         return member_id, number, instance
 
 
-class KafkaGroupSide(KafkaSide):
+class _Group:
+    """What both sides have: epochs that are told as numbers."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._epochs = Epochs()
+
+    def _real(self, member: Member) -> Member:
+        return self._epochs.real(member)
+
+
+class KafkaGroupSide(_Group, KafkaSide):
     """A broker and one of its groups."""
 
     _wire: GroupWire
@@ -54,12 +65,11 @@ class KafkaGroupSide(KafkaSide):
         self._topic_id = wire.topic_id(topic)
         self._assigned: dict[str, list[int]] = {}
         self._rebalance_ms: dict[str, int] = {}
-        self._epochs = Epochs()
 
     def _beat(self, group: str, member: Member, owned: Collection[int] | None) -> Answer:
         answer: Beat = self._patiently(
             lambda: self._wire.group_heartbeat(
-                group, self._epochs.real(member), self.topic, self._topic_id,
+                group, self._real(member), self.topic, self._topic_id,
                 None if owned is None else sorted(owned), self._rebalance_ms.get(member[0], REBALANCE_MS),
             ),
             lambda answer: answer.error,
@@ -92,23 +102,11 @@ class KafkaGroupSide(KafkaSide):
         return (
             self._patiently(
                 lambda: self._wire.offset_commit(
-                    group, self.topic, partition, offset, self._epochs.real(member)
+                    group, self.topic, partition, offset, self._real(member)
                 ),
                 int,
             ),
         )
-
-    def commit_offset(
-        self,
-        name: str,
-        who: tuple[int, int],
-        group: str,
-        offset: int,
-        member: Member = NOBODY,
-        partition: int = 0,
-    ) -> Answer:
-        member = self._epochs.real(member)
-        return super().commit_offset(name, who, group, offset, member, partition)
 
     def delete_offset(self, group: str, partition: int) -> Answer:
         return (
@@ -127,13 +125,12 @@ class KafkaGroupSide(KafkaSide):
         return (0, found.state, number(found.epoch), members)
 
 
-class EoslogGroupSide(EoslogSide):
+class EoslogGroupSide(_Group, EoslogSide):
     """eoslog's group coordinator."""
 
     def __init__(self, log: eoslog.Log, topic: str) -> None:
         super().__init__(log, topic)
         self._groups: Any = log.engine.groups
-        self._epochs = Epochs()
 
     def _mine(self, partitions: Collection[TopicPartition]) -> tuple[int, ...]:
         return tuple(sorted(tp.partition for tp in partitions))
@@ -160,7 +157,7 @@ class EoslogGroupSide(EoslogSide):
         return self.beat(group, (member_id, 0, instance), ())
 
     def beat(self, group: str, member: Member, owned: Collection[int]) -> Answer:
-        member_id, epoch, instance = self._epochs.real(member)
+        member_id, epoch, instance = self._real(member)
         held = [TopicPartition(self.topic, p) for p in owned]
         try:
             answer = self._groups.heartbeat(group, member_id, epoch, held, instance_id=instance)
@@ -173,24 +170,12 @@ class EoslogGroupSide(EoslogSide):
 
     def commit(self, group: str, member: Member, partition: int, offset: int) -> Answer:
         place = {TopicPartition(self.topic, partition): OffsetAndMetadata(offset)}
-        member_id, epoch, instance = self._epochs.real(member)
+        member_id, epoch, instance = self._real(member)
         return self._code(
             lambda: self._groups.commit_offsets(
                 group, member_id, epoch, place, instance_id=instance
             )
         )
-
-    def commit_offset(
-        self,
-        name: str,
-        who: tuple[int, int],
-        group: str,
-        offset: int,
-        member: Member = NOBODY,
-        partition: int = 0,
-    ) -> Answer:
-        member = self._epochs.real(member)
-        return super().commit_offset(name, who, group, offset, member, partition)
 
     def delete_offset(self, group: str, partition: int) -> Answer:
         place = TopicPartition(self.topic, partition)

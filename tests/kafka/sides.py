@@ -83,7 +83,15 @@ def batch_of(name: str | None, who: tuple[int, int], sequence: int, values: list
     )  # fmt: skip
 
 
-class KafkaSide:
+class _Members:
+    """Members are named as they are; `group_sides.py` tells their epochs otherwise."""
+
+    @staticmethod
+    def _real(member: Member) -> Member:
+        return member
+
+
+class KafkaSide(_Members):
     """A broker, asked with the newest transaction version; told to come again, it is asked again."""
 
     def __init__(self, wire: Wire, topic: str) -> None:
@@ -173,7 +181,7 @@ class KafkaSide:
         return (
             self._patiently(
                 lambda: self._wire.txn_offset_commit(
-                    name, group, *who, self.topic, partition, offset, member
+                    name, group, *who, self.topic, partition, offset, self._real(member)
                 ),
                 int,
             ),
@@ -243,7 +251,7 @@ def _visible(records: bytes, aborted: set[tuple[int, int]], end: int, base: int)
     return tuple(found)
 
 
-class EoslogSide:
+class EoslogSide(_Members):
     """eoslog's coordinators and partitions, called as its own producer calls them."""
 
     def __init__(self, log: eoslog.Log, topic: str) -> None:
@@ -323,7 +331,9 @@ class EoslogSide:
     ) -> Answer:
         place = {TopicPartition(self.topic, partition): OffsetAndMetadata(offset)}
         return self._code(
-            lambda: self._engine.groups.txn_offset_commit(group, name, *who, *member, place)
+            lambda: self._engine.groups.txn_offset_commit(
+                group, name, *who, *self._real(member), place
+            )
         )
 
     def offset(self, group: str, partition: int = 0) -> Answer:
