@@ -23,6 +23,12 @@ from typing import Any
 from eoslog import _core
 from eoslog.storage import files
 
+# Imported here, so that the lives that are forked need not.
+import eoslog.client.consumer  # isort: skip
+import eoslog.client.producer
+import eoslog.client.scan
+import eoslog.log  # noqa: F401
+
 CALLS = ("pwrite", "fdatasync")
 """The calls that make a difference to what a crash leaves, as the OS-call table names them."""
 
