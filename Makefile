@@ -14,6 +14,7 @@ timed = @start=$$SECONDS; $(2); code=$$?; printf '%-10s %4d s\n' '$(1)' $$((SECO
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build wheel inplace test test-fast test-kafka test-spark torture-spark run bench
+.PHONY: bench-spark torture-spark-kafka
 .PHONY: simulate lint format types imports stubs mutants asan fuzz rows torture clean distclean
 
 help:  ## List the targets
@@ -60,6 +61,10 @@ torture-spark: build  ## Kill 40 drivers and 160 workers and executors inside Sp
 	@rm -rf .make/torture && mkdir -p .make/torture && cp -a tests .make/torture/
 	$(call timed,torture,cd .make/torture && $(abspath $(BIN))/python -m tests.spark.torture $(TORTURE_ARGS))
 
+torture-spark-kafka: build  ## The same kills under Spark's Kafka sink on a real broker: what they leave (TORTURE_ARGS)
+	@rm -rf .make/torture && mkdir -p .make/torture && cp -a tests .make/torture/
+	$(call timed,torture,cd .make/torture && $(abspath $(BIN))/python -m tests.spark.torture_kafka $(TORTURE_ARGS))
+
 $(VENV)/.peers: $(VENV)/.ready .ci/peers
 	$(call timed,peers,.ci/peers $(VENV))
 
@@ -67,6 +72,10 @@ bench: build $(VENV)/.peers  ## Measure against the goals: ten minutes; SCALE=10
 	@rm -f .make/bench.json
 	$(call timed,bench,EOSLOG_BENCH_SCALE=$(or $(SCALE),1) .ci/test $(BIN) bench --benchmark-only \
 		--benchmark-json=$(abspath .make/bench.json) $(BENCH_ARGS))
+
+bench-spark: build  ## Spark beside Parquet and its Kafka connector: ten minutes (ROWS=1000000)
+	@rm -rf .make/bench-spark && mkdir -p .make/bench-spark && cp -a tests bench .make/bench-spark/
+	$(call timed,bench,cd .make/bench-spark && $(abspath $(BIN))/python -m bench.spark --rows $(or $(ROWS),1000000) $(BENCH_ARGS))
 
 lint: setup  ## Check style, by ruff
 	$(BIN)/ruff check .

@@ -16,6 +16,8 @@ from tests.kafka import jars
 
 CLUSTER = "4L6g3nShT-eMCtK--X86sw"
 HEAP = "-Xmx700m"
+LIGHT = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""For a process that lives for seconds: compiling costs more than it gives."""
 START_S = 120
 
 _PROPERTIES = """\
@@ -57,10 +59,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def java(version: str, main: str, *args: str | Path, heap: str = HEAP) -> list[str]:
+def java(
+    version: str, main: str, *args: str | Path, heap: str = HEAP, jvm: tuple[str, ...] = LIGHT
+) -> list[str]:
     """The command line of a class of this Kafka version."""
     return [
-        "java", heap, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+        "java", heap, *jvm,
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{jars.fetch(version)}/*", main,
         *map(str, args),
     ]  # fmt: skip
@@ -74,6 +78,7 @@ class Broker:
         version: which Kafka.
         config: more of server.properties.
         format_args: more for the storage tool, as `--feature transaction.version=0`.
+        jvm: options of its JVM; none for one whose speed is measured.
     """
 
     def __init__(
@@ -82,9 +87,10 @@ class Broker:
         version: str,
         config: Mapping[str, object] | None = None,
         format_args: tuple[str, ...] = (),
+        jvm: tuple[str, ...] = LIGHT,
     ) -> None:
         """Format the storage; `start` starts it."""
-        self.folder, self.version = folder, version
+        self.folder, self.version, self._jvm = folder, version, jvm
         self.logs = folder / "logs"
         self.port = free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
@@ -113,7 +119,7 @@ class Broker:
         assert self._process is None
         with (self.folder / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(
-                java(self.version, "kafka.Kafka", self._properties),
+                java(self.version, "kafka.Kafka", self._properties, jvm=self._jvm),
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder,
                 start_new_session=True,
             )  # fmt: skip

@@ -34,32 +34,40 @@ def cache() -> Path:
     return Path(base)
 
 
-def _pinned(version: str) -> dict[str, str]:
-    lines = (HERE / f"jars-{version}.sha256").read_text().splitlines()
-    return {name: digest for digest, name in (line.split() for line in lines)}
-
-
-def _compare(folder: Path, version: str) -> None:
+def _compare(folder: Path, pins: Path) -> None:
     """Raise ValueError unless the folder holds exactly the pinned files."""
     found = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.jar")
     }
-    pinned = _pinned(version)
+    lines = pins.read_text().splitlines()
+    pinned = {name: digest for digest, name in (line.split() for line in lines)}
     wrong = sorted(
         name for name in found.keys() | pinned.keys() if found.get(name) != pinned.get(name)
     )
     if wrong:
-        raise ValueError(f"{folder}: not the pinned jars of Kafka {version}: {', '.join(wrong)}")
+        raise ValueError(f"{folder}: not the jars of {pins.name}: {', '.join(wrong)}")
 
 
 def fetch(version: str) -> Path:
-    """The folder with a version's jars, fetched when it is not in the cache.
+    """The folder with the jars of a version of Kafka, fetched when it is not in the cache.
 
     Raises:
         Unreachable: there is no Maven, or it could not fetch them.
         ValueError: a jar has another checksum than the pinned one.
     """
-    folder = cache() / f"kafka-{version}"
+    pins = HERE / f"jars-{version}.sha256"
+    return _fetch(HERE / "pom.xml", f"kafka-{version}", pins, f"-Dkafka.version={version}")
+
+
+def spark_connector() -> list[Path]:
+    """The jars of Spark's own Kafka source and sink; raises as `fetch`."""
+    pins = HERE / "jars-spark-connector.sha256"
+    return sorted(_fetch(HERE / "spark-connector.xml", "spark-connector", pins).glob("*.jar"))
+
+
+def _fetch(pom: Path, name: str, pins: Path, *args: str) -> Path:
+    """The folder `name` of the cache with what a pom names at run time; raises as `fetch`."""
+    folder = cache() / name
     if not folder.is_dir():
         cache().mkdir(parents=True, exist_ok=True)
         if shutil.which("mvn") is None:
@@ -67,17 +75,17 @@ def fetch(version: str) -> Path:
         with tempfile.TemporaryDirectory(dir=cache()) as place:
             got = Path(place) / "jars"
             made = subprocess.run(
-                ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), "dependency:copy-dependencies",
-                 f"-Dkafka.version={version}", "-DincludeScope=runtime", "-DexcludeArtifactIds=slf4j-reload4j",
+                ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", *args,
+                 "-DincludeScope=runtime", "-DexcludeArtifactIds=slf4j-reload4j",
                  f"-DoutputDirectory={got}"],
                 capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
             )  # fmt: skip
             if made.returncode:
                 raise Unreachable(f"mvn exits with {made.returncode}: {made.stdout[-500:]}")
-            _compare(got, version)
+            _compare(got, pins)
             with contextlib.suppress(OSError):  # another run was faster
                 got.rename(folder)
-    _compare(folder, version)
+    _compare(folder, pins)
     return folder
 
 

@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 import eoslog
+from eoslog.client.staging import STAGING
 
 from .torture import descendants
 
@@ -49,6 +50,7 @@ class Cluster:
                 "--work-dir", str(folder / f"work-{host}"), self.url,
             )  # fmt: skip
             self.wait_for(log, "Successfully registered with master")
+        self.workers = dict(self.started[1:])
 
     def start(self, name, host, *args):
         log = self.folder / f"{name}-{host}.log"
@@ -99,6 +101,13 @@ class Cluster:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 process.wait()
+
+    def host_of(self, pid):
+        """The host below whose worker a process runs."""
+        for host, process in self.workers.items():
+            if pid in descendants(process.pid):
+                return host
+        raise AssertionError(f"process {pid} runs under no worker")
 
     def close(self):
         for host in {host for host, _ in self.started}:
@@ -185,3 +194,18 @@ def test_a_speculative_twin_wins_and_the_stopped_attempt_leaves_nothing(
     assert found["hosts"] == list(HOSTS), "both hosts took part"
     assert all("/shipped/" in place for place in found["places"]), found["places"]
     assert written(shared) == list(range(ROWS))
+
+
+def test_a_worker_killed_midway_loses_no_row_and_leaves_none_twice(
+    cluster, archive, shared, tmp_path
+):
+    (tmp_path / TRAP).touch()
+    job = cluster.submit(archive, shared.path, 2, tmp_path)
+    victim = cluster.host_of(stopped_at(tmp_path, job))
+    assert written(shared) == [], "the job is in the middle of it"
+    cluster.kill(victim)
+    found = outcome(job)
+    assert found["hosts"] == list(HOSTS), "both hosts took part before"
+    assert written(shared) == list(range(ROWS))
+    staging = Path(shared.path) / STAGING
+    assert not any(staging.iterdir()), "what the dead worker staged is gone"

@@ -80,7 +80,9 @@ def kills(victim: str, points: tuple[str, ...], count: int, rng: random.Random) 
 class Driver:
     """A driver process; its JVM is what counts as the driver."""
 
-    def __init__(self, path: str, scratch: Path, traps: Path, master: str) -> None:
+    def __init__(
+        self, path: str, scratch: Path, traps: Path, master: str, environment: dict[str, str]
+    ) -> None:
         points = ",".join(f"{point}=stop@{traps / point}" for point in POINTS)
         search = [str(ROOT / "spark"), str(ROOT)] if (ROOT / "spark").exists() else []
         before = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
@@ -92,7 +94,7 @@ class Driver:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             start_new_session=True,
             env={
-                **os.environ, "EOSLOG_FAILPOINTS": points, "PYSPARK_PYTHON": sys.executable,
+                **os.environ, **environment, "EOSLOG_FAILPOINTS": points, "PYSPARK_PYTHON": sys.executable,
                 "PYTHONPATH": os.pathsep.join(before or search), "SPARK_SCALA_VERSION": "2.13",
                 "SPARK_LOCAL_IP": "127.0.0.1",
             },
@@ -142,7 +144,11 @@ class Torture:
         self.produce("numbers", ROWS)
         self.version = self.fed = 0
         self.driver: Driver | None = None
+        self.environment: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
+
+    def new_driver(self, master: str) -> Driver:
+        return Driver(self.path, self.scratch, self.traps, master, self.environment)
 
     def produce(self, topic: str, count: int, first: int = 0) -> None:
         with self.log.producer() as producer:
@@ -153,7 +159,7 @@ class Torture:
         """One job with one kill in it, then what it left."""
         if self.driver is None or self.driver.master != master:
             self.close_driver()
-            self.driver = Driver(self.path, self.scratch, self.traps, master)
+            self.driver = self.new_driver(master)
         job = self.next_job(kill)
         trap = self.traps / kill.point
         trap.touch()
@@ -211,7 +217,7 @@ class Torture:
             assert self.driver is not None
             if kill.victim == "driver" and self.driver.jvm and not alive(self.driver.jvm):
                 self.close_driver()
-                self.driver = Driver(self.path, self.scratch, self.traps, master)
+                self.driver = self.new_driver(master)
                 self.driver.start(job)
             said = self.driver.hear(JOB_S)
             if said.get("done"):
@@ -219,7 +225,7 @@ class Torture:
             self.counts["jobs run again"] += 1
             if not said:
                 self.close_driver()
-                self.driver = Driver(self.path, self.scratch, self.traps, master)
+                self.driver = self.new_driver(master)
             self.driver.start(job)
         raise Failed(f"{kill}: four runs did not finish the job, the last one said {said}")
 
@@ -234,7 +240,16 @@ class Torture:
 
     def check_all(self, job: dict[str, object]) -> None:
         """Each row once."""
-        topic = "out" if job["kind"] == "batch" else "streamed"
+        twice, missing, strange, expected = self.tally(job)
+        if twice or missing or strange:
+            raise Failed(
+                f"{job}: {twice} rows too many, {missing} missing of {expected}, {strange} unknown"
+            )
+        self.counts["rows"] = len(self.values("out")) + len(self.values("streamed"))
+
+    def tally(self, job: dict[str, object]) -> tuple[int, int, int, int]:
+        """Rows too many, missing and never written in the job's topic, and how many are right."""
+        topic = "out" if str(job["kind"]).endswith("batch") else "streamed"
         expected = (
             {f"{v}-{n}".encode() for v in range(1, self.version + 1) for n in range(ROWS)}
             if topic == "out"
@@ -242,13 +257,7 @@ class Torture:
         )
         found = Counter(self.values(topic))
         twice = sum(count - 1 for count in found.values())
-        missing = len(expected - set(found))
-        if twice or missing or set(found) - expected:
-            raise Failed(f"{job}: {twice} rows too many, {missing} missing of {len(expected)}")
-        self.counts["rows"] = sum(
-            len(self.values(one)) if one != topic else sum(found.values())
-            for one in ("out", "streamed")
-        )
+        return twice, len(expected - set(found)), len(set(found) - expected), len(expected)
 
     def values(self, topic: str) -> list[bytes]:
         ends = {tp: end for tp, end in self.log.snapshot([topic]).items() if tp.topic == topic}
@@ -306,6 +315,11 @@ def torture(
     plan = [(one, LOCAL) for one in kills("worker", POINTS, workers, run.rng)]
     plan += [(one, LOCAL) for one in kills("driver", POINTS, drivers, run.rng)]
     plan += [(one, CLUSTER) for one in kills("executor", TASK_POINTS, executors, run.rng)]
+    return carry_out(run, plan)
+
+
+def carry_out(run: Torture, plan: list[tuple[Kill, str]]) -> Counter[str]:
+    """The kills of a plan, one after the other; says each."""
     started = time.monotonic()
     try:
         for number, (kill, master) in enumerate(plan, 1):

@@ -5,6 +5,7 @@ MASTER`. Each line in is a job in JSON, each line out its outcome.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def main() -> None:
         .config("spark.local.dir", scratch)
         .config("spark.task.maxFailures", "4")
         .config("spark.log.level", "OFF")
+        .config("spark.jars", os.environ.get("EOSLOG_TORTURE_JARS", ""))
         .getOrCreate()
     )
     jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
@@ -75,7 +77,49 @@ def stream(spark, path, checkpoint, job):
     query.awaitTermination()
 
 
-RUN = {"batch": batch, "stream": stream}
+PADDED = 4000
+"""Bytes of a value on the way to Kafka: a batch of 25 is more than Python holds back from the JVM."""
+
+
+def steps(batches):
+    """The steps of a sink that has none: before it gets rows, after each batch, after the last."""
+    from eoslog.storage import files
+
+    files.failpoint("spark.write.begun")
+    for batch in batches:
+        yield batch
+        files.failpoint("spark.write.rows")
+    files.failpoint("spark.write.finished")
+
+
+def kafka_batch(spark, path, checkpoint, job):
+    """As `batch`, into Spark's Kafka sink, which knows no versions."""
+    rows = (
+        spark.read.format("eoslog")
+        .options(path=path, subscribe="numbers", minBytesPerPartition=0, batchRows=25)
+        .load()
+        .selectExpr(f"rpad(concat('{job['version']}-', string(value)), {PADDED}, ' ') as value")
+    )
+    writer = rows.mapInArrow(steps, "value string").write.format("kafka")
+    writer.options(**{"kafka.bootstrap.servers": job["servers"], "topic": "out"}).save()
+
+
+def kafka_stream(spark, path, checkpoint, job):
+    """As `stream`, into Spark's Kafka sink."""
+    source = spark.readStream.format("eoslog").options(
+        path=path, subscribe="in", startingOffsets="earliest", maxRecordsPerTrigger=job["most"],
+        minBytesPerPartition=0, batchRows=25,
+    )  # fmt: skip
+    rows = source.load().selectExpr(f"rpad(string(value), {PADDED}, ' ') as value")
+    sink = rows.mapInArrow(steps, "value string").writeStream.format("kafka")
+    sink = sink.options(**{"kafka.bootstrap.servers": job["servers"], "topic": "streamed"})
+    query = sink.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+RUN = {
+    "batch": batch, "stream": stream, "kafka batch": kafka_batch, "kafka stream": kafka_stream,
+}  # fmt: skip
 
 
 def say(**fields: object) -> None:

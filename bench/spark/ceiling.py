@@ -1,0 +1,59 @@
+"""The ceiling of Spark's Python path: a source that hands out one prepared Arrow batch again and
+again, and does nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+
+class Share(InputPartition):
+    """How many rows a task hands out."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+
+class Ceiling(DataSource):
+    """`format("ceiling")`: options `batch` (an Arrow IPC file), `rows` and `tasks`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ceiling"
+
+    def schema(self) -> Any:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        with pa.memory_map(self.options["batch"]) as file:
+            return from_arrow_schema(pa.ipc.open_file(file).schema)
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return CeilingReader(dict(self.options))
+
+
+class CeilingReader(DataSourceReader):
+    """Plans equal shares."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self.path = options["batch"]
+        self.rows, self.tasks = int(options["rows"]), int(options["tasks"])
+
+    def partitions(self) -> Sequence[InputPartition]:
+        edges = [self.rows * at // self.tasks for at in range(self.tasks + 1)]
+        return [Share(high - low) for low, high in itertools.pairwise(edges)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Share)
+        with pa.memory_map(self.path) as file:
+            batch = pa.ipc.open_file(file).get_batch(0)
+            left = partition.rows
+            while left >= batch.num_rows:
+                yield batch
+                left -= batch.num_rows
+            if left:
+                yield batch.slice(0, left)

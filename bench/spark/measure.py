@@ -1,0 +1,106 @@
+"""Walls and processor time of cases that take turns, and the ratios between them."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Measured:
+    """One case: seconds of each round that counts."""
+
+    walls: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+
+    @property
+    def wall(self) -> float:
+        """The median round."""
+        return statistics.median(self.walls)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How one case stands beside another in the same run; above 1 the first is better.
+
+    Attributes:
+        walls: median of the rounds' ratios: the rounds of a pair lie side by side, so what else
+            runs on the machine weighs on both.
+        processor: the same of processor time, which other programs hardly change.
+    """
+
+    walls: float
+    processor: float
+
+
+def ratio(ours: Measured, peer: Measured) -> Ratio:
+    """How many times the peer's time ours is."""
+    pairs = zip(peer.walls, ours.walls, strict=True)
+    costs = zip(peer.processor, ours.processor, strict=True)
+    return Ratio(
+        statistics.median(theirs / mine for theirs, mine in pairs),
+        statistics.median(theirs / mine for theirs, mine in costs),
+    )
+
+
+def in_turns(
+    cases: dict[str, Callable[[int], object]],
+    rounds: int,
+    before: Callable[[str, int], object] = lambda name, number: None,
+) -> dict[str, Measured]:
+    """Runs each case once a round, in an order that turns; the first round is dropped.
+
+    Args:
+        cases: what to run, by name; gets the number of the round.
+        rounds: that count.
+        before: is called with both before the clock runs.
+    """
+    found = {name: Measured() for name in cases}
+    names = list(cases)
+    for number in range(rounds + 1):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            before(name, number)
+            cpu, started = processor_seconds(), time.perf_counter()
+            cases[name](number)
+            wall = time.perf_counter() - started
+            if number:
+                found[name].walls.append(wall)
+                found[name].processor.append(max(processor_seconds() - cpu, 1e-3))
+    return found
+
+
+def processor_seconds() -> float:
+    """Of this process and all below it, the dead ones that were waited for included."""
+    ticks = 0
+    parents: dict[int, list[int]] = {}
+    own: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = entry.read_text().rpartition(")")[2].split()
+            pid = int(entry.parent.name)
+            parents.setdefault(int(fields[1]), []).append(pid)
+            own[pid] = sum(int(one) for one in fields[11:15])
+    queue: list[int] = [os.getpid()]
+    while queue:
+        pid = queue.pop()
+        ticks += own.get(pid, 0)
+        queue += parents.get(pid, [])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with columns as wide as they need; the first is left-aligned."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if at == 0 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

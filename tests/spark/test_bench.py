@@ -1,0 +1,39 @@
+"""What `make bench-spark` prints is worth what its arithmetic is."""
+
+import pytest
+
+pytest.importorskip("pyspark")
+from bench.spark.measure import Measured, in_turns, ratio, table
+
+
+def test_a_ratio_is_the_median_of_neighbouring_rounds():
+    ours = Measured(walls=[1.0, 2.0, 1.0], processor=[1.0, 1.0, 1.0])
+    peer = Measured(walls=[4.0, 8.0, 1.0], processor=[3.0, 2.0, 2.5])
+    assert ratio(ours, peer).walls == 4.0, "a load that fell on one round of each weighs on neither"
+    assert ratio(ours, peer).processor == 2.5
+
+
+def test_cases_take_turns_and_the_first_round_does_not_count():
+    seen, made = [], []
+    cases = {name: lambda number, name=name: seen.append((number, name)) for name in "ab"}
+    found = in_turns(cases, 2, before=lambda name, number: made.append((number, name)))
+    assert seen == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    assert made == seen
+    assert [len(found[name].walls) for name in "ab"] == [2, 2]
+
+
+def test_processor_time_of_a_child_counts_to_the_case_that_ran_it():
+    import subprocess
+    import sys
+
+    burn = "import time\nwhile time.process_time() < 0.6: pass"
+    cases = {
+        "child": lambda number: subprocess.run([sys.executable, "-c", burn], check=True),
+        "nothing": lambda number: None,
+    }
+    found = in_turns(cases, 1)
+    assert found["child"].processor[0] >= 0.5 > found["nothing"].processor[0]
+
+
+def test_columns_are_as_wide_as_they_need():
+    assert table([("", "x"), ("long", "1"), ("a", "22")]) == ["       x", "long   1", "a     22"]
