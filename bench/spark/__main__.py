@@ -68,6 +68,8 @@ class Bench:
 
     def __init__(self, place: Path, rows: int, rounds: int) -> None:
         self.place, self.rows, self.rounds = place, rows, rounds
+        self.writes = min(rounds, 3)
+        self.name = table_of("eoslog", self.writes)
         self.lines: list[Line] = []
         self.wrong: list[str] = []
         self.broker: Broker | None = None
@@ -125,8 +127,8 @@ class Bench:
         if found != expected:
             self.wrong.append(f"{what}: (count, bytes, sums) {found}, expected {expected}")
 
-    def write(self, source: DataFrame) -> str:
-        """Writes; returns the name of the last table, which every store has."""
+    def write(self, source: DataFrame) -> None:
+        """Writes into a new table each round; the last one stays for the reads."""
 
         def before(store: str, number: int) -> None:
             self.stores[store].make(table_of(store, number), PARTITIONS)
@@ -137,18 +139,16 @@ class Bench:
             self.stores[store].write(source, table_of(store, number))
 
         cases = {name: partial(write, name) for name in self.stores}
-        rounds = min(self.rounds, 3)
-        self.compare("write", in_turns(cases, rounds, before), {KAFKA: 3.0})
+        self.compare("write", in_turns(cases, self.writes, before), {KAFKA: 3.0})
         expected = digest(source)
         for name, store in self.stores.items():
-            self.check(f"written by {name}", store.read(table_of(name, rounds)), expected)
+            self.check(f"written by {name}", store.read(table_of(name, self.writes)), expected)
         if TUNED in self.stores:
-            self.stores.pop(TUNED).remove(table_of(TUNED, rounds))
-        return table_of("", rounds)
+            self.stores.pop(TUNED).remove(table_of(TUNED, self.writes))
 
-    def read(self, name: str) -> None:
+    def read(self) -> None:
         """Reads all columns as they come, and only those that are needed."""
-        ceiling = self._ceilings(name)
+        ceiling = self._ceilings()
         others = {peer: store for peer, store in self.stores.items() if peer != "eoslog"}
         for what, aggregate, column in (
             (BYTES, BYTES, "value"),
@@ -156,11 +156,11 @@ class Bench:
         ):
             part, ceiling_of_part = f"eoslog, columns={column}", f"{CEILING}, {column}"
             frames: dict[str, Callable[[], DataFrame]] = {
-                "eoslog": partial(self.ours.read, name),
-                part: partial(self.ours.read, name, columns=column),
+                "eoslog": partial(self.ours.read, self.name),
+                part: partial(self.ours.read, self.name, columns=column),
                 CEILING: partial(ceiling, "all"),
                 ceiling_of_part: partial(ceiling, column),
-                **{peer: partial(store.read, name) for peer, store in others.items()},
+                **{peer: partial(store.read, self.name) for peer, store in others.items()},
             }
             answers: dict[str, int] = {}
             cases = {
@@ -177,17 +177,17 @@ class Bench:
             if len(set(real.values())) != 1:
                 self.wrong.append(f"read {what}: {real}")
 
-    def _ceilings(self, name: str) -> Callable[[str], DataFrame]:
+    def _ceilings(self) -> Callable[[str], DataFrame]:
         """Sources of one prepared batch each, of the rows and the tasks that ours has."""
         import pyarrow as pa
 
         from bench.spark.ceiling import Ceiling
 
         self.spark.dataSource.register(Ceiling)
-        tasks = self.ours.read(name).rdd.getNumPartitions()
+        tasks = self.ours.read(self.name).rdd.getNumPartitions()
         for kind in ("all", "value", "offset"):
             options = {} if kind == "all" else {"columns": kind}
-            some = self.ours.read(name, **options).limit(32768).toArrow().combine_chunks()
+            some = self.ours.read(self.name, **options).limit(32768).toArrow().combine_chunks()
             path = str(self.place / f"{kind}.arrow")
             with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, some.schema) as writer:
                 writer.write_batch(some.to_batches()[0])
@@ -215,16 +215,17 @@ class Bench:
             more = statistics.median(
                 a - b for a, b in zip(mine.walls, found[peer].walls, strict=True)
             )
-            goal = {"goal": 0.3, "met": more <= 0.3} if peer == "Parquet, uncompressed" else {}
+            judged = peer == "Parquet, uncompressed"
+            goal, met = (0.3, more <= 0.3) if judged else (None, None)
             times = ratio(mine, found[peer])
             what = f"start-up of a 1-partition read / {peer} ({more:+.2f} s)"
             walls = (f"{mine.wall:.2f} s", f"{found[peer].wall:.2f} s")
-            self.lines.append(Line(what, *walls, times.walls, times.processor, **goal))
+            self.lines.append(Line(what, *walls, times.walls, times.processor, goal, met))
         for name, store in self.stores.items():
             self.check(f"few of {name}", store.read("few"), digest(few))
         few.unpersist()
 
-    def stream(self, name: str, source: DataFrame) -> None:
+    def stream(self, source: DataFrame) -> None:
         """Topic to topic: all rows in five micro-batches, then many small ones."""
         rounds = min(self.rounds, 3)
 
@@ -234,7 +235,7 @@ class Bench:
         def run(store: str, number: int) -> None:
             checkpoint = self.place / "cp" / f"{store}-{number}"
             most = -(-self.rows // 5)
-            self.streams[store].pipe(name, stream_of(store, number), checkpoint, most)
+            self.streams[store].pipe(self.name, stream_of(store, number), checkpoint, most)
 
         cases = {store: partial(run, store) for store in self.streams}
         self.compare("stream", in_turns(cases, rounds, before), {})
@@ -328,11 +329,17 @@ def machine() -> str:
 
 
 @contextmanager
-def stage(name: str) -> Iterator[None]:
-    """Says how long a part of the run took."""
-    started = time.monotonic()
-    yield
-    print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
+def stage(name: str, bench: Bench) -> Iterator[None]:
+    """Prints how long a part of the run took and what it found; one that fails is noted, the next
+    goes on.
+    """
+    started, before = time.monotonic(), len(bench.lines)
+    try:
+        yield
+    except Exception as error:
+        bench.wrong.append(f"{name}: {type(error).__name__}: {error}")
+    print(f"\n{name}: {time.monotonic() - started:.0f} s", flush=True)
+    print("\n".join(table([HEADER, *(line.cells() for line in bench.lines[before:])])), flush=True)
 
 
 def main() -> int:
@@ -347,19 +354,19 @@ def main() -> int:
     print(machine(), flush=True)
     started = time.monotonic()
     try:
-        with stage("rows, broker and session"):
-            prepare(place / "source", given.rows)
-            bench = Bench(place, given.rows, given.rounds)
+        prepare(place / "source", given.rows)
+        bench = Bench(place, given.rows, given.rounds)
+        print(f"rows, broker and session: {time.monotonic() - started:.0f} s", flush=True)
         try:
             source = bench.spark.read.parquet(str(place / "source"))
-            with stage("write"):
-                name = bench.write(source)
-            with stage("read"):
-                bench.read(name)
-            with stage("start-up"):
+            with stage("write", bench):
+                bench.write(source)
+            with stage("read", bench):
+                bench.read()
+            with stage("start-up", bench):
                 bench.start_up(source)
-            with stage("stream"):
-                bench.stream(name, source)
+            with stage("stream", bench):
+                bench.stream(source)
         finally:
             bench.close()
     finally:

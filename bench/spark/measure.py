@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +49,7 @@ def ratio(ours: Measured, peer: Measured) -> Ratio:
 
 
 def in_turns(
-    cases: dict[str, Callable[[int], object]],
+    cases: Mapping[str, Callable[[int], object]],
     rounds: int,
     before: Callable[[str, int], object] = lambda name, number: None,
 ) -> dict[str, Measured]:
