@@ -18,7 +18,7 @@ timed = @start=$$SECONDS; $(2); code=$$?; printf '%-10s %4d s\n' '$(1)' $$((SECO
 .PHONY: simulate lint format types imports stubs mutants asan fuzz rows torture clean distclean
 
 help:  ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready  ## Make the virtual environment; install Python, a compiler and Java if root may
 

@@ -108,9 +108,9 @@ def test_a_foreign_directory_is_refused_and_untouched(tmp_path):
 
 
 def test_a_missing_directory_is_an_error_without_create(path):
-    with pytest.raises(StorageError, match="no such directory"):
+    with pytest.raises(StorageError, match="no log to open"):
         open_log(path, create=False)
-    with pytest.raises(StorageError, match="no such directory"):
+    with pytest.raises(StorageError, match="no log to open"):
         open_log(path, read_only=True)
 
 

@@ -13,8 +13,7 @@ files and travel as bytes.
 unfinished `publish` is an open transaction of a dead process, aborted by whoever meets it. A
 manifest is there only if its batches are durable.
 
-Source: `DESIGN.md` "two ways to hold undecided data"; protocol rows 11 and 12 (sequences are
-assigned at decision).
+Source: protocol.md, rows 11 and 12 (sequences are assigned at decision).
 """
 
 from __future__ import annotations

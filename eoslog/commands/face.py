@@ -74,7 +74,7 @@ class Face:
         if self.form == "json":
             print(_json(row, indent=2))
         elif self.form == "table":
-            pairs: list[Row] = [{"": name, " ": value} for name, value in row.items()]
+            pairs: list[Row] = [{"": name, " ": value} for name, value in _flat(row)]
             self._table(pairs, ["", " "], header=False)
         else:
             self.show([row])
@@ -90,7 +90,11 @@ class Face:
         for row in rows:
             # Text, not str: what users store must not be read as markup.
             table.add_row(*(Text(cell(row.get(name))) for name in names))
-        Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+        console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+        with console.capture() as drawn:
+            console.print(table)
+        for line in drawn.get().splitlines():
+            print(line.rstrip())
 
     @staticmethod
     def say(text: str) -> None:
@@ -118,6 +122,15 @@ class Face:
             disable=not sys.stderr.isatty(),
             transient=True,
         )
+
+
+def _flat(row: Row, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Name and value of each entry; those of a mapping have its name before theirs."""
+    for name, value in row.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, value
 
 
 def cell(value: Any) -> str:

@@ -48,7 +48,7 @@ def _id(found: object) -> str:
 @click.option("--members", is_flag=True, help="The members in place of the offsets.")
 @click.pass_obj
 def describe(face: Face, name: str, members: bool) -> None:
-    """Show a group's offsets and how far they are behind, or its members."""
+    """Show a group's offsets and lag, or its members."""
     with face.log() as log:
         about = log.describe_group(name)
         face.say(f"group {name}: {about.state}, generation {about.generation}")

@@ -18,7 +18,9 @@ _EXIT_FOUND = 5
 )  # fmt: skip
 @click.pass_obj
 def verify_history(face: Face, paths: tuple[str, ...], lossy: tuple[str, ...]) -> None:
-    """Look for anomalies in histories that clients recorded (`eoslog.history.Recorder`).
+    """Look for anomalies in recorded histories.
+
+    Clients record them with `eoslog.history.Recorder`.
 
     FILE is JSON lines, or a directory of `*.jsonl` of one run. Exit code 5 if something is found.
     """

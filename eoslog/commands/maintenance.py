@@ -46,8 +46,9 @@ def init(face: Face, durability: str | None) -> None:
 def dump(
     face: Face, paths: tuple[str, ...], records: bool, decoder: str | None, read_only_anyway: bool
 ) -> None:
-    """Decode Kafka's files: .log, .index, .timeindex, .txnindex, .snapshot, a partition directory.
+    """Decode Kafka's files.
 
+    FILE... are .log, .index, .timeindex, .txnindex or .snapshot files, or partition directories.
     They may be eoslog's or those of a real broker. Exit code 5 if something is damaged.
     """
     found = {
@@ -126,9 +127,10 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
 @READ_ONLY_ANYWAY
 @click.pass_obj
 def check(face: Face, paths: tuple[str, ...], full: bool, read_only_anyway: bool) -> None:
-    """Read everything and say what is wrong; exit code 5 if anything is.
+    """Read everything and say what is wrong.
 
     PATH... are directories of a real broker, or partition directories, instead of the log of -d.
+    Exit code 5 if anything is wrong.
     """
     with _working(face, "check"):
         if paths:
@@ -154,9 +156,10 @@ def check(face: Face, paths: tuple[str, ...], full: bool, read_only_anyway: bool
 @click.option("--as-kafka", "mode", flag_value="as-kafka", help="The same as --mode as-kafka.")
 @click.pass_obj
 def repair(face: Face, mode: str) -> None:
-    """Find damage in a directory that nobody has open, and mend it.
+    """Find damage and mend it, as --mode says.
 
-    With --as-kafka it may be a stopped broker's log directory, or one partition directory of it.
+    Nobody may have the directory open. With --as-kafka it may be a stopped broker's log directory,
+    or one partition directory of it.
 
     Exit code 5 if there is damage and it was only reported.
     """
@@ -187,10 +190,10 @@ def _working(face: Face, what: str) -> Iterator[None]:
 @click.command()
 @click.pass_obj
 def locks(face: Face) -> None:
-    """List the processes that have the directory open, and the append locks they hold.
+    """List the processes that have the directory open.
 
-    A lock that is held for long belongs to a process that is stopped or stuck: it is never
-    overtaken, others get a LockTimeout that names it.
+    With the append locks that they hold: one that is held for long belongs to a process that is
+    stopped or stuck. It is never overtaken, others get a LockTimeout that names it.
     """
     place = os.path.realpath(face.directory)
     if not os.path.exists(os.path.join(place, "meta.properties")):
@@ -263,9 +266,10 @@ def stats(face: Face) -> None:
 )
 @click.pass_obj
 def compact(face: Face, topic: str | None, roll: bool) -> None:
-    """Clean now: compaction and retention, as the topics' policies say.
+    """Clean now: compaction and retention.
 
-    Other processes may have the directory open; they do the same by themselves when it is due.
+    What goes is what the topics' policies say. Other processes may have the directory open; they do
+    the same by themselves when it is due.
     """
     with face.log() as log, _working(face, "compact"):
         freed = log.clean(topic, roll=roll)
@@ -299,7 +303,10 @@ def durability(face: Face) -> None:
 @click.option("--durability", "kind", type=click.Choice(["strict", "os"]), default="strict")
 @click.pass_obj
 def bench(face: Face, count: int, size: int, kind: str) -> None:
-    """Measure this machine: write and read records in a directory that is removed after."""
+    """Measure this machine.
+
+    Records are written and read in a directory below the current one, which is removed after.
+    """
     values = [os.urandom((size + 1) // 2).hex()[:size].encode() for _ in range(min(count, 10_000))]
     values = (values * (count // len(values) + 1))[:count]
     rows: list[dict[str, Any]] = []
@@ -367,7 +374,10 @@ def demo() -> None:
 @click.option("--limit", type=int, help="Only so many flights.")
 @click.option("--no-spark", is_flag=True, help="Aggregate with Arrow instead.")
 def flights(place: str | None, keep: bool, limit: int | None, no_spark: bool) -> None:
-    """Take 336,776 flights through kills, zombies and lost acknowledgements, exactly once."""
+    """Take 336,776 flights through kills and zombies.
+
+    Lost acknowledgements, aborts and a crash too; at the end every one is counted exactly once.
+    """
     from eoslog.demo import flights as job
 
     code = job.run(place or job.DEFAULT_DIRECTORY, keep=keep, limit=limit, spark=not no_spark)

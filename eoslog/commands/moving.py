@@ -78,7 +78,9 @@ def _move(
 @export.command("kafka")
 @_moving
 def export_kafka(face: Face, **options: Any) -> None:
-    """Send committed records of topics (default: all) into a Kafka cluster, exactly once.
+    """Send records into a Kafka cluster, exactly once.
+
+    Committed ones, of the topics named or of all.
 
     Run it again to go on. Partitions, keys, values, headers and timestamps stay, offsets may
     differ; a --group goes on at the other side where it was. Missing topics are made. -c gives
@@ -90,7 +92,9 @@ def export_kafka(face: Face, **options: Any) -> None:
 @import_.command("kafka")
 @_moving
 def import_kafka(face: Face, **options: Any) -> None:
-    """Take committed records of topics (default: all) out of a Kafka cluster, exactly once.
+    """Take records out of a Kafka cluster, exactly once.
+
+    Committed ones, of the topics named or of all.
 
     Run it again to go on. Partitions, keys, values, headers and timestamps stay, offsets may
     differ; a --group goes on at the other side where it was. Missing topics are made. -c gives
@@ -120,7 +124,9 @@ def kafka_dir(
     durability: str,
     read_only_anyway: bool,
 ) -> None:
-    """Adopt a stopped broker's log directories SRC... as the new directory of `-d`.
+    """Adopt a stopped broker's log directories.
+
+    SRC... become the new directory of `-d`.
 
     Topics, groups and transactional ids go on where they were. The source is not changed.
     """

@@ -33,7 +33,7 @@ def prepare_directory(
         if files.exists(path):
             raise StorageError("not a directory", 20, path)
         if not create:
-            raise StorageError("no such directory", 2, path)
+            raise StorageError("no log to open", 2, path)
         with files.naming(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         files.make_dir(path)
@@ -44,11 +44,11 @@ def prepare_directory(
     foreign = [name for name in files.names(path) if not name.startswith(_OWN_PREFIXES)]
     if foreign:
         raise StorageError(
-            f"{path} is not an eoslog directory (no meta.properties) and not empty: {foreign[0]!r}",
+            f"not an eoslog directory (no meta.properties), and not empty: it has {foreign[0]!r}",
             path=path,
         )
     if not create:
-        raise StorageError("no meta.properties: not an eoslog directory", 2, path)
+        raise StorageError("not an eoslog directory: no meta.properties", 2, path)
     fd = files.open_file(os.path.join(path, SESSION_FILE), create=True)
     try:
         while not _core.try_lock(fd, 0):

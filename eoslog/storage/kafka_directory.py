@@ -10,7 +10,7 @@
 A broker without KRaft's log here (ZooKeeper, or its own metadata directory) is described by its
 partition directories alone: ids from partition.metadata, no configurations.
 
-Source: Kafka LogManager, KRaft records (KIP-631, KIP-868); kafka.md 2.
+Source: Kafka LogManager, KRaft records (KIP-631, KIP-868).
 """
 
 from __future__ import annotations

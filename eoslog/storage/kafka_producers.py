@@ -4,7 +4,7 @@ The live fold of eoslog is the core's (`_core/producer_state.pxi`). This one exi
 snapshots that a broker gives: which files are there afterwards, whom it forgot, and what it makes
 of batches that the cleaner emptied. It accepts everything: what is in the log has happened.
 
-Source: Kafka ProducerStateManager, ProducerAppendInfo (origin REPLICATION); kafka.md 3.
+Source: Kafka ProducerStateManager, ProducerAppendInfo (origin REPLICATION).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ eoslog's own recovery (`log_loader.py`) never does that.
 What a crash in here leaves is recovered by the next run: nothing is changed but what Kafka's
 recovery would change again. A log that is hard-linked elsewhere is copied before it is cut.
 
-Source: Kafka LogLoader, LogSegment.recover, ProducerStateManager; kafka.md 2.11 to 2.14.
+Source: Kafka LogLoader, LogSegment.recover, ProducerStateManager.
 """
 
 from __future__ import annotations
