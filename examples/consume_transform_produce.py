@@ -6,6 +6,7 @@
 """
 
 import sys
+import tempfile
 
 import eoslog
 from eoslog.errors import CommitOutcomeUnknown, KafkaError
@@ -69,4 +70,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or [tempfile.mkdtemp()]))

@@ -4,6 +4,7 @@ Dying between the second and the third step repeats records, and never skips one
 """
 
 import sys
+import tempfile
 
 import eoslog
 
@@ -25,4 +26,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or [tempfile.mkdtemp()]))

@@ -4,6 +4,7 @@ Dying between the second and the third step skips a record, and never repeats on
 """
 
 import sys
+import tempfile
 
 import eoslog
 
@@ -23,4 +24,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or [tempfile.mkdtemp()]))

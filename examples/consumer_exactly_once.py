@@ -4,6 +4,7 @@
 """
 
 import sys
+import tempfile
 
 import eoslog
 
@@ -40,4 +41,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or [tempfile.mkdtemp()]))

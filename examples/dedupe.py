@@ -5,6 +5,7 @@ The store must be as durable as the effect: here both are one SQLite transaction
 
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Iterator, MutableMapping
 
 import eoslog
@@ -60,4 +61,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or [tempfile.mkdtemp()]))

@@ -1,6 +1,7 @@
 """Several topics, all or none: a reader sees both records of a transfer or neither."""
 
 import sys
+import tempfile
 
 import eoslog
 
@@ -27,4 +28,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or [tempfile.mkdtemp()]))

@@ -4,6 +4,7 @@ Without idempotence a resent batch is a second copy; the next recipe is the cure
 """
 
 import sys
+import tempfile
 
 import eoslog
 
@@ -19,4 +20,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or [tempfile.mkdtemp()]))

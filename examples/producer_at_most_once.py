@@ -4,6 +4,7 @@ A crash, a full disk or a dropped buffer loses records, and nobody is told.
 """
 
 import sys
+import tempfile
 
 import eoslog
 
@@ -18,4 +19,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or [tempfile.mkdtemp()]))

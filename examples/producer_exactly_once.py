@@ -4,6 +4,7 @@ Every batch has a sequence number; one that is sent again is recognised and answ
 """
 
 import sys
+import tempfile
 
 import eoslog
 
@@ -19,4 +20,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or [tempfile.mkdtemp()]))

@@ -1,6 +1,7 @@
 """`run_transaction`: a function is run again until its transaction is in; never half, never twice."""
 
 import sys
+import tempfile
 
 import eoslog
 
@@ -23,4 +24,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or [tempfile.mkdtemp()]))

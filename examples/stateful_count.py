@@ -6,6 +6,7 @@ until no more comes, `show` prints the totals.
 """
 
 import sys
+import tempfile
 from collections import Counter
 
 import eoslog
@@ -64,4 +65,4 @@ def main(path: str, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*(sys.argv[1:] or [tempfile.mkdtemp()]))
