@@ -52,6 +52,10 @@ _GROUP = (Field("group", "string"),)
 _MEMBER = (*_GROUP, Field("member", "string"))
 _EPOCH = (Field("epoch", "i32"),)
 _OWNED = [Field("topic_id", "uuid"), Field("partitions", ["i32"])]
+_CURRENT = (
+    Field("member_epoch", "i32"), Field("previous_member_epoch", "i32"), Field("state", "i8"),
+    Field("assigned", [_OWNED]),
+)  # fmt: skip
 _PARTITION_RACKS = [Field("partition", "i32"), Field("racks", ["string"])]
 _SHARE_TOPICS = [Field("topic_id", "uuid"), Field("topic", "string"), Field("partitions", ["i32"])]
 
@@ -111,11 +115,7 @@ _GROUP_RECORDS: dict[int, Layout] = {
     8: Layout(
         "consumer_group_current_member_assignment",
         _MEMBER,
-        (
-            Field("member_epoch", "i32"), Field("previous_member_epoch", "i32"),
-            Field("state", "i8"), Field("assigned", [_OWNED]),
-            Field("pending_revocation", [_OWNED]),
-        ),
+        (*_CURRENT, Field("pending_revocation", [_OWNED])),
     ),
     10: Layout(
         "share_group_member_metadata",
@@ -128,14 +128,7 @@ _GROUP_RECORDS: dict[int, Layout] = {
     11: Layout("share_group_metadata", _GROUP, (*_EPOCH, Field("metadata_hash", "i64"))),
     12: Layout("share_group_target_assignment_metadata", _GROUP, _EPOCH),
     13: Layout("share_group_target_assignment_member", _MEMBER, (Field("topics", [_OWNED]),)),
-    14: Layout(
-        "share_group_current_member_assignment",
-        _MEMBER,
-        (
-            Field("member_epoch", "i32"), Field("previous_member_epoch", "i32"),
-            Field("state", "i8"), Field("assigned", [_OWNED]),
-        ),
-    ),
+    14: Layout("share_group_current_member_assignment", _MEMBER, _CURRENT),
     15: Layout(
         "share_group_state_partition_metadata",
         _GROUP,

@@ -5,18 +5,16 @@ Imports go down only, so the engine is described here and handed in by whoever w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from eoslog.coordinator.producer_ids import ProducerIds
-from eoslog.model import AppendOrigin, AppendResult, ProducerDescription
+from eoslog.model import ProducerDescription
+from eoslog.storage.metadata import FoldedLog
 
 
-class HostLog(Protocol):
-    """One open partition; `storage.PartitionLog` is one.
-
-    Thread-safe. The ends are read from the shared page at each access.
-    """
+class HostLog(FoldedLog, Protocol):
+    """One open partition; `storage.PartitionLog` is one."""
 
     topic: str
     partition: int
@@ -28,32 +26,8 @@ class HostLog(Protocol):
         ...
 
     @property
-    def log_start(self) -> int:
-        """First offset that is kept."""
-
-    @property
-    def log_end(self) -> int:
-        """Next offset to be written."""
-
-    @property
-    def high_watermark(self) -> int:
-        """What counts as durable ends here: the flushed end, in an `os` directory the log's."""
-
-    @property
     def last_stable_offset(self) -> int:
         """First offset that an open transaction holds back, or the high watermark."""
-
-    def append(
-        self, batch: bytes, *, expect: Sequence[tuple[Any, int]] = ..., origin: AppendOrigin = ...,
-        timeout: float | None = ...,
-    ) -> AppendResult | None:  # fmt: skip
-        """Append, or None if one of the logs in `expect` no longer ends where said."""
-
-    def flush(self, up_to: int | None = None) -> None:
-        """Everything below `up_to` counts as durable on return."""
-
-    def batches(self, start: int, end: int) -> Iterator[Any]:
-        """Every batch of [start, end), control batches too."""
 
     def open_transactions(self) -> list[tuple[int, int, int, int]]:
         """(producer id, epoch, first offset, last offset) of what is undecided here."""

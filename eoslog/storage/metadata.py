@@ -46,31 +46,35 @@ MAX_PARTITIONS = 10_000
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
-class MetadataStorage(Protocol):
-    """What this module needs of a `PartitionLog`."""
+class FoldedLog(Protocol):
+    """What a state that is the fold of a log needs of it; `storage.PartitionLog` is one.
+
+    Thread-safe. The ends are read from the shared page at each access.
+    """
 
     @property
     def log_start(self) -> int:
-        """The first offset."""
+        """First offset that is kept."""
 
     @property
     def log_end(self) -> int:
-        """The offset after the last one."""
+        """Next offset to be written."""
 
     @property
     def high_watermark(self) -> int:
-        """The offset up to which the log is durable (exclusive)."""
+        """What counts as durable ends here: the flushed end, in an `os` directory the log's."""
 
     def batches(self, start: int, end: int) -> Iterator[Any]:
-        """Every batch that overlaps [start, end), in order."""
+        """Every batch of [start, end), control batches too."""
 
     def append(
-        self, batch: bytes, *, expect: Sequence[tuple[Any, int]] = (), origin: AppendOrigin = ...
-    ) -> AppendResult | None:
-        """Append, or None if a log in `expect` no longer ends where it says."""
+        self, batch: bytes, *, expect: Sequence[tuple[Any, int]] = ..., origin: AppendOrigin = ...,
+        timeout: float | None = ...,
+    ) -> AppendResult | None:  # fmt: skip
+        """Append, or None if one of the logs in `expect` no longer ends where said."""
 
     def flush(self, up_to: int | None = None) -> None:
-        """Make durable."""
+        """Everything below `up_to` counts as durable on return."""
 
 
 def check_topic_name(name: object) -> str:
@@ -117,7 +121,7 @@ class MetadataLog:
 
     def __init__(
         self,
-        log: MetadataStorage,
+        log: FoldedLog,
         transaction_partitions: int = 50,
         offsets_partitions: int = 50,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -205,20 +209,7 @@ class MetadataLog:
         if name in INTERNAL_TOPICS:
             raise InvalidTopic(f"{name!r} is an internal topic")
         _check_partitions(partitions, 1, name)
-        stored = TopicConfig.of(config).as_strings()
-        topic_id = new_id()
-
-        def decide() -> list[MetadataRecord]:
-            if name in self._topics:
-                raise TopicAlreadyExists(f"topic {name!r} exists")
-            return [
-                TopicRecord(name, topic_id),
-                *(ConfigRecord(name, key, value) for key, value in stored.items()),
-                *(PartitionRecord(p, topic_id, self._next_slot + p) for p in range(partitions)),
-            ]
-
-        self._change(decide)
-        return self.topic(name)
+        return self._add_topic(name, new_id(), dict.fromkeys(range(partitions), 0), config)
 
     def adopt_topic(
         self,
@@ -229,14 +220,19 @@ class MetadataLog:
     ) -> TopicInfo:
         """Take over a topic that another log made: its id, and by partition the epoch to go on in.
 
-        Raises:
-            InvalidTopic, InvalidPartitions, ConfigError: an argument is wrong.
-            TopicAlreadyExists: the name is taken.
-
-        Durability: durable on return.
+        Raises and durability: as `create_topic`.
         """
         check_topic_name(name)
         _check_partitions(len(leader_epochs), 1, name)
+        return self._add_topic(name, topic_id, leader_epochs, config)
+
+    def _add_topic(
+        self,
+        name: str,
+        topic_id: bytes,
+        leader_epochs: Mapping[int, int],
+        config: Mapping[str, Any] | None,
+    ) -> TopicInfo:
         stored = TopicConfig.of(config).as_strings()
 
         def decide() -> list[MetadataRecord]:

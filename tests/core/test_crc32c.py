@@ -92,22 +92,6 @@ def test_murmur2_is_kafkas(key: str, expected: int) -> None:
     assert _core.partition_for_key(key.encode(), 7) == (expected & 0x7FFFFFFF) % 7
 
 
-@pytest.mark.parametrize(
-    ("text", "partition"),
-    [
-        ("my-txn", 45),
-        ("tx-1", 20),
-        ("payments-0", 22),
-        ("transactional-id", 31),
-        ("foo", 24),
-        ("group", 47),
-        ("my-group", 12),
-    ],
-)
-def test_java_hash_maps_ids_as_kafka_does(text: str, partition: int) -> None:
-    assert abs(_core.java_hash(text)) % 50 == partition
-
-
 def test_java_hash_counts_utf16_units() -> None:
     assert _core.java_hash("") == 0
     assert _core.java_hash("\U0001f600") == 31 * 0xD83D + 0xDE00
