@@ -21,11 +21,14 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import cast
 
 from eoslog import _core
 from eoslog.config import TopicConfig
+from eoslog.coordinator.group_state import GroupTable, StoredBatch
+from eoslog.coordinator.transaction_log import TransactionFold
 from eoslog.engine import Engine
-from eoslog.errors import ConfigError, StorageError
+from eoslog.errors import ConfigError, CorruptRecord, StorageError
 from eoslog.model import (
     CONSUMER_OFFSETS_TOPIC,
     TRANSACTION_STATE_TOPIC,
@@ -79,7 +82,8 @@ def import_kafka_dir(
         LockTimeout: a broker is running on the source.
         ConfigError: no broker's directory; a topic is unknown or has partitions elsewhere; the
             target is not new.
-        CorruptRecord: topic ids disagree, or KRaft's log is damaged; nothing was made.
+        CorruptRecord: topic ids of a topic that is taken disagree, or KRaft's log is damaged;
+            nothing was made.
         StorageError: a file cannot be read or written.
 
     Durability: all is durable when the directory appears under its name.
@@ -134,7 +138,11 @@ class _Import:
         for name in chosen:
             if name not in known:
                 raise ConfigError(f"the broker has no topic {name!r}: {', '.join(known)}")
-        for name in [*chosen, *(t for t in INTERNAL if t in self.found.topics)]:
+        taken = [*chosen, *(t for t in INTERNAL if t in self.found.topics)]
+        for name in taken:
+            if name in self.found.wrong_ids:
+                raise self.found.wrong_ids[name]
+        for name in taken:
             count = self.found.topics[name].count
             missing = [p for p in range(count) if (name, p) not in self.found.partitions]
             if missing:
@@ -286,7 +294,7 @@ class _Import:
                 config = self._config(name, topic.config)
                 epochs = {p: self.epochs[name, p] for p in range(topic.count)}
                 engine.metadata.adopt_topic(name, topic.topic_id or b"", epochs, config)
-            highest = max(self.highest_id, *self._transaction_ids(), -1)
+            highest = max(self.highest_id, self._highest_of_internal())
             engine.metadata.reserve_producer_ids(
                 max(self.found.next_producer_id, (highest // _BLOCK + 1) * _BLOCK)
             )
@@ -306,21 +314,39 @@ class _Import:
         if not checkpoints.was_clean_shutdown(self.work):
             raise StorageError("the new directory was not closed cleanly", path=self.work)
 
-    def _transaction_ids(self) -> list[int]:
-        """Producer ids that transactional ids hold though no partition has seen them."""
-        from eoslog.client.record_decoders import DECODERS
+    def _highest_of_internal(self) -> int:
+        """Fold the internal topics, as will be done from now on; the highest producer id in them.
 
-        decode, found = DECODERS["transactions"], []
+        Raises:
+            CorruptRecord: a record that is damaged, or of a version that is not known here.
+        """
+        highest = -1
         for key in self.ends:
-            if key[0] != TRANSACTION_STATE_TOPIC:
+            if key[0] not in INTERNAL:
                 continue
-            for segment in segment_files.list_segments(
-                os.path.join(self.parts, f"{key[0]}-{key[1]}")
-            ):
+            groups, transactions = GroupTable(), TransactionFold()
+            place = os.path.join(self.parts, f"{key[0]}-{key[1]}")
+            for segment in segment_files.list_segments(place):
                 for batch in segment.batches():
-                    for record in () if batch.control else batch.records():
-                        found.append(decode(record[2], record[3]).get("producer_id", -1))
-        return found
+                    try:
+                        if (fault := segment_files.fault_of(batch)) is not None:
+                            raise CorruptRecord(fault)
+                        if key[0] != TRANSACTION_STATE_TOPIC:
+                            groups.apply(cast(StoredBatch, batch))
+                            continue
+                        for offset, _, name, value, _ in () if batch.control else batch.records():
+                            state = transactions.apply(offset, name, value)
+                            if state is not None:
+                                ids = state.producer_id, state.next_producer_id
+                                highest = max(highest, *ids)
+                    except CorruptRecord as error:
+                        path = os.path.join(
+                            self.found.partitions[key].path, os.path.basename(segment.path)
+                        )
+                        raise CorruptRecord(
+                            str(error), path=path, position=batch.position
+                        ) from error
+        return highest
 
     def _config(self, name: str, config: dict[str, str]) -> dict[str, str]:
         """What of a topic's configuration means something here; the rest is reported."""

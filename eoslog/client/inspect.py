@@ -6,7 +6,7 @@
 | `.log`, or any other file of record batches | one segment, with the indexes that lie beside it |
 | `.index` `.timeindex` `.txnindex` | `base_offset` and the entries |
 | `.snapshot` | `snapshots`, with one entry |
-| checkpoints, `partition.metadata`, `meta.properties` | their lines, parsed |
+| checkpoints, `partition.metadata`, `meta.properties`, `quorum-state` | their lines, parsed |
 
 Bytes are in hex, null is None, timestamps are ms, ends are exclusive, `last_` is inclusive. Nothing
 is written, and damage does not stop it: what is wrong stands under `error` or `corrupt`, and what
@@ -26,6 +26,7 @@ from eoslog.errors import CorruptRecord
 from eoslog.storage import checkpoints, files, running_broker, segment_files
 from eoslog.storage.legacy_messages import LegacyBatch
 from eoslog.storage.segment_files import SegmentFiles
+from eoslog.storage.segments import CLEANED, DELETED, SWAP
 
 __all__ = ["batch_as_dict", "inspect"]
 
@@ -33,6 +34,7 @@ CONTROL_TYPES = (
     "ABORT", "COMMIT", "LEADER_CHANGE", "SNAPSHOT_HEADER", "SNAPSHOT_FOOTER", "KRAFT_VERSION",
     "KRAFT_VOTERS",
 )  # fmt: skip
+QUORUM_STATE = "quorum-state"
 TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 
@@ -68,9 +70,12 @@ def inspect(
         running_broker.refuse(path)
     if os.path.isdir(path):
         return _partition(path, records, decode)
+    # What a crash left half renamed is what it was.
     name = os.path.basename(path)
+    for suffix in (SWAP, CLEANED, DELETED):
+        name = name.removesuffix(suffix)
     if os.path.exists(path):
-        base = segment_files.offset_of_name(path) or 0
+        base = segment_files.offset_of_name(name) or 0
         if name.endswith(".index"):
             return {"base_offset": base, "offset_index": _offset_index(path, base)}
         if name.endswith(".timeindex"):
@@ -86,7 +91,7 @@ def inspect(
             return {"offsets": [[t, p, offset] for (t, p), offset in offsets.items()]}
         if name in (checkpoints.PARTITION_METADATA, checkpoints.META_PROPERTIES):
             return _properties(path)
-        if name == checkpoints.CLEAN_SHUTDOWN:
+        if name in (checkpoints.CLEAN_SHUTDOWN, QUORUM_STATE):
             return dict(json.loads(files.read_file(path)))
     (segment,) = segment_files.list_segments(path)
     return _segment(segment, records, decode)[0]
@@ -124,7 +129,7 @@ def batch_as_dict(
         return found
     found["records"] = []
     if not valid:
-        found["error"] = "the checksum does not match"
+        found["error"] = segment_files.fault_of(batch)
         return found
     try:
         found["records"] = [_record(batch, *fields) for fields in batch.records()]

@@ -17,6 +17,7 @@ from typing import Any
 from eoslog._core import build_batch
 from eoslog.coordinator.group_rebalance import Change
 from eoslog.coordinator.group_state import GroupTable
+from eoslog.errors import CorruptRecord
 from eoslog.model import AppendOrigin, AppendResult
 
 _CALM_ATTEMPTS = 8
@@ -61,7 +62,11 @@ class GroupShard:
         try:
             if table.next_offset < end:
                 for batch in log.batches(table.next_offset, end):
-                    table.apply(batch)
+                    try:
+                        table.apply(batch)
+                    except CorruptRecord as error:
+                        where = f"{log.topic}-{log.partition}, offset {batch.base_offset}"
+                        raise CorruptRecord(f"{where}: {error}") from error
                 table.next_offset = end
                 if start < log.cleaned_to != cleaned:
                     self._table = GroupTable()  # cleaned meanwhile: half old, half new

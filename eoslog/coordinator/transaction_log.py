@@ -37,6 +37,7 @@ from eoslog.coordinator.transaction_state import (
     TransactionMetadata,
     TransactionState,
 )
+from eoslog.errors import CorruptRecord
 from eoslog.model import AppendOrigin, TopicPartition
 
 RECOVERY_PREFIX = "__recovery-"
@@ -186,7 +187,11 @@ class TransactionLog:
         for offset, _, key, value, _ in batch.records():  # type: ignore[attr-defined]
             if offset < self._position:
                 continue
-            metadata = self._fold.apply(offset, key, value)
+            try:
+                metadata = self._fold.apply(offset, key, value)
+            except CorruptRecord as error:
+                where = f"{self.log.topic}-{self.log.partition}, offset {offset}"
+                raise CorruptRecord(f"{where}: {error}") from error
             if metadata is not None:
                 self._note(metadata)
 

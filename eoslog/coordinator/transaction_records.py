@@ -170,13 +170,18 @@ def _enum_state(number: int, transactional_id: str) -> TransactionState:
 
 
 def decode_value(transactional_id: str, data: bytes, offset: int = -1) -> TransactionMetadata:
-    """What a value states; versions 0 (classic) and 1 and later (flexible).
+    """What a value states; version 0 is classic, 1 flexible. Fields of the future come in tags.
 
     Raises:
-        CorruptRecord: the bytes are no such value.
+        CorruptRecord: the bytes are no such value, or the version is unknown.
     """
     reader = Reader(data)
-    flexible = reader.i16() >= 1
+    version = reader.i16()
+    if not 0 <= version <= 1:
+        raise CorruptRecord(
+            f"version of the state of {transactional_id}", expected="0 or 1", found=version
+        )
+    flexible = version >= 1
     array = reader.compact_array if flexible else reader.array
     string = reader.compact_string if flexible else reader.string
     producer_id, producer_epoch, timeout_ms = reader.i64(), reader.i16(), reader.i32()

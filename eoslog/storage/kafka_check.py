@@ -16,6 +16,7 @@ from eoslog import _core
 from eoslog.errors import ConfigError, CorruptRecord
 from eoslog.model import CheckReport, Problem
 from eoslog.storage import checkpoints, files, running_broker, segment_files
+from eoslog.storage.kafka_directory import is_kafka_directory, read_kafka_directory
 from eoslog.storage.legacy_messages import LegacyBatch
 from eoslog.storage.segment_files import SegmentFiles
 
@@ -48,6 +49,7 @@ def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False
         ]
         if not places:
             raise ConfigError(f"{path} holds no partition directory and is none")
+    problems = _of_the_whole(path) if is_kafka_directory(path) else []
     partitions = [_Partition(place, full) for place in places]
     for partition in partitions:
         partition.run()
@@ -55,8 +57,17 @@ def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False
         len(partitions),
         sum(p.batches for p in partitions),
         sum(p.records for p in partitions),
-        [problem for p in partitions for problem in p.problems],
+        problems + [problem for p in partitions for problem in p.problems],
     )
+
+
+def _of_the_whole(path: str) -> list[Problem]:
+    """What the files of a log directory say of each other."""
+    try:
+        wrong = list(read_kafka_directory([path]).wrong_ids.values())
+    except CorruptRecord as error:
+        wrong = [error]
+    return [Problem(error.path or path, error.position or 0, str(error)) for error in wrong]
 
 
 class _Partition:
@@ -124,8 +135,9 @@ class _Partition:
         self, segment: SegmentFiles, batch: _core.Batch | LegacyBatch, expected: int
     ) -> None:
         self.batches += 1
-        if not batch.valid:
-            self._problem(segment.path, batch.position, "CRC does not match")
+        fault = segment_files.fault_of(batch)
+        if fault is not None:
+            self._problem(segment.path, batch.position, fault)
             return
         base = batch.base_offset
         if base < expected:

@@ -72,6 +72,7 @@ class KafkaDirectory:
     Attributes:
         next_producer_id: ids below it may be in use; 0 where nothing says so.
         passed_over: names that were left out.
+        wrong_ids: topics with a partition whose own id is another one; the error names its file.
     """
 
     cluster_id: str
@@ -81,6 +82,7 @@ class KafkaDirectory:
     next_producer_id: int = 0
     passed_over: list[str] = field(default_factory=list)
     has_metadata: bool = False
+    wrong_ids: dict[str, CorruptRecord] = field(default_factory=dict)
 
 
 def is_kafka_directory(path: str) -> bool:
@@ -98,8 +100,8 @@ def read_kafka_directory(paths: Sequence[str], *, ours: bool = False) -> KafkaDi
 
     Raises:
         ConfigError: a path is no broker's log directory, or they are of different brokers.
-        CorruptRecord: topic ids disagree, two directories have one partition, or KRaft's log is
-            damaged; the message names the file.
+        CorruptRecord: two directories have one partition, or KRaft's log is damaged; the message
+            names the file.
     """
     found: KafkaDirectory | None = None
     for path in paths:
@@ -169,11 +171,11 @@ def _compare_ids(found: KafkaDirectory) -> None:
         if topic.topic_id is None:
             topic.topic_id = own
         elif own is not None and own != topic.topic_id:
-            raise CorruptRecord(
+            found.wrong_ids.setdefault(name, CorruptRecord(
                 f"topic id of {name}",
                 path=os.path.join(partition.path, checkpoints.PARTITION_METADATA),
                 expected=checkpoints.id_text(topic.topic_id), found=checkpoints.id_text(own),
-            )  # fmt: skip
+            ))  # fmt: skip
 
 
 def _metadata_values(path: str) -> Iterator[bytes | None]:

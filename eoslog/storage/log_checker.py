@@ -172,9 +172,8 @@ class _Walk:
                 break
             if batch.base_offset >= self.end:
                 return expected
-            if not batch.valid:
-                fault = "CRC does not match"
-            elif batch.base_offset < expected:
+            fault = segment_files.fault_of(batch) or fault
+            if not fault and batch.base_offset < expected:
                 fault = f"base offset {batch.base_offset} below {expected}"
             if fault:
                 self._damaged(base, batch.position, expected, fault)

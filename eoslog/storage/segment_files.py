@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"(\d{20})\.(log|index|timeindex|txnindex|snapshot)")
+_CRC_FROM = 21
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
 _ABORTED_ENTRY = struct.Struct(">hqqqq")
@@ -293,6 +294,22 @@ class SegmentFiles:
         return CorruptRecord(
             f"{self.path}: the last {rest} bytes, from position {position}, are no whole batch"
         )
+
+
+def fault_of(batch: _core.Batch | legacy_messages.LegacyBatch) -> str | None:
+    """What is wrong with a whole batch, by its checksum and header; None where nothing is."""
+    offsets = f"offsets {batch.base_offset} to {batch.last_offset}"
+    if isinstance(batch, legacy_messages.LegacyBatch):
+        return None if batch.valid else "CRC does not match"
+    if batch.valid:
+        room = batch.last_offset - batch.base_offset + 1
+        return f"{batch.count} records in {offsets}" if batch.count > room else None
+    if _core.crc32c(batch.tobytes()[_CRC_FROM:]) != batch.crc:
+        return "CRC does not match"
+    if batch.compression.startswith("unknown"):
+        codec = batch.compression.removeprefix("unknown-")
+        return f"compression codec {codec}, 4 is the highest known"
+    return f"{offsets}, {batch.count} records: no batch can have these"
 
 
 def offset_of_name(path: str) -> int | None:

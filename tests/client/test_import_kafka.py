@@ -287,6 +287,34 @@ def test_topic_ids_that_disagree_are_named_with_their_file(worlds: Path, tmp_pat
         eoslog.import_kafka_dir(root, tmp_path / "log")
     assert not (tmp_path / "log").exists()
     assert len(rows(read_segments(root / "orders-1"))) == 2  # the rest is readable all the same
+    report = eoslog.import_kafka_dir(root, tmp_path / "log", topics=["payments"])
+    assert report.topics == ("payments",)
+
+
+@pytest.mark.parametrize(
+    ("topic", "key", "value", "words"),
+    [
+        ("__transaction_state", b"\0\0\0\4newx", b"\0\2" + bytes(40), "newx.*'0 or 1', found 2"),
+        ("__consumer_offsets", b"\0\1\0\1g\0\1t\0\0\0\0", b"\0\5" + bytes(40), "'0 to 4', found 5"),
+        ("__consumer_offsets", b"\0\3\0\1g", b"\0\1\0\0\0\1", "expected 0, found 1"),
+    ],
+)
+def test_a_record_of_a_newer_version_is_named_with_its_place(
+    topic: str, key: bytes, value: bytes, words: str, tmp_path: Path
+) -> None:
+    with tarfile.open(KAFKA / "broker-4.3.1.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    root = tmp_path / "logs"
+    log = sorted((root / f"{topic}-0").glob("*.log"))[-1]
+    size, end = log.stat().st_size, inspect(root / f"{topic}-0", records=False)["log_end_offset"]
+    data = codec.encode_batch([(TS, key, value, ())])
+    with log.open("ab") as file:
+        file.write(end.to_bytes(8, "big") + data[8:])
+    with pytest.raises(errors.CorruptRecord, match=words) as caught:
+        eoslog.import_kafka_dir(root, tmp_path / "log")
+    assert (caught.value.path, caught.value.position) == (str(log), size)
+    assert not (tmp_path / "log").exists()
+    assert eoslog.check(root, full=True).problems == []  # the batches are as they should be
 
 
 def test_a_missing_partition_is_named(worlds: Path, tmp_path: Path) -> None:

@@ -97,9 +97,24 @@ def test_flipped_bit_is_shown_and_nothing_raised(tmp_path: Path) -> None:
     found = inspect(directory)
     batch = found["segments"][0]["batches"][3]
     assert (batch["valid"], batch["records"]) == (False, [])
-    assert "checksum" in batch["error"]
+    assert "CRC" in batch["error"]
     assert found["log_end_offset"] == wrong["base_offset"]
     assert found["read_committed_offsets"][-1] < wrong["base_offset"]
+
+
+@pytest.mark.parametrize("left", [".swap", ".cleaned", ".deleted"])
+def test_what_a_crash_left_half_renamed_is_what_it_was(left: str, tmp_path: Path) -> None:
+    for suffix in ("index", "timeindex", "txnindex", "log"):
+        source = KAFKA / "segments" / "txn-0" / f"{0:020}.{suffix}"
+        (tmp_path / f"{source.name}{left}").write_bytes(source.read_bytes())
+        found, expected = inspect(tmp_path / f"{source.name}{left}"), inspect(source)
+        key = {"index": "offset_index", "timeindex": "time_index", "txnindex": "txn_index"}
+        assert found[key.get(suffix, "batches")] == expected[key.get(suffix, "batches")]
+
+
+def test_the_state_of_a_quorum_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "quorum-state").write_text('{"leaderId":1,"leaderEpoch":7}')
+    assert inspect(tmp_path / "quorum-state") == {"leaderId": 1, "leaderEpoch": 7}
 
 
 def test_preallocated_index_shows_its_entries_only(tmp_path: Path) -> None:

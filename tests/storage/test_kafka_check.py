@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import eoslog
-from eoslog import errors
+from eoslog import _core, errors
 from eoslog.client.inspect import inspect
+from eoslog.storage import checkpoints
 
 KAFKA = Path(__file__).parent.parent / "data" / "kafka"
 TXN = KAFKA / "segments" / "txn-0"
@@ -56,6 +57,41 @@ def test_a_flipped_bit_is_found_where_it_is_and_the_rest_is_checked_too(txn: Pat
         data[batch["position"] + 62] ^= 4
     log.write_bytes(data)
     assert found(txn) == [(log.name, batches[1]["position"]), (log.name, batches[4]["position"])]
+
+
+@pytest.mark.parametrize(
+    ("at", "bytes_", "words"),
+    [
+        (22, b"\x16", "compression codec 6, 4 is the highest known"),
+        (57, b"\x7f\xff\xff\xff", "2147483647 records in offsets"),
+        (57, b"\xff\xff\xff\xff", "-1 records: no batch can have these"),
+        (23, b"\xff\xff\xff\xff", "no batch can have these"),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_named_though_its_checksum_is_right(
+    at: int, bytes_: bytes, words: str, txn: Path
+) -> None:
+    log = txn / f"{0:020}.log"
+    second = inspect(log)["batches"][1]
+    data = bytearray(log.read_bytes())
+    begin, end = second["position"], second["position"] + second["size"]
+    data[begin + at : begin + at + len(bytes_)] = bytes_
+    data[begin + 17 : begin + 21] = _core.crc32c(bytes(data[begin + 21 : end])).to_bytes(4, "big")
+    log.write_bytes(data)
+    problems = [(p.position, p.message) for p in eoslog.check(txn).problems if p.path == str(log)]
+    assert [position for position, _ in problems] == [begin]
+    assert words in problems[0][1]
+
+
+def test_topic_ids_that_disagree_are_named_with_their_file(tmp_path: Path) -> None:
+    with tarfile.open(KAFKA / "broker-4.3.1.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    checkpoints.write_partition_metadata(str(tmp_path / "logs" / "nulls-0"), bytes(range(16)))
+    report = eoslog.check(tmp_path / "logs")
+    (problem,) = report.problems
+    assert problem.path.endswith("nulls-0/partition.metadata")
+    assert problem.message.startswith("topic id of nulls: expected")
+    assert report.partitions > 10
 
 
 def test_a_newer_format_and_a_torn_tail(txn: Path) -> None:
