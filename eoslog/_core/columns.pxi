@@ -12,6 +12,9 @@ cdef enum:
     COLUMN_TIMESTAMP_TYPE = 16
     COLUMN_HEADERS = 32
 
+cdef enum:
+    PIECE = 12288               # bytes summed at a stretch: they are in the first cache when decoded
+
 cdef enum FillStatus:
     FILL_DONE = 1               # the data or the asked range ends
     FILL_FULL = 2               # the next batch would be more than the caller takes
@@ -151,7 +154,7 @@ cdef class ColumnDecoder:
             self._aim(-1, block.data)
             self._busy = True
             with nogil:
-                status = self._fill(p, block.data, block.data + block.size, next_offset, bound, &fault)
+                status = self._fill(p, block.data, block.data + block.size, next_offset, bound, False, &fault)
             self._busy = False
             if status != FILL_DONE:
                 if status == FILL_RECORDS:
@@ -192,6 +195,7 @@ cdef class ColumnDecoder:
         cdef int64_t base_offset, last_offset
         cdef int32_t count
         cdef int attributes, status
+        cdef bint skipped, packed
         while next_offset[0] < end:
             at[0] = p
             step[0] = next_batch(p, stop, size)
@@ -214,16 +218,20 @@ cdef class ColumnDecoder:
             count = load_i32(p + RECORDS_COUNT_AT)
             if self.rows > 0 and (self.rows + count > self.max_rows or self._bytes >= self.max_bytes):
                 return FILL_FULL
-            if self._check and not crc_matches(p, size[0]):
+            attributes = load_i16(p + ATTRIBUTES_AT)
+            skipped = attributes & CONTROL_BIT or (
+                aborted is not None and attributes & TRANSACTIONAL_BIT
+                and aborted.covers(load_i64(p + PRODUCER_ID_AT), base_offset))
+            packed = attributes & CODEC_MASK and size[0] > HEADER_SIZE
+            if self._check and (skipped or packed) and not crc_matches(p, size[0]):
                 step[0] = BATCH_CRC
                 return FILL_HEADER
-            attributes = load_i16(p + ATTRIBUTES_AT)
-            if not attributes & CONTROL_BIT and not (
-                    aborted is not None and attributes & TRANSACTIONAL_BIT
-                    and aborted.covers(load_i64(p + PRODUCER_ID_AT), base_offset)):
-                if attributes & CODEC_MASK and size[0] > HEADER_SIZE:
-                    return FILL_BLOCK
-                status = self._fill(p, p + HEADER_SIZE, p + size[0], next_offset[0], end, fault)
+            if packed and not skipped:
+                return FILL_BLOCK
+            if not skipped:
+                status = self._fill(p, p + HEADER_SIZE, p + size[0], next_offset[0], end, self._check, fault)
+                if status == FILL_HEADER:
+                    step[0] = BATCH_CRC
                 if status != FILL_DONE:
                     return status
                 self._bytes += size[0]
@@ -233,8 +241,12 @@ cdef class ColumnDecoder:
         return FILL_DONE
 
     cdef int _fill(self, const uint8_t* header, const uint8_t* p, const uint8_t* stop, int64_t start,
-                   int64_t end, Fault* fault) noexcept nogil:
-        """Decodes the records of one batch that lie in [p, stop), all of them or none: a FillStatus."""
+                   int64_t end, bint check, Fault* fault) noexcept nogil:
+        """Decodes the records of one batch that lie in [p, stop), all of them or none: a FillStatus.
+
+        With `check` they lie behind their header, and the batch is summed a piece ahead of what is
+        decoded, so that each byte comes from memory once; FILL_HEADER: the sum is wrong.
+        """
         cdef RecordFields record
         cdef int attributes = load_i16(header + ATTRIBUTES_AT)
         cdef int log_append = 1 if attributes & LOG_APPEND_TIME_BIT else 0
@@ -248,6 +260,8 @@ cdef class ColumnDecoder:
         cdef int32_t last_delta = load_i32(header + LAST_OFFSET_DELTA_AT)
         cdef int32_t count = load_i32(header + RECORDS_COUNT_AT)
         cdef int32_t i, delta = -1
+        cdef const uint8_t* summed = header + ATTRIBUTES_AT if check else stop + 1
+        cdef uint32_t crc = 0
         cdef int64_t row = self.rows
         cdef int64_t header_count = self._header_count
         cdef size_t key_bytes = self._keys.copied.size
@@ -270,6 +284,11 @@ cdef class ColumnDecoder:
                 record_fault(fault, RECORD_MISSING, p, count, i)
                 status = FILL_RECORDS
                 break
+            prefetch(p + PIECE)
+            prefetch(p + PIECE + 64)
+            if unlikely(p >= summed):
+                crc = eoslog_crc32c(crc, summed, <size_t>min(stop - summed, PIECE))
+                summed += min(stop - summed, PIECE)
             following = parse_common_record(p, stop, &record)
             if unlikely(following == NULL):
                 following = parse_any_record(p, stop, &record, fault)
@@ -304,6 +323,11 @@ cdef class ColumnDecoder:
         if status == FILL_DONE and p != stop:
             record_fault(fault, RECORD_LEFTOVER, p, stop - p, count)
             status = FILL_RECORDS
+        if check and status in (FILL_DONE, FILL_RECORDS):
+            if summed < stop:
+                crc = eoslog_crc32c(crc, summed, <size_t>(stop - summed))
+            if crc != load_u32(header + CRC_AT):
+                status = FILL_HEADER
         if status == FILL_DONE:
             self.rows = row
             return FILL_DONE

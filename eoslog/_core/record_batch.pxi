@@ -29,7 +29,7 @@ from eoslog._core.record_reader cimport (
     MIN_RECORD_SIZE, RECORD_BODY, RECORD_FIELDS, RECORD_HEADER_COUNT, RECORD_HEADER_KEY,
     RECORD_HEADER_VALUE, RECORD_KEY_SIZE, RECORD_LEFTOVER, RECORD_MISSING, RECORD_OFFSET,
     RECORD_SIZE, RECORD_VALUE_SIZE, Fault, HeaderFields, RecordFields, parse_any_record,
-    parse_common_record, parse_record, parse_record_header, record_fault, unlikely,
+    parse_common_record, parse_record, parse_record_header, prefetch, record_fault, unlikely,
 )
 
 # A Batch made by `Batch.__new__` alone looks at these zeros instead of at nothing.

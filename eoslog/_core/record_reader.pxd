@@ -12,7 +12,9 @@ from eoslog._core.varint cimport decode_varint, decode_varlong
 cdef extern from *:
     """
     #define eoslog_unlikely(x) __builtin_expect(!!(x), 0)
+    #define eoslog_prefetch(p) __builtin_prefetch(p, 0, 2)
     """
+    void prefetch "eoslog_prefetch"(const void* p) noexcept nogil
     bint unlikely "eoslog_unlikely"(bint) noexcept nogil
 
 cdef enum:

@@ -39,6 +39,9 @@ READ_SIZE = 8 << 20
 BATCH_BYTES = 64 << 20
 """A record batch ends early when the batches in it are this long, whatever its rows."""
 
+COPY_BYTES = 8 << 20
+"""The same where values are copied: what memory is used again for while it is still warm."""
+
 _NO_END = (1 << 63) - 1
 
 
@@ -123,7 +126,7 @@ class Scan:
             arrow.decoded_columns(self._columns),
             view=self._view,
             max_rows=self._batch_rows,
-            max_bytes=BATCH_BYTES,
+            max_bytes=BATCH_BYTES if self._view else COPY_BYTES,
         )
         for source in self._sources:
             yield from self._read(source, topics, decoder)
