@@ -148,6 +148,7 @@ def check(face: Face, paths: tuple[str, ...], full: bool, read_only_anyway: bool
 
 
 @click.command()
+@click.argument("path", required=False, type=click.Path(exists=True, file_okay=False))
 @click.option(
     "--mode", type=click.Choice(["report", "cut", "as-kafka"]), default="report", show_default=True,
     help="report: change nothing; cut: drop what is damaged; as-kafka: what a broker would do.",
@@ -155,8 +156,8 @@ def check(face: Face, paths: tuple[str, ...], full: bool, read_only_anyway: bool
 @click.option("--cut", "mode", flag_value="cut", help="The same as --mode cut.")
 @click.option("--as-kafka", "mode", flag_value="as-kafka", help="The same as --mode as-kafka.")
 @click.pass_obj
-def repair(face: Face, mode: str) -> None:
-    """Find damage and mend it, as --mode says.
+def repair(face: Face, path: str | None, mode: str) -> None:
+    """Find damage in PATH (default: the directory of -d) and mend it, as --mode says.
 
     Nobody may have the directory open. With --as-kafka it may be a stopped broker's log directory,
     or one partition directory of it.
@@ -164,7 +165,7 @@ def repair(face: Face, mode: str) -> None:
     Exit code 5 if there is damage and it was only reported.
     """
     with _working(face, f"repair ({mode})"):
-        report = eoslog.repair(face.directory, mode=mode)
+        report = eoslog.repair(path or face.directory, mode=mode)
     show_problems(face, report.problems)
     cut = f", {report.bytes_cut} bytes cut" if report.bytes_cut else ""
     face.say(f"{report.partitions} partitions, {len(report.problems)} problems{cut}")

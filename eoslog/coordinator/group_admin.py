@@ -189,8 +189,6 @@ def _expired(
         return value.expire_timestamp <= now
     if retention_ms < 0 or value.commit_timestamp < 0:
         return False
-    if group.classic is not None and group.classic.members:
-        return False  # whom it reads for is not known here
     for member in group.members.values():
         metadata = member.metadata
         if metadata.regex is not None or partition.topic in metadata.topics:

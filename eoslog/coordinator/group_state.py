@@ -86,8 +86,6 @@ class Group:
     @property
     def state(self) -> str:
         """Kafka's name of the group's state."""
-        if self.classic is not None and not self.members:
-            return "Stable" if self.classic.members else "Empty"
         if not self.members:
             return "Empty"
         if self.target_epoch < self.epoch:

@@ -53,7 +53,7 @@ def test_repair_as_kafka_and_import(cli, tmp_path, place):
     root = broker(tmp_path / "broker")
     with (root / "plain-0" / f"{108:020}.log").open("ab") as file:
         file.write(b"torn")
-    done = cli("-d", root, "repair", "--as-kafka")
+    done = cli("repair", root, "--as-kafka")
     assert done.code == 0
     assert "4 bytes cut" in done.err
     done = cli("import", "kafka-dir", root)

@@ -273,7 +273,9 @@ def test_a_deleted_topic_takes_its_offsets_with_it(host, groups):
 
 def test_loading_skips_unknown_records_and_reads_a_classic_group(host, groups):
     classic = Writer().i16(3).string("consumer").i32(4).nullable_string(None)
-    classic.nullable_string(None).i64(1000).array(0)
+    classic.nullable_string(None).i64(1000).array(1)
+    classic.string("m").nullable_string("static").string("client").string("host")
+    classic.i32(60_000).i32(45_000).bytes_(b"").bytes_(b"")
     records = [
         (0, Writer().i16(11).string("share").take(), b"?", ()),
         (0, Writer().i16(2).string("g").take(), classic.take(), ()),
@@ -282,6 +284,7 @@ def test_loading_skips_unknown_records_and_reads_a_classic_group(host, groups):
     ]
     host.group_partition("g").append(_core.build_batch(records))
     assert visible(groups) == {0: 4}
+    assert groups.describe_group("g").state == "Empty", "its members went with their broker"
     member = groups.join("g", subscription=["t"])
     assert groups.heartbeat("g", member, 0, ()).member_epoch == 5, "after the classic generation"
 
