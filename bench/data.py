@@ -138,18 +138,20 @@ def assert_durable(log: eoslog.Log, count: int, partition: int = 0) -> None:
         assert log.engine.partition(TOPIC, partition).durable_end >= count
 
 
-def batches(count: int, per_batch: int = 140, **options: Any) -> list[bytes]:
-    """The records as batches of the product's own encoder."""
+def batches(
+    count: int, per_batch: int = 140, *, time_ms: int = _TIME_MS, apart_ms: int = 0
+) -> list[bytes]:
+    """The records as batches of the product's own encoder, so many milliseconds apart."""
     from eoslog import _core
 
+    records = [
+        (time_ms + apart_ms * i, key, value, ())
+        for i, (key, value) in enumerate(zip(keys(count), values(count), strict=True))
+    ]
     return [
-        bytes(_core.build_batch(
-            [(_TIME_MS, key, value, ()) for key, value in zip(
-                keys(count)[at : at + per_batch], values(count)[at : at + per_batch], strict=True)],
-            base_offset=at, **options,
-        ))
+        bytes(_core.build_batch(records[at : at + per_batch], base_offset=at))
         for at in range(0, count, per_batch)
-    ]  # fmt: skip
+    ]
 
 
 def place_of_benchmarks() -> Path:

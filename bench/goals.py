@@ -78,4 +78,32 @@ ROWS = (
     ),
     Row("64 writers / one writer", "test_group_commit:test_64_writers", ("1 writers, strict",)),
     Row("64 writers / the same in os", "test_group_commit:test_64_writers", ("64 writers, os",)),
+    # --- what must not grow ---
+    Row(
+        "LSO moves, 1,000,000 open : 1 open", "test_scale:test_lso_with_open_transactions", ("1 open",),
+        most=1.25,
+    ),
+    Row("open a partition, cold", "test_scale:test_open_of_many_partitions", limit=1e-3),
+    Row(
+        "open lazily, cold : all", "test_scale:test_open_of_many_partitions", ("",),
+        ours="lazily, cold", most=0.99,
+    ),
+    Row("unclean restart in os / CRC", "test_scale:test_restart_in_os", ("crc32c",), least=0.8),
+    Row(
+        "unclean restart / CRC from the disk", "test_scale:test_restart_in_strict",
+        ("crc32c from the disk",), least=0.8,
+    ),
+    Row("anonymous memory of a scan", "test_scale:test_memory_of_a_scan", limit=64 << 20, in_bytes=True),
+    Row(
+        "memory of a transactional id", "test_scale:test_memory_of_transactional_ids", limit=1 << 10,
+        in_bytes=True,
+    ),
+    *(
+        Row(
+            f"{work}, 100x the {of} : 1x", f"test_growth:test_growth[{work}-{of}]", ("1x",),
+            most=1.5 if work == "seek" else 1.25,
+        )
+        for work in ("append", "scan", "commit", "seek")
+        for of in ("data", "partitions")
+    ),
 )  # fmt: skip
