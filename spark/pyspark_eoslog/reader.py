@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
     from pyspark_eoslog.options import Options
 
-READ_BYTES = 4 << 20
-"""Bytes handed to the decoder at once."""
+READ_BYTES = 1 << 20
+"""Bytes handed to the decoder at once: they stay in a core's cache between reading and decoding."""
+
+LAST_MS = (1 << 63) // 1000 - 1
+"""The greatest time that microseconds of 64 bits hold."""
 
 RELISTINGS = 16
 """How often a task looks again for segments that were replaced under it."""
@@ -70,10 +73,12 @@ def read_task(options: Options, schema: StructType, task: ReadTask) -> Iterator[
     ]
     # A scan without columns has no row count to hand on.
     columns = names or ["offset"]
+    convert = Converter()
     for batch in Scan(sources, columns=columns, batch_rows=options.batch_rows, binary="copy"):
         files.failpoint("spark.read")
         arrays = [
-            _as(batch.column(name), field.type) for name, field in zip(names, target, strict=True)
+            convert(batch.column(name), field.type)
+            for name, field in zip(names, target, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=target)
 
@@ -148,19 +153,57 @@ def _next_offset(data: Any) -> int:
     return int(next_offset)
 
 
-def _as(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """An array in the type Spark insists on: dictionaries decoded, milliseconds as microseconds,
-    bytes as text.
+class Converter:
+    """Arrays in the types Spark insists on: a topic's name in each row, milliseconds as
+    microseconds, bytes as text.
     """
-    if array.type.equals(wanted):
-        return array
-    try:
-        return array.cast(wanted)
-    except ValueError as error:
-        raise CorruptRecord(
-            f"option 'valueFormat' or 'keyFormat' = string, or a schema that says so: "
-            f"a record is no UTF-8 text ({error})"
-        ) from None
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._names: pa.Array | None = None
+
+    def __call__(self, array: pa.Array, wanted: pa.DataType) -> pa.Array:
+        """The array as `wanted`.
+
+        Raises:
+            CorruptRecord: A value that has no such form.
+        """
+        import pyarrow as pa
+
+        if array.type.equals(wanted):
+            return array
+        if pa.types.is_dictionary(array.type):
+            return self._topic(array)
+        if pa.types.is_timestamp(array.type):
+            return _microseconds(array, wanted)
+        try:
+            return array.cast(wanted)
+        except ValueError as error:
+            raise CorruptRecord(
+                f"option 'valueFormat' or 'keyFormat' = string, or a schema that says so: "
+                f"a record is no UTF-8 text ({error})"
+            ) from None
+
+    def _topic(self, array: pa.Array) -> pa.Array:
+        """The rows of a batch are of one topic: its name is laid out once for many batches."""
+        import pyarrow as pa
+
+        name = array[0].as_py()
+        if self._names is None or name != self._name or len(self._names) < len(array):
+            self._name, self._names = name, pa.repeat(name, len(array))
+        return self._names.slice(0, len(array))
+
+
+def _microseconds(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    milliseconds = array.cast(pa.int64()).to_numpy()
+    for extreme in (int(milliseconds.min()), int(milliseconds.max())):
+        if abs(extreme) > LAST_MS:
+            raise CorruptRecord(
+                f"a record's timestamp is {extreme} ms, Spark's timestamps end at {LAST_MS} ms"
+            )
+    return pa.array(milliseconds * 1000).view(wanted)
 
 
 class EoslogReader(DataSourceReader):
