@@ -119,6 +119,7 @@ class Engine:
                 properties.transaction_partitions,
                 properties.offsets_partitions,
                 self.clock_ms,
+                read_only=read_only,
             )
             self.metadata.refresh()
             self.partitions.metadata = self.metadata

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from eoslog._core import build_batch
 from eoslog.errors import (
     ConfigError,
     CorruptRecord,
@@ -27,6 +28,7 @@ from eoslog.log import open as open_log
 from eoslog.log import repair
 from eoslog.model import TopicPartition
 from eoslog.storage import files
+from eoslog.storage.metadata_records import TopicRecord
 from tests.storage.helpers import batch
 
 
@@ -220,8 +222,10 @@ def test_a_forked_child_does_not_keep_a_dead_parent_s_locks(path):
     script = (
         "import os, sys, time; from eoslog.log import open as o\n"
         "log = o(sys.argv[1]); log.create_topic('t'); log.engine.partition('t', 0)\n"
+        "read, write = os.pipe()\n"
         "pid = os.fork()\n"
-        "if pid == 0:\n    time.sleep(30); os._exit(0)\n"
+        "if pid == 0:\n    os.write(write, b'x'); time.sleep(30); os._exit(0)\n"
+        "os.read(read, 1)\n"  # it has run: only then has it let go
         "print(pid, flush=True); os.kill(os.getpid(), 9)"
     )
     process = subprocess.Popen(
@@ -456,3 +460,18 @@ def test_a_file_that_cannot_be_looked_at_is_not_taken_for_missing(path):
     os.symlink(loop, loop)
     with pytest.raises(StorageError, match="loop"):
         open_log(loop)
+
+
+def test_a_reader_sees_the_topics_that_are_durable_and_flushes_nothing(path):
+    """Somebody was stopped between the append of a topic and its flush."""
+    with open_log(path) as log:
+        log.create_topic("there", 1)
+        record = TopicRecord("coming", bytes(range(16)))
+        metadata = log.engine.partitions.known("__cluster_metadata", 0)
+        metadata.on_append = None  # the flush in the background
+        metadata.append(build_batch([(0, None, record.encode(), ())]))
+        with open_log(path, read_only=True) as reader:
+            assert reader.topics() == ["there"]
+            assert metadata.durable_end < metadata.log_end
+            log.engine.metadata.refresh()
+            assert reader.topics() == ["coming", "there"]

@@ -59,12 +59,16 @@ typedef struct { int64_t at; int error; int armed; } fault;
 static fault faults[EOSLOG_CALLS];
 static int64_t counts[EOSLOG_CALLS];
 
-/* Returns the fault that this call meets, or NULL. Kills at once where asked to kill before. */
+/* Returns the fault that this call meets, or NULL. Kills or stops at once where asked to, before. */
 static const fault *meet(int kind, int64_t id) {
     int64_t n = __atomic_add_fetch(&counts[kind], 1, __ATOMIC_RELAXED);
     const fault *f = &faults[kind];
     if (!f->armed || f->at != (kind == EOSLOG_POINT ? id : n)) return NULL;
     if (f->error == 0) kill(getpid(), SIGKILL);
+    if (f->error == -3) {
+        faults[kind].armed = 0;  /* a point is passed again and again */
+        kill(getpid(), SIGSTOP);
+    }
     return f;
 }
 

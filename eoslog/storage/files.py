@@ -20,7 +20,7 @@ from eoslog.errors import DiskFull, EoslogError, StorageError
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 _COPY_STEP = 4 << 20
-_KILL_BEFORE, _KILL_AFTER, _SHORT = 0, -1, -2
+_KILL_BEFORE, _KILL_AFTER, _SHORT, _STOP = 0, -1, -2, -3
 
 _armed: dict[str, list[str]] = {}
 
@@ -254,7 +254,7 @@ def arm_failpoint(name: str, action: str, nth: int = 1) -> None:
         nth: 1 is the next pass.
     """
     if name in _core.FAULT_CALLS:
-        codes = {"kill": _KILL_BEFORE, "kill-after": _KILL_AFTER, "short": _SHORT}
+        codes = {"kill": _KILL_BEFORE, "kill-after": _KILL_AFTER, "short": _SHORT, "stop": _STOP}
         code = codes.get(action)
         _core.arm_fault(name, nth, getattr(errno, action) if code is None else code)
     else:

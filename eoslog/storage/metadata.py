@@ -111,6 +111,7 @@ class MetadataLog:
         transaction_partitions, offsets_partitions: counts of the internal topics, from
             meta.properties; their slots come before those of all user topics.
         clock_ms: wall clock for record timestamps.
+        read_only: flush nothing.
 
     Thread-safety: every method may be called from any thread.
 
@@ -125,10 +126,13 @@ class MetadataLog:
         transaction_partitions: int = 50,
         offsets_partitions: int = 50,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        *,
+        read_only: bool = False,
     ) -> None:
         """Start at the log's beginning; `refresh` reads it."""
         self._log = log
         self._clock_ms = clock_ms
+        self._read_only = read_only
         self._mutex = threading.Lock()
         self._position = 0
         self._topics: dict[str, TopicInfo] = {}
@@ -158,11 +162,14 @@ class MetadataLog:
         return self._next_producer_id
 
     def refresh(self) -> None:
-        """Fold what was appended since, making it durable first if nobody has."""
+        """Fold what was appended since, making it durable first if nobody has.
+
+        A reader cannot: it sees what is durable.
+        """
         end = self._log.log_end
         if end == self._position:
             return
-        if end > self._log.high_watermark:
+        if end > self._log.high_watermark and not self._read_only:
             self._log.flush(end)
         end = min(end, self._log.high_watermark)
         with self._mutex:
@@ -361,8 +368,7 @@ class MetadataLog:
                 batch, expect=[(self._log, end)], origin=AppendOrigin.COORDINATOR
             )
             if done is not None:
-                self._log.flush(done.last_offset + 1)
-                self.refresh()
+                self.refresh()  # which makes durable what it shows
                 return
 
     def _fold(self, end: int) -> None:

@@ -346,3 +346,40 @@ class OffsetsMachine(RuleBasedStateMachine):
 
 TestOffsetsMachine = OffsetsMachine.TestCase
 TestOffsetsMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda groups: groups.commit_offsets("g", "", -1, at({1: 6})),
+        lambda groups: groups.delete_offsets("g", [T0]),
+        lambda groups: groups.delete_group("g"),
+        lambda groups: groups.forget_topic("t"),
+        lambda groups: groups.expire_offsets(0),
+    ],
+    ids=["commit_offsets", "delete_offsets", "delete_group", "forget_topic", "expire_offsets"],
+)
+def test_a_change_of_committed_offsets_is_durable_on_return(host, groups, change):
+    commit(groups, {0: 5})
+    host.clock_ms = lambda: 10**15
+    log = host.group_partition("g")
+    end = log.log_end
+    change(groups)
+    assert log.log_end > end
+    assert log.flushed == log.log_end
+
+
+def test_offsets_that_were_handed_out_are_durable_before(host, groups):
+    """Another process has committed them, and died before its flush."""
+    commit(groups, {0: 5})
+    log = host.group_partition("g")
+    log.flushed = 0
+    assert groups.fetch_offsets("g") == {T0: OffsetAndMetadata(5)}
+    assert log.flushed == log.log_end
+
+
+def test_transactional_offsets_of_unknown_partitions_are_refused(host, groups):
+    gone = {TopicPartition("t", 99): OffsetAndMetadata(1)}
+    with pytest.raises(UnknownTopicOrPartition):
+        groups.txn_offset_commit("g", "tx", PID, 0, "", -1, None, gone)
+    assert host.group_partition("g").log_end == 0

@@ -14,9 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from eoslog.model import TopicPartition
+from eoslog import errors
+from eoslog._core import build_batch
+from eoslog.coordinator.transaction_records import encode_key, encode_value
+from eoslog.coordinator.transaction_state import TransactionMetadata
+from eoslog.model import AppendOrigin, TopicPartition
 from tests.coordinator.test_transaction_engine import RealWorld
-from tests.coordinator.world import A0, A1, B0, Writer
+from tests.coordinator.world import A0, A1, B0, World, Writer
 from tests.reference import codec
 
 PARTITIONS = (A0, A1, B0)
@@ -140,3 +144,57 @@ def test_the_sweep_ends_what_the_recovery_of_a_partition_did_not_come_to(place: 
             assert [world.values(tp) for tp in PARTITIONS] == [[b"1"], [b"2"], []], cut
         finally:
             world.close()
+
+
+def test_a_commit_over_a_part_of_its_data_is_refused_as_corruption(world: World) -> None:
+    """The transaction is open in the partition, yet shorter than the decision says."""
+    writer = Writer(world, "t")
+    writer.write(B0, b"1")
+    writer.write(B0, b"2")
+    decided_only(world, writer)
+    world.log(B0).replay(1)
+    _, other = world.open()
+    assert not other.drive(writer.producer_id, 0)
+    assert world.log(B0).markers() == []
+
+
+def test_a_stragglers_record_is_durable_before_it_is_committed(world: World) -> None:
+    """It came in between the flush of the data and the marker."""
+    writer = Writer(world, "t")
+    writer.write(A0, b"1")
+    identity = (writer.producer_id, 0)
+    decided_only(world, writer)
+    writer.become(*identity)
+    writer.sequences[A0] = 1
+    late = writer.append(A0, b"late")
+    _, other = world.open()
+    world.directory.trail.clear()
+    assert other.drive(*identity)
+    steps = [(what, where) for what, where, _ in world.directory.trail if where == "a-0"]
+    assert steps == [("flush", "a-0"), ("append", "a-0")]
+    assert world.values(A0) == [b"1", b"late"]
+    assert late.base_offset == 1
+
+
+def test_an_epoch_that_somebody_else_left_in_the_cache_is_durable_before_data_bears_it(
+    world: World,
+) -> None:
+    row = (0, encode_key("t"), encode_value(TransactionMetadata("t", 500, 3, 60_000)), ())
+    c = world.clog("t")
+    c.append(build_batch([row]), origin=AppendOrigin.COORDINATOR)
+    writer = Writer.__new__(Writer)
+    writer.world, writer.name, writer.coordinator = world, "t", world.coordinator
+    writer.become(500, 3)
+    world.directory.trail.clear()
+    writer.write(A0, b"1")
+    steps = [(what, where) for what, where, _ in world.directory.trail]
+    assert steps == [("flush", repr(c)), ("append", repr(c)), ("append", "a-0")]
+
+
+def decided_only(world: World, writer: Writer) -> None:
+    """A commit whose decision becomes durable, and that its own process does not act on."""
+    c = world.clog("t")
+    c.faults["flush"] = errors.StorageError("later")
+    with pytest.raises(errors.CommitOutcomeUnknown):
+        writer.commit()
+    c.flush()

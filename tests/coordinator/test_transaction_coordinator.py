@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from eoslog import errors
@@ -468,3 +470,26 @@ def test_a_commit_that_is_decided_succeeds_whatever_hits_its_driver(world: World
     log.broken = None
     assert Writer(world, "t").outcome == TransactionOutcome("t", writer.producer_id, 0, True)
     assert world.values(A0) == [b"1"]
+
+
+@pytest.mark.parametrize("name", ["", "__recovery-7"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda c, name: c.end_txn(name, 1, 0, True),
+        lambda c, name: c.verify_partition_in_txn(name, 1, 0, A0),
+        lambda c, name: c.abort_transaction(name),
+        lambda c, name: c.add_partitions_to_txn(name, 1, 0, [A0]),
+    ],
+    ids=["end", "verify", "abort", "add"],
+)
+def test_every_request_refuses_an_impossible_id(world: World, ask: Any, name: str) -> None:
+    with pytest.raises(errors.KafkaError) as raised:
+        ask(world.coordinator, name)
+    assert raised.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_describing_an_impossible_id_is_refused(world: World) -> None:
+    with pytest.raises(errors.KafkaError) as raised:
+        world.coordinator.describe_transactions([""])
+    assert raised.value.code is ErrorCode.INVALID_REQUEST

@@ -319,3 +319,11 @@ def test_reader_position_is_what_was_read():
     reader = Reader(b"\x01\x02")
     reader.i8()
     assert (reader.position, reader.remaining) == (1, 1)
+
+
+def test_an_adopted_topic_has_a_legal_name_and_partitions(metadata):
+    with pytest.raises(InvalidTopic):
+        metadata.adopt_topic("not a name", TOPIC_ID, {0: 1})
+    with pytest.raises(InvalidPartitions):
+        metadata.adopt_topic("t", TOPIC_ID, {})
+    assert metadata.adopt_topic("t", TOPIC_ID, {0: 4}).topic_id == TOPIC_ID

@@ -19,6 +19,7 @@ LINES = (
     ("tests.torture.full", "Full", 1),
     ("tests.torture.full", "Failing", 1.5),
     ("tests.torture.stops", "Stops", 0.7),
+    ("tests.torture.stops", "Holders", 0.7),
     ("tests.torture.stops", "Clocks", 0.5),
     ("tests.torture.crowds", "Transform", 1),
     ("tests.torture.crowds", "Producers", 1),

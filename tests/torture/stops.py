@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
 from pathlib import Path
 
+import eoslog
+from eoslog.errors import EoslogError
 from tests.faults.harness import Child, live, start
 from tests.torture.harness import Round, Step
 from tests.torture.mixed import mixed
@@ -42,6 +45,64 @@ class Stops:
             for running in (stopped, *others):
                 round_.ended(running.end(100))
             return round_.verdict()
+
+
+def reads(child: Child, path: Path) -> None:
+    """Read all that is published, as a process that may take no lock."""
+    try:
+        with eoslog.open(path, read_only=True) as log:
+            for topic in log.topics():
+                child.tell("read", sum(batch.num_rows for batch in log.scan(topic, binary="copy")))
+    except EoslogError as error:
+        child.tell("refused", type(error).__name__, str(error))
+
+
+class Holders:
+    """SIGSTOP of a process that holds a lock: in the middle of an append, a write, a flush.
+
+    Nobody overtakes it: who needs the lock waits, or is told who has it; readers need none. Then it
+    goes on, or is killed and the next holder repairs what it left.
+    """
+
+    name, goal = "holder", ("holders stopped", 1_000)
+    WHERE = (("point", 7), ("pwrite", 110), ("fdatasync", 40), ("ftruncate", 10), ("rename", 12))
+
+    def missing(self) -> str | None:
+        """It needs fork only."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+    def step(self, seed: int) -> Step:
+        """A life that is stopped at a drawn place, two beside it, a reader."""
+        with Round(seed) as round_:
+            arguments = (mixed, round_.path, round_.history)
+            round_.ended(live(*arguments, round_.name(), round_.seed()))
+            for _ in range(2):
+                call, most = round_.rng.choice(self.WHERE)
+                fault = (call, "stop", round_.rng.randint(1, most))
+                holder = start(*arguments, round_.name(), round_.seed(), faults=(fault,))
+                stopped = self._until_stopped(holder.pid)
+                others = [start(*arguments, round_.name(), round_.seed(), 6) for _ in range(2)]
+                reader = start(reads, round_.path)
+                if stopped:
+                    round_.step.counts["holders stopped"] += 1
+                    round_.ended(reader.end(25))  # less than a lock is waited for
+                    time.sleep(round_.rng.uniform(0, 0.5))
+                    killed = round_.rng.random() < 0.4
+                    holder.signal(signal.SIGKILL if killed else signal.SIGCONT)
+                else:
+                    round_.ended(reader.end(25))
+                for running in (holder, *others):
+                    round_.ended(running.end(100))
+            return round_.verdict()
+
+    @staticmethod
+    def _until_stopped(pid: int) -> bool:
+        """Whether it was stopped; else it has ended without coming to that place."""
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        return found is not None and found.si_code == os.CLD_STOPPED
 
 
 def at_odd_times(child: Child, path: Path, history: Path, name: str, seed: int) -> None:

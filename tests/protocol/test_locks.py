@@ -1,0 +1,229 @@
+"""Every lock is taken, excludes the others, and is given back: looked at from a descriptor beside.
+
+OFD locks belong to the open file, so another descriptor in this process is as good as another one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+import eoslog
+from eoslog import _core
+from eoslog.errors import LockTimeout, StorageError
+from eoslog.storage import files, log_loader, session
+from eoslog.storage.kafka_repair import _alone
+from eoslog.storage.partition_log import PartitionLog
+from eoslog.storage.session import LOCK_FILES, SESSION_FILE, Session
+from tests.storage.helpers import SLOT, batch, opened
+
+BOOTSTRAP, SESSION = 0, 1
+
+
+@contextmanager
+def beside(path: Path, name: str) -> Iterator[int]:
+    """A descriptor of a lock file that has no lock yet."""
+    fd = os.open(path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def lock_of(log: PartitionLog) -> tuple[str, int]:
+    """The lock file of a partition, and its append byte; the flush byte follows."""
+    return f"eoslog.lock-{SLOT % LOCK_FILES:02d}", log.session.append_lock(SLOT)[1]
+
+
+def test_a_living_session_is_shared_and_never_another_ones_alone(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        first = Session(str(tmp_path))
+        stack.callback(first.close)
+        fd = stack.enter_context(beside(tmp_path, SESSION_FILE))
+        assert not _core.try_lock(fd, SESSION)
+        assert _core.try_lock(fd, SESSION, shared=True)
+        _core.unlock(fd, SESSION)
+        second = Session(str(tmp_path))
+        stack.callback(second.close)
+        assert first.process_number != second.process_number
+        assert not first.try_alone()
+        assert not second.try_alone()
+
+
+def test_a_reader_keeps_no_writer_out(tmp_path: Path) -> None:
+    Session(str(tmp_path)).close()
+    reader = Session(str(tmp_path), read_only=True)
+    Session(str(tmp_path)).close()
+    reader.close()
+
+
+def test_who_opens_grows_or_prepares_a_directory_has_the_bootstrap_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_LOCK_TIMEOUT_S", 0.02)
+    one, two = Session(str(tmp_path)), Session(str(tmp_path))
+    with one.bootstrap():
+        with beside(tmp_path, SESSION_FILE) as fd:
+            assert not _core.try_lock(fd, BOOTSTRAP)
+        with pytest.raises(LockTimeout, match="bootstrap"):
+            Session(str(tmp_path))
+        with pytest.raises(LockTimeout, match="bootstrap"):
+            two.ensure_slot(6000)
+    two.ensure_slot(6000)
+    one.close()
+    two.close()
+
+
+def test_one_process_makes_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def probe(path: str, properties: object) -> None:
+        with beside(tmp_path / "new", SESSION_FILE) as fd:
+            seen.append(_core.try_lock(fd, BOOTSTRAP))
+        write(path, properties)
+
+    from eoslog.storage import checkpoints
+
+    write = checkpoints.write_meta_properties
+    monkeypatch.setattr(checkpoints, "write_meta_properties", probe)
+    eoslog.open(tmp_path / "new").close()
+    assert seen == [False]
+
+
+def test_recovery_of_a_partition_waits_for_its_append_lock_and_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(str(tmp_path)) as log:
+        name, at = lock_of(log)
+        with beside(tmp_path, name) as fd:
+            assert _core.try_lock(fd, at), "recovery and an opening keep no lock"
+    monkeypatch.setattr(log_loader, "LOCK_TIMEOUT_S", 0.02)
+    with beside(tmp_path, name) as fd:
+        assert _core.try_lock(fd, at)
+        with pytest.raises(LockTimeout, match="append lock"), opened(str(tmp_path)):
+            pass
+
+
+def test_an_append_gives_its_lock_back_whatever_becomes_of_it(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        name, at = lock_of(log)
+        with beside(tmp_path, name) as fd:
+
+            def free() -> bool:
+                taken = _core.try_lock(fd, at)
+                _core.unlock(fd, at)
+                return taken
+
+            log.append(batch(1))
+            assert free()
+            assert log.append(batch(1), expect=[(log, 99)]) is None  # CHANGED
+            assert free()
+            files.arm_failpoint("pwrite", "ENOSPC")
+            with pytest.raises(StorageError):
+                log.append(batch(1))
+            files.disarm_failpoints()
+            assert free()
+            log.append(batch(1, producer_id=1, sequence=0))
+            assert log.append(batch(1, producer_id=1, sequence=0)).duplicate
+            assert free()
+            log.roll()
+            assert free()
+            log.append(batch(1))
+            log.mark_swap(True, 0)
+            assert free()
+            log.mark_swap(False, 0)
+            assert free()
+            log.publish_log_start(0, segments_changed=False)
+            assert free()
+            log.core.poison()
+            with pytest.raises(StorageError):
+                log.append(batch(1))
+            assert free()
+
+
+@pytest.mark.parametrize(("call", "nth"), [("rename", 1), ("rename", 3), ("pwrite", 2)])
+def test_an_append_that_fails_in_or_after_a_roll_gives_its_lock_back(
+    tmp_path: Path, call: str, nth: int
+) -> None:
+    """Of the writes the first is the sealed segment's last time, the second data."""
+    with opened(str(tmp_path), segment_bytes=1000, index_interval_bytes=200) as log:
+        name, at = lock_of(log)
+        log.append(batch(1, size=800))
+        log.writer_files.prepare_roll()
+        with beside(tmp_path, name) as fd:
+            files.arm_failpoint(call, "EIO", nth)
+            with pytest.raises(StorageError):
+                log.append(batch(3, size=200))
+            files.disarm_failpoints()
+            assert _core.try_lock(fd, at)
+
+
+def test_an_append_whose_index_entry_fails_gives_its_lock_back(tmp_path: Path) -> None:
+    with opened(str(tmp_path), index_interval_bytes=200) as log:
+        name, at = lock_of(log)
+        log.append(batch(1, size=300))
+        with beside(tmp_path, name) as fd:
+            files.arm_failpoint("pwrite", "EIO", 2)  # the data, the entry
+            with pytest.raises(StorageError):
+                log.append(batch(1, size=300))
+            files.disarm_failpoints()
+            assert _core.try_lock(fd, at)
+
+
+def test_one_flushes_and_the_lock_is_free_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(str(tmp_path)) as log:
+        name, at = lock_of(log)
+        with beside(tmp_path, name) as fd:
+            seen = []
+
+            def probe(point: str) -> bool:
+                if point == "flush.before":
+                    seen.append(_core.try_lock(fd, at + 1))
+                return False
+
+            monkeypatch.setattr(files, "failpoint", probe)
+            log.append(batch(1))
+            log.flush()
+            assert seen == [False]
+            assert _core.try_lock(fd, at + 1)
+
+
+def test_a_sync_is_a_flush_in_any_directory(tmp_path: Path) -> None:
+    with opened(str(tmp_path), strict=False) as log:
+        log.append(batch(1))
+        log.sync()
+        assert log.durable_end == log.log_end == 1
+
+
+def test_one_cleans_a_partition_at_a_time(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as one, opened(str(tmp_path)) as two:
+        assert one.cleaner_lock.try_take()
+        assert not two.cleaner_lock.try_take()
+        one.cleaner_lock.release()
+        assert two.cleaner_lock.try_take()
+        two.cleaner_lock.release()
+
+
+def test_kafkas_recovery_is_for_who_is_alone(tmp_path: Path) -> None:
+    first = Session(str(tmp_path))
+    with pytest.raises(LockTimeout, match="open"), _alone(str(tmp_path)):
+        pass
+    first.close()
+    with _alone(str(tmp_path)), beside(tmp_path, SESSION_FILE) as fd:
+        assert not _core.try_lock(fd, SESSION)
+
+
+def test_a_reader_alone_publishes_what_it_finds_to_itself(tmp_path: Path) -> None:
+    with opened(str(tmp_path)):
+        pass
+    for name in (tmp_path / "t-0").iterdir():
+        name.unlink()
+    with opened(str(tmp_path), read_only=True) as log:
+        assert log.core.session == log.session.control.session
+        assert log.log_end == 0
