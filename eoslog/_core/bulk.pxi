@@ -199,6 +199,8 @@ cdef class BulkEncoder:
                 size = (<PartitionBuilder>self.entry.builders[place]).last_size
                 if size >= POOLED_FROM and (self.chosen < 0 or self.chosen == place):
                     self.accumulator.pool.lend(&self.batches[place].buffer, size)
+                    if reserve(&self.batches[place].buffer, size) < 0:
+                        raise MemoryError()
         return 0
 
     cdef int give(self, int32_t place) except -1:
