@@ -14,6 +14,7 @@ timed = @start=$$SECONDS; $(2); code=$$?; printf '%-10s %4d s\n' '$(1)' $$((SECO
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build wheel inplace test test-fast test-kafka test-spark torture-spark run bench
+.PHONY: bench-instructions
 .PHONY: bench-spark torture-spark-kafka
 .PHONY: simulate lint format types imports stubs mutants asan fuzz rows torture clean distclean
 
@@ -76,6 +77,10 @@ bench: build $(VENV)/.peers  ## Measure against the goals: ten minutes; SCALE=10
 bench-spark: build  ## Spark beside Parquet and its Kafka connector: ten minutes (ROWS=1000000)
 	@rm -rf .make/bench-spark && mkdir -p .make/bench-spark && cp -a tests bench .make/bench-spark/
 	$(call timed,bench,cd .make/bench-spark && $(abspath $(BIN))/python -m bench.spark --rows $(or $(ROWS),1000000) $(BENCH_ARGS))
+
+bench-instructions: build $(VENV)/.peers  ## Count the instructions of the hottest kernels (ARGS=--write)
+	cd .make && mkdir -p counts && rm -rf counts/bench && cp -a ../bench counts/ && cd counts && \
+		EOSLOG_SOURCE=$(CURDIR) $(abspath $(BIN))/python -m bench.instructions $(ARGS)
 
 lint: setup  ## Check style, by ruff
 	$(BIN)/ruff check .
