@@ -43,7 +43,7 @@ test: build  ## Run every test on the installed wheel
 test-fast: build  ## Run what needs no other process and no JVM: a minute
 	$(call timed,tests,.ci/test $(BIN) -m '$(FAST)' -q $(PYTEST_ARGS))
 
-test-kafka: build  ## Run the tests against a real Kafka broker, fetched by Maven: five minutes
+test-kafka: build  ## Run the tests against a real Kafka broker, fetched by Maven: ten minutes
 	@$(BIN)/python tests/kafka/jars.py
 	$(call timed,kafka,EOSLOG_KAFKA=1 .ci/test $(BIN) tests/kafka $(PYTEST_ARGS))
 

@@ -320,7 +320,12 @@ class KafkaCluster:
         asked = [self.kafka.ConsumerGroupTopicPartitions(group)]
         with kafka_errors(f"reading the offsets of group {group!r}"):
             answer = self._admin.list_consumer_group_offsets(asked, require_stable=True)
-            found = answer[group].result(TIMEOUT_S).topic_partitions
+            try:
+                found = answer[group].result(TIMEOUT_S).topic_partitions
+            except self.kafka.KafkaException as error:
+                if error.args[0].code() == self.kafka.KafkaError.GROUP_ID_NOT_FOUND:
+                    return {}  # or of a kind that has none, as share groups
+                raise
         return {
             TopicPartition(tp.topic, tp.partition): OffsetAndMetadata(
                 tp.offset, metadata=tp.metadata or ""

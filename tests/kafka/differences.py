@@ -80,6 +80,19 @@ def _without_group(step: Any, _: Sequence[Any]) -> bool:
     return step.kafka in kafka and step.ours == (22,)
 
 
+def _rotated_by_init(step: Any, steps: Sequence[Any]) -> bool:
+    """An init over an open transaction whose epoch is the last: a new id, which Kafka raises at once."""
+    if step.request != "init" or step.kafka[0] != 0 or step.ours[0] != 0:
+        return False
+    seen = {
+        before.kafka[1]
+        for before in steps[:-1]
+        if before.request in ("init", "end") and not before.kafka[0]
+    }
+    same_id = step.kafka[1] == step.ours[1] and bool(seen) and step.kafka[1] not in seen
+    return same_id and (step.kafka[2], step.ours[2]) == (1, 0)
+
+
 def _left_already(step: Any, _: Sequence[Any]) -> bool:
     """Leaving a group that one is not in."""
     return step.request == "leave" and step.kafka in ((25,), (69,), (82,)) and step.ours == (0,)
@@ -90,6 +103,7 @@ ROWS: tuple[Row, ...] = (
     Row("trace-of-a-refusal", _after_a_refusal, goes_on=False),
     Row("init-of-another-epoch", _init_of_another_epoch, goes_on=False),
     Row("commit-after-abort", _answers(48, 90, "end")),
+    Row("rotated-by-init", _rotated_by_init, goes_on=False),
     Row("left-already", _left_already),
     Row("partition-of-another", _of_another, goes_on=False),
     Row("static-take-over", _static_take_over, goes_on=False),
