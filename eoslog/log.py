@@ -12,7 +12,7 @@ from eoslog.client.recipes import dedupe, run_transaction
 from eoslog.closing import Closing
 from eoslog.config import LogConfig
 from eoslog.engine import Engine
-from eoslog.errors import CorruptRecord, UnknownTopicOrPartition
+from eoslog.errors import CorruptRecord, IllegalState, UnknownTopicOrPartition
 from eoslog.model import (
     CheckReport,
     GroupDescription,
@@ -123,22 +123,30 @@ class Log(Closing):
 
     def __init__(self, engine: Engine) -> None:
         """Wrap an engine; use `eoslog.open`."""
-        self.engine = engine
+        self._engine = engine
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"Log({self.path!r}, durability={self.engine.durability!r})"
+        return f"Log({self.path!r}, durability={self._engine.durability!r})"
 
     @property
     def path(self) -> str:
         """The directory."""
-        return self.engine.path
+        return self._engine.path
+
+    @property
+    def engine(self) -> Engine:
+        """The floor below, which other handles of this process share. IllegalState after close."""
+        if self._closed:
+            raise IllegalState("the log is closed")
+        self._engine.check()
+        return self._engine
 
     def close(self) -> None:
         """Flush, checkpoint and let go of the directory; calling it again does nothing."""
         if not self._closed:
             self._closed = True
-            self.engine.close()
+            self._engine.close()
 
     # --- topics ---------------------------------------------------------------------------------
 
@@ -152,7 +160,6 @@ class Log(Closing):
 
         Durability: durable on return.
         """
-        self.engine.check()
         self.engine.create_topic(name, partitions, config)
         return self.describe_topic(name)
 
@@ -162,28 +169,23 @@ class Log(Closing):
         Raises:
             UnknownTopicOrPartition: there is none.
         """
-        self.engine.check()
         self.engine.delete_topic(name)
 
     def create_partitions(self, name: str, total: int) -> None:
         """Grow a topic to `total` partitions; keys move, their partition depends on the count."""
-        self.engine.check()
         self.engine.metadata.create_partitions(name, total)
 
     def alter_topic(self, name: str, config: Mapping[str, Any]) -> None:
         """Set topic configuration; None takes a key back to its default."""
-        self.engine.check()
         self.engine.alter_topic(name, dict(config))
 
     def topics(self) -> list[str]:
         """Names of the user topics, sorted."""
-        self.engine.check()
         self.engine.metadata.refresh()
         return sorted(self.engine.metadata.topics)
 
     def describe_topic(self, name: str) -> TopicDescription:
         """A topic with its partitions' offsets. Raises UnknownTopicOrPartition."""
-        self.engine.check()
         info = self.engine.topic(name)
         partitions = [
             PartitionDescription(
@@ -196,7 +198,6 @@ class Log(Closing):
     # --- offsets --------------------------------------------------------------------------------
 
     def _partition(self, topic: str, partition: int) -> PartitionLog:
-        self.engine.check()
         return self.engine.partition(topic, partition)
 
     def offsets(self, topic: str, partition: int) -> Offsets:
@@ -223,7 +224,6 @@ class Log(Closing):
         Reading every partition up to its offset here gives whole transactions and nothing else.
         Never below an earlier snapshot. Source: protocol of closed cuts, docs/architecture.md.
         """
-        self.engine.check()
         if topics is not None:
             for name in topics:
                 self.engine.topic(name)
@@ -258,12 +258,11 @@ class Log(Closing):
             binary: "view" gives binary_view columns over the mapping, "copy" plain binary.
 
         Raises:
-            OffsetOutOfRange: `start` lies below a log's start, or `end` of a partition above what
-                can be read of it now.
+            OffsetOutOfRange: `start` lies below a log's start; by partition, `start` lies beyond
+                its end, or `end` above what can be read of it now.
         """
         from eoslog.client.scan import scan
 
-        self.engine.check()
         return scan(
             self.engine, topic, partitions=partitions, start=start, end=end, isolation=isolation,
             columns=columns, batch_rows=batch_rows, binary=binary,
@@ -275,14 +274,16 @@ class Log(Closing):
         """A producer on this directory; Kafka's keys, `transactional_id=` as a keyword."""
         from eoslog.client.producer import Producer
 
-        self.engine.check()
+        if self.engine.read_only:
+            raise IllegalState(f"{self.path}: the log was opened read_only")
         return Producer({"log.dir": self.path, **(config or {})}, **options)
 
     def consumer(self, *topics: str, group_id: str | None = None, **options: Any) -> Consumer:
         """A consumer on this directory, subscribed to the topics given."""
         from eoslog.client.consumer import Consumer
 
-        self.engine.check()
+        if self.engine.read_only:
+            options["engine"] = self.engine
         if group_id is not None:
             options["group_id"] = group_id
         consumer = Consumer({"log.dir": self.path}, **options)
@@ -310,7 +311,6 @@ class Log(Closing):
 
     def transactions(self, open_only: bool = True) -> list[TransactionDescription]:
         """Transactional ids as their coordinators hold them."""
-        self.engine.check()
         found = self.engine.transactions.describe_transactions()
         return [
             t
@@ -320,7 +320,6 @@ class Log(Closing):
 
     def abort_transaction(self, transactional_id: str) -> None:
         """Abort an id's open transaction and fence its producer."""
-        self.engine.check()
         self.engine.transactions.abort_transaction(transactional_id)
 
     def producers(self, topic: str, partition: int) -> list[ProducerDescription]:
@@ -329,19 +328,16 @@ class Log(Closing):
 
     def groups(self) -> list[str]:
         """Ids of all groups."""
-        self.engine.check()
         return self.engine.groups.list_groups()
 
     def describe_group(self, group_id: str) -> GroupDescription:
         """A group with its members and committed offsets."""
-        self.engine.check()
         return self.engine.groups.describe_group(group_id)
 
     def reset_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
     ) -> None:
         """Set the committed offsets of a group without members."""
-        self.engine.check()
         wanted = {
             tp: value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(int(value))
             for tp, value in offsets.items()
@@ -350,7 +346,6 @@ class Log(Closing):
 
     def delete_group(self, group_id: str) -> None:
         """Delete a group without members, with its offsets."""
-        self.engine.check()
         self.engine.groups.delete_group(group_id)
 
     # --- to Kafka and back -----------------------------------------------------------------------
@@ -419,7 +414,6 @@ class Log(Closing):
             CorruptRecord, StorageError: a partition that could not be cleaned is as it was.
             LockTimeout: another process is cleaning a partition.
         """
-        self.engine.check()
         if topic is not None:
             self.engine.topic(topic)
         internal = [
@@ -437,7 +431,6 @@ class Log(Closing):
 
     def check(self, full: bool = False) -> CheckReport:
         """Read every batch by its CRC and compare the indexes; `full` decodes every record too."""
-        self.engine.check()
         engine = self.engine
         found = [*engine.transaction_partitions(), *engine.group_partitions()]
         for key in engine.user_partitions():
@@ -457,7 +450,6 @@ class Log(Closing):
 
     def stats(self) -> dict[str, Any]:
         """Counts, sizes (bytes) and lags of everything that is open or can be."""
-        self.engine.check()
         partitions = {}
         for name, number in self.engine.user_partitions():
             offsets = self.offsets(name, number)

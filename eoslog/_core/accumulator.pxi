@@ -35,6 +35,17 @@ cdef enum:
 cdef class BulkEncoder          # bulk.pxi
 
 
+cdef object as_sequence(object values, str what):
+    """A list or tuple as it is, another iterable as a list."""
+    if type(values) in (list, tuple):
+        return values
+    try:
+        items = iter(values)
+    except TypeError:
+        raise errors.SerializationError(f"{what}: expected a sequence, got {type(values).__name__}") from None
+    return list(items)
+
+
 cdef class RecordAccumulator:
     """Buffers records into batches; a subclass says what topics exist and sends what is drained.
 
@@ -204,10 +215,10 @@ cdef class RecordAccumulator:
 
         if self.gate:
             self._refuse()
-        values = values if type(values) in (list, tuple) else list(values)
+        values = as_sequence(values, "values")
         count = len(values)
         if keys is not None:
-            keys = keys if type(keys) in (list, tuple) else list(keys)
+            keys = as_sequence(keys, "keys")
             if len(keys) != count:
                 raise errors.ConfigError(f"{len(keys)} keys for {count} values")
         entry = self.topic_builders(topic)

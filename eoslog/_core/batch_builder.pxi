@@ -43,8 +43,11 @@ cdef int put_headers(ByteBuffer* buffer, object headers) except -1:
     cdef Py_ssize_t size
     cdef const char* text
     cdef Py_buffer view
-    items = headers.items() if isinstance(headers, dict) else headers
-    put_varint(buffer, len(items))
+    try:
+        items = headers.items() if isinstance(headers, dict) else headers
+        put_varint(buffer, len(items))
+    except TypeError:
+        raise errors.SerializationError(f"headers: expected (name, value) pairs or a mapping, got {headers!r}") from None
     for pair in items:
         try:
             name, value = pair

@@ -96,7 +96,7 @@ class Consumer(ConsumerOffsets, Closing):
             on_lost: the same for partitions that are another's already; default: `on_revoke`.
 
         Raises:
-            IllegalState: partitions were assigned by `assign`.
+            IllegalState: partitions were assigned by `assign`; or the log is read-only.
         """
         with self._use:
             self._next_duty = 0.0
@@ -108,6 +108,8 @@ class Consumer(ConsumerOffsets, Closing):
 
     def _subscribe(self, topics: Topics, *listeners: Listener | None) -> None:
         if self._config.group_id is not None:
+            if self._engine.read_only:
+                raise IllegalState("a member of a group writes, the log was opened read_only")
             self._subscription.subscribe(topics, *listeners)
             self._membership.subscription_changed()
             return

@@ -21,8 +21,9 @@ from eoslog._core import RecordAccumulator
 from eoslog.client.delivery import Delivery
 from eoslog.client.encoded_batch import chunks
 from eoslog.client.identity import Identity
+from eoslog.client.offsets import offsets_of
 from eoslog.client.sender import GROUP_BYTES, Sender
-from eoslog.client.transaction_scope import Transaction, group_metadata_of, offsets_of
+from eoslog.client.transaction_scope import Transaction, group_metadata_of
 from eoslog.client.transactions import ClientState, TransactionManager
 from eoslog.config import ProducerConfig
 from eoslog.engine import Engine

@@ -210,8 +210,8 @@ def scan(
 
     Raises:
         UnknownTopicOrPartition: no such topic, or it has no such partition.
-        OffsetOutOfRange: a given start lies below a log's start, or a partition's own end above
-            what can be read of it.
+        OffsetOutOfRange: a given start lies below a log's start, a partition's own start beyond its
+            end, or its own end above what can be read of it.
         ConfigError: an unknown column, isolation or way of binary.
     """
     committed = _is_committed(isolation)
@@ -233,7 +233,10 @@ def scan(
             raise OffsetOutOfRange(
                 f"{log.topic}-{log.partition}: end {wanted} is above what can be read, {bound}"
             )
-        sources.append(_log_source(log, _bound(start, log), wanted, bound, committed))
+        first = _bound(start, log)
+        if isinstance(start, Mapping) and first is not None and first > log.log_end:
+            raise OffsetOutOfRange(f"{log.name}: start {first} is beyond the log end {log.log_end}")
+        sources.append(_log_source(log, first, wanted, bound, committed))
     return Scan(sources, columns=columns, batch_rows=batch_rows, binary=binary)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from eoslog.errors import CommitOutcomeUnknown, ConfigError, EoslogError, IllegalState
-from eoslog.model import GroupMetadata, IsolationLevel, OffsetAndMetadata, TopicPartition
+from eoslog.model import GroupMetadata, IsolationLevel
 
 if TYPE_CHECKING:
     from eoslog.client.producer import Producer
 
-__all__ = ["Transaction", "group_metadata_of", "offsets_of"]
+__all__ = ["Transaction", "group_metadata_of"]
 
 
 class Transaction:
@@ -82,29 +81,6 @@ class Transaction:
         for consumer in self._consumers:
             with contextlib.suppress(EoslogError):
                 consumer.rewind()
-
-
-def offsets_of(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Offsets in any of the forms that callers use.
-
-    Raises:
-        ConfigError: an offset is missing, negative or no int.
-    """
-    pairs: Iterable[tuple[Any, Any]]
-    if isinstance(offsets, Mapping):
-        pairs = offsets.items()
-    else:
-        pairs = [(partition, partition.offset) for partition in offsets]
-    found = {}
-    for partition, value in pairs:
-        committed = value if isinstance(value, OffsetAndMetadata) else None
-        number = value if committed is None else committed.offset
-        if not isinstance(partition, TopicPartition):
-            raise ConfigError(f"offsets: expected TopicPartition, got {partition!r}")
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise ConfigError(f"offsets: {partition} has offset {number!r}, not a number from 0 on")
-        found[partition] = committed or OffsetAndMetadata(number)
-    return found
 
 
 def group_metadata_of(group: Any) -> GroupMetadata:

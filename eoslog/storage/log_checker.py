@@ -322,7 +322,10 @@ def repair(path: str, mode: str) -> RepairReport:
         return repair_as_kafka(path)
     if mode not in ("report", "cut"):
         raise ConfigError(f"mode {mode!r}: expected 'report', 'cut' or 'as-kafka'")
-    fd = files.open_file(os.path.join(path, SESSION_FILE), create=True)
+    try:
+        fd = files.open_file(os.path.join(path, SESSION_FILE))
+    except FileNotFoundError:
+        raise StorageError(f"not an eoslog directory: no {SESSION_FILE}", 2, path) from None
     try:
         if not _core.try_lock(fd, 1):
             raise LockTimeout(f"{path}: a process has the directory open")

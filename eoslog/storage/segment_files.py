@@ -344,7 +344,7 @@ def list_segments(path: str | os.PathLike[str]) -> list[SegmentFiles]:
             raise ConfigError(f"{path} holds no .log file: it is no partition directory")
         return found
     if not os.path.exists(path):
-        raise StorageError("no such file or directory", errno.ENOENT, path)
+        raise StorageError("", errno.ENOENT, path)
     segment = SegmentFiles(path, offset_of_name(path) or 0)
     if offset_of_name(path) is None:
         segment.base_offset = next((b.base_offset for b in segment.batches()), 0)
