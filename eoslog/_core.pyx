@@ -69,7 +69,7 @@ __all__ = (
     "find_in_index",
     "find_in_time_index",
     "unlock",
-    "walk_batches",
+    "transaction_ends", "walk_batches",
     "batches_end",
     "build_batch",
     "build_marker",

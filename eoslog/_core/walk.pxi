@@ -71,6 +71,43 @@ def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t siz
         PyBuffer_Release(&view)
 
 
+def transaction_ends(data):
+    """The ends of transactions among a segment's batches, by their headers.
+
+    Returns:
+        [(producer id, its first data offset since its last end in here or -1, offset of that end
+        or -1, offset of this end, whether it aborts)], or None where a batch is of an older format.
+    """
+    cdef Py_buffer view
+    cdef FoldedBatch b
+    cdef const uint8_t* p
+    cdef const uint8_t* end
+    cdef int rc
+    cdef dict first = {}, ended = {}
+    cdef list out = []
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        p = <const uint8_t*>view.buf
+        end = p + view.len
+        while p < end:
+            rc = parse_header(p, end, &b)
+            if rc != 1:
+                return None if end - p >= HEADER_SIZE and p[MAGIC_AT] < 2 else out
+            if b.control_type == CONTROL_ABORT or b.control_type == CONTROL_COMMIT:
+                out.append((b.producer_id, first.pop(b.producer_id, -1), ended.get(b.producer_id, -1),
+                            b.base_offset, b.control_type == CONTROL_ABORT))
+                ended[b.producer_id] = b.base_offset
+            elif b.attributes & TRANSACTIONAL_BIT and not b.attributes & CONTROL_BIT:
+                if b.producer_id not in first:
+                    first[b.producer_id] = b.base_offset
+            if b.size > end - p:
+                break
+            p += b.size
+        return out
+    finally:
+        PyBuffer_Release(&view)
+
+
 def find_in_index(index, int64_t base_offset, int64_t target):
     """Position to scan from for an offset: the greatest entry at or below it (Kafka OffsetIndex.lookup)."""
     cdef Py_buffer view

@@ -267,6 +267,9 @@ def read_meta_properties(directory: str) -> MetaProperties | None:
         raise CorruptRecord(
             "eoslog.durability", path=path, expected="strict or os", found=properties.durability
         )
+    for key in _KEYS:
+        if key.startswith("eoslog.") and key not in values:
+            raise CorruptRecord(f"meta.properties without {key}", path=path)
     return properties
 
 

@@ -283,7 +283,8 @@ class _Walk:
         for position, (version, producer, first, last, _) in self._entries(
             base, TXN_INDEX, ">hqqqq"
         ):
-            if last < self.end and (version != 0 or first > last or last not in lasts):
+            least = aborted.get((producer, last), last)
+            if last < self.end and (version != 0 or first > least or last not in lasts):
                 self._problem(
                     base,
                     TXN_INDEX,

@@ -21,7 +21,7 @@ from eoslog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
-from eoslog.storage.segments import LOG, Segment, offsets_in
+from eoslog.storage.segments import LOG, TXN_INDEX, Segment, offsets_in
 
 _SWAP_TIMEOUT_S = 30.0
 
@@ -287,6 +287,19 @@ class LogReader:
                     yield batch
                 start = part.next_offset
 
+    def _aborted_in(self, base: int, log_end: int) -> list[tuple[int, int, int]]:
+        """What a segment's abort index says, compared with the log at its first reading."""
+        segment = self.segment(base)
+        found = segment.aborted(log_end)
+        for producer, first in segment.judge_aborted(sealed=base < self._core.active_base):
+            for earlier in self.bases():
+                if earlier < base and producer in self.segment(earlier).ends_from(first):
+                    raise CorruptRecord(
+                        f"{segment.path(TXN_INDEX)}: a transaction of producer {producer} is said "
+                        f"to be open from {first} on, and ended before {base}; see `eoslog repair`"
+                    )
+        return found
+
     def aborted(self, start: int, end: int) -> list[tuple[int, int, int]]:
         """(producer id, first, marker offset) of aborted transactions that touch [start, end)."""
         while True:
@@ -295,13 +308,18 @@ class LogReader:
             bases = self.bases(beyond=end if not self._bases or end > self._bases[-1] else -1)
             below = [base for base in bases if base <= start]
             first = below[-1] if below else 0
-            found = [
-                entry
-                for base in bases
-                if base >= first
-                for entry in self.segment(base).aborted(log_end)
-                if entry[2] >= start and entry[1] < end
-            ]
+            try:
+                found = [
+                    entry
+                    for base in bases
+                    if base >= first
+                    for entry in self._aborted_in(base, log_end)
+                    if entry[2] >= start and entry[1] < end
+                ]
+            except CorruptRecord:
+                if self._unchanged(version):
+                    raise
+                continue  # the index of one version, the log of another
             if self._unchanged(version):
                 return found
 

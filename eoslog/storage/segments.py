@@ -16,6 +16,7 @@ import struct
 import numpy as np
 
 from eoslog import _core
+from eoslog.errors import CorruptRecord
 from eoslog.storage import files
 
 LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = (
@@ -63,6 +64,7 @@ class Segment:
         self._index_size = -1
         self._aborted: list[tuple[int, int, int]] = []
         self._aborted_size = 0
+        self._judged = False
 
     def __del__(self) -> None:
         """A segment that was swapped is dropped without `close`: others may be reading it."""
@@ -160,6 +162,72 @@ class Segment:
             self._aborted = [(p, f, last) for _, p, f, last, _ in entries if last < log_end]
             self._aborted_size = len(self._aborted) * _ABORTED.size
         return self._aborted
+
+    def judge_aborted(self, *, sealed: bool) -> list[tuple[int, int]]:
+        """Compare a sealed segment's abort index with its batches, once.
+
+        The format has no checksum there, and a wrong entry shows what was aborted, or hides what
+        was not. A cleaning may have taken an aborted transaction's data, never its marker.
+
+        Returns:
+            (producer id, first offset) of what is said to begin in an earlier segment, where the
+            snapshot does not confirm it: no end of that producer's may lie in between.
+
+        Raises:
+            CorruptRecord: they disagree.
+        """
+        if self._judged or self._aborted_size < 0 or not sealed:
+            self._judged = True  # recovery made it, and this session's writers what was added
+            return []
+        try:
+            index = files.read_file(self.path(TXN_INDEX))
+            size = self.size()
+            data = np.memmap(self.path(), dtype=np.uint8, mode="r", shape=(size,)) if size else b""
+        except FileNotFoundError:
+            return []
+        ends = _core.transaction_ends(data) if index else None
+        doubtful = []
+        if ends is not None:
+            wanted = {(p, last): (first, before) for p, first, before, last, abort in ends if abort}
+            opened = self._open_at_base()
+            index = index[: len(index) // _ABORTED.size * _ABORTED.size]
+            for version, producer, first, last, _ in _ABORTED.iter_unpack(index):
+                seen, before = wanted.pop((producer, last), (-2, -2))
+                least, most = before + 1, seen if seen >= 0 else last
+                if before < 0 and producer in opened:
+                    least = most = opened[producer]
+                elif before < 0 and first < self.base_offset:
+                    doubtful.append((producer, first))
+                if version or seen == -2 or not least <= first <= most:
+                    raise self._wrong(producer, first, last, "is not in the log")
+            for (producer, last), (first, _) in wanted.items():
+                if first >= 0:
+                    raise self._wrong(producer, first, last, "has no entry")
+        self._judged = True
+        return doubtful
+
+    def ends_from(self, offset: int) -> set[int]:
+        """Producers that a transaction of ended in the segment, at an offset or behind it."""
+        try:
+            ends = _core.transaction_ends(files.read_file(self.path()))
+        except FileNotFoundError:
+            return set()
+        return {producer for producer, _, _, last, _ in ends or () if last >= offset}
+
+    def _wrong(self, producer: int, first: int, last: int, what: str) -> CorruptRecord:
+        return CorruptRecord(
+            f"{self.path(TXN_INDEX)}: the transaction of producer {producer} that was aborted at "
+            f"[{first}, {last}] {what}; see `eoslog repair`"
+        )
+
+    def _open_at_base(self) -> dict[int, int]:
+        """First offsets of the transactions that were open where the segment begins, if known."""
+        try:
+            entries = read_snapshot(self.path(SNAPSHOT))
+        except FileNotFoundError:
+            return {}
+        rows = struct.iter_unpack(">qhiqiqiq", entries or b"")
+        return {producer: first for producer, *_, first in rows if first >= 0}
 
     def close(self) -> None:
         """Close the descriptor; mappings go with their last view."""

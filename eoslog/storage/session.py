@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 
@@ -57,6 +58,7 @@ class Session:
         self.process_nonce = 0
         self._fds: list[int] = []
         self._lock_fds: dict[int, int] = {}
+        self._bootstrapping = threading.local()
         self._generation = _core.fork_generation()
         try:
             self._join_as_reader() if read_only else self._join()
@@ -85,7 +87,13 @@ class Session:
 
     @contextlib.contextmanager
     def bootstrap(self) -> Iterator[None]:
-        """Hold the bootstrap lock: session change, growth of the control file, checkpoint files."""
+        """Hold the bootstrap lock: session change, growth of the control file, checkpoint files.
+
+        A thread that holds it may ask for it again.
+        """
+        if getattr(self._bootstrapping, "held", False):
+            yield
+            return
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         fd = files.open_file(os.path.join(self.path, SESSION_FILE), create=True)
         try:
@@ -95,8 +103,10 @@ class Session:
                         f"{self.path}: bootstrap lock not free within {_LOCK_TIMEOUT_S:g} s"
                     )
                 time.sleep(0.001)
+            self._bootstrapping.held = True
             yield
         finally:
+            self._bootstrapping.held = False
             files.close(fd)
 
     def _prepare_control(self) -> None:
@@ -174,7 +184,7 @@ class Session:
         self.control.session = secrets.randbits(63) | 1
 
     def durable_before(self, slot: int, topic_id: bytes) -> int:
-        """What an earlier session is known to have flushed of a partition: an offset, 0 if unknown.
+        """What an earlier session is known to have flushed of a partition: an offset, or -1.
 
         Evidence, no pointer to trust: the slot's durable end was stored after the flush, so what
         lies below was durable, and a bad batch there is damage. After a power cut it may be old.
@@ -193,7 +203,7 @@ class Session:
                 finally:
                     files.close(fd)
         if view is None or view["session"] == 0 or view["topic_id"] != topic_id:
-            return 0
+            return -1
         return max(0, int(view["durable_end"]))
 
     # --- in use ---------------------------------------------------------------------------------

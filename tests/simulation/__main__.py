@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument(
         "--sweep", type=int, metavar="N", help="fail every Nth call of the workload instead"
     )
+    parser.add_argument("--part", type=int, default=0, help="which of those calls: 0 to N - 1")
     parser.add_argument("--plant", help="run with a planted bug: a name from planted.py")
     parser.add_argument(
         "--self-test", action="store_true", help="find every planted bug within --runs seeds"
@@ -53,13 +54,16 @@ def main() -> int:
         return 1 if missed else 0
     report = Report()
     if args.sweep is not None:
-        report = sweep(seconds, args.seed, every=args.sweep, say=say)
+        report = sweep(
+            seconds, args.seed, every=args.sweep, part=args.part, runs=args.runs, say=say
+        )
     else:
         with planted(args.plant) if args.plant else contextlib.nullcontext():
             report = run(
                 seconds, args.seed, runs=args.runs, say=say, stop_at_first=args.plant is not None
             )
-    say(report.line())
+    swept = f"{report.counts['fault points']} fault points, " if args.sweep is not None else ""
+    say(swept + report.line())
     say(f"trace {report.trace[-32:]}")
     for what in report.violations[:20]:
         say(what)

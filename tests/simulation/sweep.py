@@ -129,24 +129,35 @@ def points(seed: int) -> Iterator[Point]:
 
 
 def sweep(
-    seconds: float, seed: int, *, every: int = 1, say: Callable[[str], None] | None = None
+    seconds: float,
+    seed: int,
+    *,
+    every: int = 1,
+    part: int = 0,
+    runs: int | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Report:
-    """Run every `every`th fault of the workloads of seeds from `seed` on until the time is over."""
+    """Run one in `every` faults of the workloads of seeds from `seed` on until the time is over.
+
+    The parts 0 to every - 1 are disjoint, and together all faults. At most `runs` workloads.
+    """
     total = Report()
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and (runs is None or total.counts["workloads"] < runs):
+        total.counts["workloads"] += 1
         for i, point in enumerate(points(seed)):
-            if (i + seed) % every:
+            if (i - part) % every:
                 continue
             if time.monotonic() >= end:
                 break
             one = FaultRun(seed, point).execute()
             total.add(one)
+            total.counts["fault points"] += 1
             for what in one.violations if say is not None else ():
                 say(f"VIOLATION {what}")
             if say is not None:
-                say(total.line())
+                say(f"{total.counts['fault points']} fault points, {total.line()}")
         else:
-            total.counts["whole workloads"] += 1
+            total.counts["whole parts"] += 1
         seed += 1
     return total

@@ -106,10 +106,12 @@ def test_meta_properties_read_back(tmp_path):
 def test_meta_properties_keep_foreign_keys_and_skip_comments(tmp_path):
     write(
         tmp_path / "meta.properties",
-        "#\n! x\nversion=1\ncluster.id=c\nnode.id=3\ndirectory.id=d\neoslog.format=1\na.b = c\\:d\n",
+        "#\n! x\nversion=1\ncluster.id=c\nnode.id=3\ndirectory.id=d\neoslog.format=1\na.b = c\\:d\n"
+        "eoslog.durability=strict\neoslog.transaction.partitions=50\neoslog.offsets.partitions=7\n",
     )
     found = cp.read_meta_properties(str(tmp_path))
     assert (found.node_id, found.durability, found.transaction_partitions) == (3, "strict", 50)
+    assert found.offsets_partitions == 7
     assert found.extra == {"a.b": "c:d"}
 
 
@@ -125,6 +127,11 @@ def test_meta_properties_keep_foreign_keys_and_skip_comments(tmp_path):
         (
             "version=1\ncluster.id=c\ndirectory.id=d\neoslog.format=1\neoslog.durability=no\n",
             "strict or os",
+        ),
+        (
+            "version=1\ncluster.id=c\ndirectory.id=d\neoslog.format=1\neoslog.durability=os\n"
+            "eoslog.transaction.partitions=2\neoslog.mffsets.partitions=1\n",
+            "without eoslog.offsets.partitions",
         ),
     ],
 )

@@ -14,6 +14,8 @@ LINES = (
     ("tests.torture.kills", "Kills", 3),
     ("tests.torture.power", "Power", 3),
     ("tests.torture.simulated", "Simulated", 3),
+    ("tests.torture.simulated", "Swept", 1),
+    ("tests.torture.simulated", "Flipped", 1),
     ("tests.torture.full", "Refusals", 1.5),
     ("tests.torture.syscalls", "Syscalls", 2),
     ("tests.torture.full", "Full", 1),

@@ -1,4 +1,6 @@
-"""The deterministic simulator (`tests/simulation`) as a harness: a process of its own, its line read."""
+"""The deterministic simulator (`tests/simulation`), its sweep of failing calls and its flipped bits, as
+harnesses: each a process of its own, whose last line of counts is read.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,16 @@ from importlib.util import find_spec
 
 from tests.torture.harness import Step
 
-NAMES = {
-    "seeds": "seeds",
-    "crashes": "simulated crashes",
-    "steps": "simulated steps",
-    "looks": "looks",
-}
+_PARTS = 64
+_WORKLOADS = 8
+_FLIP_PARTS = 4096
 
 
-class Simulated:
-    """Five seconds a step."""
+class _Simulation:
+    """A module of the simulator, run for some seconds a step."""
 
-    name, goal = "simulator", ("simulated crashes", 100_000)
+    names: dict[str, str]
+    """Words of its line, and what they are counted as."""
 
     def missing(self) -> str | None:
         """It lies in the tree."""
@@ -30,18 +30,63 @@ class Simulated:
     def close(self) -> None:
         """Nothing is shared."""
 
+    def arguments(self, seed: int) -> list[str]:
+        """What to run."""
+        raise NotImplementedError
+
     def step(self, seed: int) -> Step:
         """Simulate for a while."""
         done = subprocess.run(
-            [sys.executable, "-m", "tests.simulation", "--seconds", "5", "--seed", str(seed)],
+            [sys.executable, "-m", *self.arguments(seed)],
             capture_output=True, text=True, timeout=300, check=False,
             env=os.environ | {"PYTHONHASHSEED": "0"},
         )  # fmt: skip
         step = Step()
-        line = next((x for x in reversed(done.stdout.splitlines()) if " seeds, " in x), "")
-        for count, word in re.findall(r"(\d+) (\w+)", line):
-            if word in NAMES:
-                step.counts[NAMES[word]] += int(count)
+        lines = [x for x in done.stdout.splitlines() if x.endswith(" violations")]
+        for count, word in re.findall(r"(\d+) ([a-z][a-z ]*)", lines[-1] if lines else ""):
+            if word.strip() in self.names:
+                step.counts[self.names[word.strip()]] += int(count)
         if done.returncode:
             step.violations.append((done.stdout + done.stderr)[-2000:])
         return step
+
+
+class Simulated(_Simulation):
+    """Five seconds a step."""
+
+    name, goal = "simulator", ("simulated crashes", 100_000)
+    names = {
+        "seeds": "seeds",
+        "crashes": "simulated crashes",
+        "steps": "simulated steps",
+        "looks": "looks",
+    }
+
+    def arguments(self, seed: int) -> list[str]:
+        """Whatever seeds there is time for."""
+        return ["tests.simulation", "--seconds", "5", "--seed", str(seed)]
+
+
+class Swept(_Simulation):
+    """A part of all failing calls of one of a few workloads: EIO at every call, ENOSPC at writes."""
+
+    name, goal = "failing calls", ("failing calls", 12_000)
+    names = {"fault points": "failing calls", "crashes": "crashes behind them"}
+
+    def arguments(self, seed: int) -> list[str]:
+        """One in 64 of the calls of a workload; each step is a part of the same eight wholes."""
+        workload = 1 + seed // _PARTS % _WORKLOADS
+        return ["tests.simulation", "--sweep", str(_PARTS), "--part", str(seed % _PARTS),
+                "--seed", str(workload), "--runs", "1"]  # fmt: skip
+
+
+class Flipped(_Simulation):
+    """A part of all bits of two directories of 64 KiB, each flipped by itself."""
+
+    name, goal = "flipped bits", ("flipped bits", 1_000_000)
+    names = {"flips": "flipped bits"}
+
+    def arguments(self, seed: int) -> list[str]:
+        """One in 4,096 of the bits."""
+        return ["tests.simulation.flips", "--every", str(_FLIP_PARTS), "--part",
+                str(seed % _FLIP_PARTS), "--seconds", "60"]  # fmt: skip

@@ -1,0 +1,121 @@
+"""An abort index has no checksum: what a sealed segment's says is compared with the log before it is believed.
+
+A wrong entry would show aborted records, or hide committed ones, in silence.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+import eoslog
+from eoslog import Producer
+from eoslog.errors import CorruptRecord
+from tests.rows.tools import values
+
+ENTRY = struct.Struct(">hqqqq")
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Two producers, whose transactions end in turn; one spans two segments; several are aborted."""
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t")
+        producers = []
+        for name in ("a", "b"):
+            producer = Producer({"log.dir": str(path), "transactional.id": name})
+            producer.init_transactions()
+            producers.append(producer)
+        partition = log.engine.partition("t", 0)
+        for i in range(12):
+            producer = producers[i % 2]
+            producer.begin_transaction()
+            for j in range(3):
+                producer.produce("t", f"{i}.{j}")
+                producer.flush()
+                if (i, j) in ((4, 1), (8, 0)):
+                    partition.roll()
+            if i in (2, 4, 5, 9):
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+        partition.roll()
+        for producer in producers:
+            producer.close()
+    return path
+
+
+def indexes(path):
+    found = sorted((path / "t-0").glob("*.txnindex"))
+    return [one for one in found if one.stat().st_size]
+
+
+def test_the_index_of_a_whole_log_is_believed(path):
+    assert [one.stat().st_size // ENTRY.size for one in indexes(path)] == [1, 2, 1]
+    with eoslog.open(path) as log:
+        assert [v.split(b".")[0] for v in values(log)][::3] == [b"0", b"1", b"3", b"6", b"7", b"8", b"10", b"11"]  # fmt: skip
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_each_flipped_bit_of_an_abort_index_is_found_or_harmless(path, which):
+    index = indexes(path)[which]
+    whole = index.read_bytes()
+    with eoslog.open(path) as log:
+        expected = values(log)
+    found = 0
+    for bit in range(8 * len(whole)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        index.write_bytes(data)
+        with eoslog.open(path, read_only=True) as log:
+            try:
+                log.engine.partition("t", 0).aborted(0, 1000)
+            except CorruptRecord as error:
+                assert index.name in str(error)
+                found += 1
+                continue
+            assert values(log) == expected, f"bit {bit}"
+    assert found > 0.7 * 8 * len(whole)  # the last stable offset of an entry is read by nobody
+
+
+def test_a_missing_entry_is_found(path):
+    index = indexes(path)[1]
+    index.write_bytes(index.read_bytes()[ENTRY.size :])
+    with eoslog.open(path) as log, pytest.raises(CorruptRecord, match="has no entry"):
+        values(log)
+
+
+def test_an_entry_that_begins_in_an_earlier_segment_must_have_been_open_there(path):
+    """The snapshot that would tell is gone; the earlier segment's own ends tell, too."""
+    index = indexes(path)[1]
+    rows = list(ENTRY.iter_unpack(index.read_bytes()))
+    for snapshot in (path / "t-0").glob("*.snapshot"):
+        snapshot.unlink()
+    with eoslog.open(path, read_only=True) as log:
+        expected = values(log)
+    version, producer, _, last, stable = rows[1]
+    index.write_bytes(ENTRY.pack(*rows[0]) + ENTRY.pack(version, producer, 2, last, stable))
+    with (
+        eoslog.open(path, read_only=True) as log,
+        pytest.raises(CorruptRecord, match="to be open from 2 on"),
+    ):
+        values(log)
+    index.write_bytes(b"".join(ENTRY.pack(*row) for row in rows))
+    with eoslog.open(path, read_only=True) as log:
+        assert values(log) == expected
+
+
+def test_repair_makes_the_index_again(path):
+    with eoslog.open(path) as log:
+        expected = values(log)
+    index = indexes(path)[0]
+    for at in (16, 20):  # of the first offset, of the marker's
+        data = bytearray(index.read_bytes())
+        data[at] ^= 1
+        index.write_bytes(data)
+        assert not eoslog.repair(path).ok
+    eoslog.repair(path, mode="cut")
+    with eoslog.open(path) as log:
+        assert values(log) == expected
