@@ -11,7 +11,16 @@ import click
 
 import eoslog
 from eoslog import errors
-from eoslog.commands import data, groups, histories, maintenance, moving, topics, transactions
+from eoslog.commands import (
+    bench,
+    data,
+    groups,
+    histories,
+    maintenance,
+    moving,
+    topics,
+    transactions,
+)
 from eoslog.commands.face import FORMATS, Face
 
 EXIT_RUNTIME, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONFLICT = 1, 2, 3, 4
@@ -77,7 +86,7 @@ def root(context: click.Context, directory: str, form: str | None) -> None:
     context.obj = Face(directory, form)
 
 
-for chapter in (maintenance, topics, data, groups, transactions, moving, histories):
+for chapter in (maintenance, topics, data, groups, transactions, moving, histories, bench):
     for command in chapter.COMMANDS:
         root.add_command(command)
 

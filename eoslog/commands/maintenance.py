@@ -1,13 +1,12 @@
-"""`eoslog init, dump, check, repair, locks, stats, durability, bench, demo`."""
+"""`eoslog init, dump, check, repair, locks, stats, durability, demo`."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -296,72 +295,6 @@ def durability(face: Face) -> None:
     face.show_one({"durability": kept, "acknowledged": meaning[kept]})
 
 
-@click.command()
-@click.option(
-    "-n", "--records", "count", type=click.IntRange(1), default=200_000, show_default=True
-)
-@click.option("-s", "--size", type=click.IntRange(1), default=100, show_default=True)
-@click.option("--durability", "kind", type=click.Choice(["strict", "os"]), default="strict")
-@click.pass_obj
-def bench(face: Face, count: int, size: int, kind: str) -> None:
-    """Measure this machine.
-
-    Records are written and read in a directory below the current one, which is removed after.
-    """
-    values = [os.urandom((size + 1) // 2).hex()[:size].encode() for _ in range(min(count, 10_000))]
-    values = (values * (count // len(values) + 1))[:count]
-    rows: list[dict[str, Any]] = []
-
-    def measure(what: str, work: Callable[[], int]) -> None:
-        started = time.perf_counter()
-        done = work()
-        seconds = time.perf_counter() - started
-        rows.append({
-            "what": what,
-            "records": done,
-            "seconds": round(seconds, 3),
-            "records_per_s": round(done / seconds),
-            "MB_per_s": round(done * size / seconds / 1e6, 1),
-        })  # fmt: skip
-
-    with (
-        tempfile.TemporaryDirectory(prefix="eoslog-bench-", dir=".") as place,
-        eoslog.open(place, durability=kind) as log,
-        face.progress() as bar,
-    ):
-        task = bar.add_task("bench", total=3)
-        for name in ("one", "many"):
-            log.create_topic(name)
-        with log.producer({"linger.ms": 5, "batch.size": 65536}) as producer:
-
-            def produce() -> int:
-                for value in values:
-                    producer.produce("one", value)
-                producer.flush()
-                return count
-
-            def produce_many() -> int:
-                producer.produce_many("many", values)
-                producer.flush()
-                return count
-
-            measure("produce", produce)
-            bar.advance(task)
-            measure("produce_many", produce_many)
-            bar.advance(task)
-
-        def consume() -> int:
-            seen = 0
-            with log.consumer("many", auto_offset_reset="earliest") as consumer:
-                while seen < count:
-                    seen += len(consumer.consume(10_000, timeout=5))
-            return seen
-
-        measure("consume", consume)
-        bar.advance(task)
-    face.show(rows)
-
-
 @click.group()
 def demo() -> None:
     """See it at work."""
@@ -387,4 +320,4 @@ def flights(place: str | None, keep: bool, limit: int | None, no_spark: bool) ->
         raise click.exceptions.Exit(code)
 
 
-COMMANDS = (init, dump, check, repair, locks, stats, compact, durability, bench, demo)
+COMMANDS = (init, dump, check, repair, locks, stats, compact, durability, demo)

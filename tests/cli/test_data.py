@@ -188,11 +188,3 @@ def test_locks_names_who_holds_an_append_lock_and_for_how_long(shop, place):
     (held,) = row["holds"]
     assert held.startswith(f"{topic}-0 for ")
     assert after["holds"] == []
-
-
-def test_bench_measures(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = cli("bench", "-n", 500).rows
-    assert [row["what"] for row in rows] == ["produce", "produce_many", "consume"]
-    assert all(row["records"] == 500 for row in rows)
-    assert list(tmp_path.iterdir()) == []
