@@ -93,7 +93,7 @@ def java_lines(broker: Broker, topics: Iterable[str], isolation: str) -> list[st
     command = java(
         broker.version, "org.apache.kafka.tools.consumer.ConsoleConsumer", "--bootstrap-server", broker.bootstrap,
         "--include", "|".join(map(re.escape, topics)), "--from-beginning", "--isolation-level", isolation,
-        "--timeout-ms", "3000", *(word for option in (*options, "null.literal=<null>") for word in ("--property", option)),
+        "--timeout-ms", "15000", *(word for option in (*options, "null.literal=<null>") for word in ("--property", option)),
         heap="-Xmx256m",
     )  # fmt: skip
     done = subprocess.run(

@@ -144,6 +144,8 @@ def test_killed_between_records_and_groups_the_next_run_carries_them(
     ):
         assert run("export", path, broker, *words, fail=point) == -signal.SIGKILL, point
     assert run("export", path, broker, *words) == 0
+    assert run("export", path, broker, topic, "--all-groups") == 0
+    assert sum(map(len, left_in_cluster(broker, "mixed", topic))) > 100
     for group, left in expected.items():
         assert left_in_cluster(broker, group, topic) == left, group
 
