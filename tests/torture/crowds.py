@@ -50,8 +50,10 @@ def move(child: Child, path: Path, history: Path, name: str, batch: int) -> None
     with eoslog.open(path) as log, Recorder(str(history / f"{name}.jsonl"), name) as recorder:
         producer = recorder.producer(log, f"mover-{name.split('.')[0]}")
         settings: dict[str, Any] = {"enable_auto_commit": False, "auto_offset_reset": "earliest"}
-        with log.consumer("in", group_id="g", **settings) as consumer:
+        with log.consumer(group_id="g", **settings) as consumer:
             reading = recorder.consumer(consumer)
+            # What comes back after others had it goes on behind what they have moved.
+            consumer.subscribe(["in"], on_assign=lambda *_: reading.moved())
             while True:
                 txn = producer.begin()
                 records = reading.consume(batch, 0.5, txn)
@@ -101,6 +103,9 @@ class Transform:
     """
 
     name, goal = "transform", ("records transformed", 1_000_000)
+    movers: tuple[str, ...] = ("a", "b")
+    pause_s = (0.2, 1.5)
+    """Between two kills."""
 
     def __init__(self, total: int = 4000, batch: int = 200) -> None:
         """Short by default."""
@@ -127,10 +132,11 @@ class Transform:
                     return start(feed, path, history, name, each, self.batch)
                 return start(move, path, history, name, self.batch)
 
-            running = {role: begin(role) for role in ("feed", "a", "b")}
+            running = {role: begin(role) for role in ("feed", *self.movers)}
             deadline = time.monotonic() + 60 + self.total / 50
+            calm = deadline - 40  # where so many are killed that nobody gets on, it ends there
             while True:
-                time.sleep(rng.uniform(0.2, 1.5))
+                time.sleep(rng.uniform(*self.pause_s))
                 for role, process in list(running.items()):
                     if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                         round_.ended(process.end())
@@ -140,9 +146,10 @@ class Transform:
                 if time.monotonic() > deadline:
                     round_.step.violations.append("the outputs did not come to their end")
                     break
-                victim = rng.choice(list(running))
-                round_.ended(running[victim].kill())
-                running[victim] = begin(victim)
+                if time.monotonic() < calm:
+                    victim = rng.choice(list(running))
+                    round_.ended(running[victim].kill())
+                    running[victim] = begin(victim)
             for process in running.values():
                 round_.ended(process.kill())
             step = round_.verdict()

@@ -25,6 +25,9 @@ LINES = (
     ("tests.torture.stops", "Clocks", 0.5),
     ("tests.torture.crowds", "Transform", 1),
     ("tests.torture.crowds", "Producers", 1),
+    ("tests.torture.storms", "Storm", 0.7),
+    ("tests.torture.storms", "Hanging", 0.7),
+    ("tests.torture.storms", "ManyTopics", 0.5),
     ("tests.torture.fuzzed", "Fuzzed", 2),
 )
 

@@ -86,14 +86,18 @@ class Holders:
                 stopped = self._until_stopped(holder.pid)
                 others = [start(*arguments, round_.name(), round_.seed(), 6) for _ in range(2)]
                 reader = start(reads, round_.path)
+                # While the holder stands still: who had to wait for it would not come to its end.
+                read = round_.ended(reader.end(100))
+                round_.step.violations += [
+                    f"a reader waited: {told}"
+                    for told in read.told
+                    if told[1] == "LockTimeout" and "have not recovered it yet" not in told[2]
+                ]
                 if stopped:
                     round_.step.counts["holders stopped"] += 1
-                    round_.ended(reader.end(25))  # less than a lock is waited for
                     time.sleep(round_.rng.uniform(0, 0.5))
                     killed = round_.rng.random() < 0.4
                     holder.signal(signal.SIGKILL if killed else signal.SIGCONT)
-                else:
-                    round_.ended(reader.end(25))
                 for running in (holder, *others):
                     round_.ended(running.end(100))
             return round_.verdict()
