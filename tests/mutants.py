@@ -121,11 +121,24 @@ def open_rows() -> dict[str, str]:
 # --- copies of the source ---------------------------------------------------------------------
 
 
+def _newest_core() -> Path:
+    """The compiled core of the installed package, or the one beside the source."""
+    elsewhere = [place for place in sys.path if Path(place).resolve() != ROOT.resolve()]
+    spec = importlib.machinery.PathFinder.find_spec("eoslog", elsewhere)
+    places = [ROOT / "eoslog"]
+    if spec is not None and spec.origin:
+        places.append(Path(spec.origin).parent)
+    found = [library for place in places for library in place.glob("_core*.so")]
+    if not found:
+        raise SystemExit("no compiled core: run `make build`")
+    return max(found, key=lambda library: library.stat().st_mtime)
+
+
 class Copy:
     """A copy of the source that mutants are applied to, one after another."""
 
     def __init__(self, root: Path) -> None:
-        """Copy the source, with the compiled core of the installed package (else the one beside it)."""
+        """Copy the source, and the compiled core that is the newest."""
         self.root = root
         self._group = 0  # of the process that runs
         root.mkdir()
@@ -136,13 +149,9 @@ class Copy:
                 shutil.copytree(source, root / name, ignore=ignored)
             elif source.exists():
                 shutil.copy2(source, root / name)
-        installed = [place for place in sys.path if Path(place).resolve() != ROOT.resolve()]
-        spec = importlib.machinery.PathFinder.find_spec("eoslog", installed)
-        package = Path(spec.origin).parent if spec and spec.origin else ROOT / "eoslog"
         self._core = root / "unchanged"
         self._core.mkdir()
-        for library in package.glob("_core*.so"):
-            shutil.copy2(library, self._core)
+        shutil.copy2(_newest_core(), self._core)
         self._use_unchanged_core()
         where = self._python("-c", "import eoslog; print(eoslog.__file__)").stdout.strip()
         if not where.startswith(str(root.resolve())):
@@ -196,7 +205,7 @@ class Copy:
     ) -> subprocess.CompletedProcess[str]:
         """Run tests, until the first one fails or all."""
         return self._python(
-            "-m", "pytest", "-q", *("-x",) * first, "-p", "no:cacheprovider", "--no-header", "-rf",
+            "-m", "pytest", "-q", *("-x",) * first, "-p", "no:cacheprovider", "--no-header", "-rfE",
             f"--timeout={TEST_TIMEOUT_S}", f"--basetemp={self.root / 'tmp'}", *tests,
             switch=switch, limit=limit,
         )  # fmt: skip
@@ -271,7 +280,9 @@ def show(chosen: list[Mutant], jobs: int, baseline: bool) -> int:
                 result = copy.run(*tests, first=False)
             finally:
                 copies.put(copy)
-            found = [test for test in tests if f"FAILED {test}" in result.stdout]
+            found = [
+                t for t in tests if f"FAILED {t}" in result.stdout or f"ERROR {t}" in result.stdout
+            ]
             if result.returncode and not found:
                 raise SystemExit(
                     f"{result.stdout[-4000:]}\nthe tests do not run on the unchanged code"
