@@ -30,6 +30,7 @@ include "_core/record_batch.pxi"
 include "_core/offset_map.pxi"
 include "_core/aborted.pxi"
 include "_core/records.pxi"
+include "_core/polling.pxi"
 include "_core/cells.pxi"
 include "_core/columns.pxi"
 include "_core/walk.pxi"
@@ -45,7 +46,10 @@ __all__ = (
     "AbortedTransactions",
     "Batch",
     "ColumnDecoder",
+    "FetchedRecords",
     "OffsetMap",
+    "OneThread",
+    "RecordPolling",
     "Record",
     "TransactionFold",
     "ControlFile",

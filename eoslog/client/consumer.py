@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from eoslog import _core
 from eoslog.client.consumer_arrow import empty_batch, next_batch
 from eoslog.client.consumer_offsets import ConsumerOffsets
 from eoslog.client.offsets import as_list
@@ -37,7 +38,7 @@ _TRANSACTION_STATES = frozenset(
 Partitions = TopicPartition | Iterable[TopicPartition]
 
 
-class Consumer(ConsumerOffsets, Closing):
+class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
     """Reads records; see the module for the three guarantees.
 
     Args:
@@ -68,9 +69,6 @@ class Consumer(ConsumerOffsets, Closing):
             engine = _open_engine(settings)
         super().__init__(settings, engine, auto_commit=auto_commit)
         self._producer = producer
-        self._woken = False
-        # Until then a poll may hand out fetched records without looking at anything else.
-        self._next_duty = 0.0
         if producer is not None:
             producer.bind(self)
 
@@ -187,20 +185,10 @@ class Consumer(ConsumerOffsets, Closing):
 
     # Records.
 
-    def poll(self, timeout: float | None = None) -> Any:
-        """The next record, or None after `timeout` seconds (None: wait) or a wakeup.
-
-        Raises:
-            CorruptRecord, SerializationError: at this position, until it is moved by `seek`.
-            OffsetOutOfRange, NoOffset: the position is not in the log, and no reset is allowed.
-            FencedInstanceId: another consumer took over group.instance.id.
-        """
+    def _poll_one(self, timeout: float | None) -> Any:
         with self._use:
-            if time.monotonic() < self._next_duty and not self._woken:
-                record = self._fetcher.next_fetched()
-                if record is not None:
-                    return record
             records = self._poll(1, timeout)
+            self._current = self._fetcher.current
             return records[0] if records else None
 
     def consume(self, num_messages: int | None = None, timeout: float | None = None) -> list[Any]:

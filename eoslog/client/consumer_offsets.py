@@ -11,10 +11,10 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from eoslog import _core
 from eoslog.client.fetcher import Fetcher
 from eoslog.client.membership import Membership
 from eoslog.client.offsets import Offsets, as_list, in_the_shape_of, offsets_of
-from eoslog.client.one_thread import OneThread
 from eoslog.client.subscription import SubscriptionState
 from eoslog.config import ConsumerConfig
 from eoslog.errors import (
@@ -43,7 +43,7 @@ class ConsumerOffsets:
 
     def __init__(self, config: ConsumerConfig, engine: Any, *, auto_commit: bool) -> None:
         """Deal in the offsets of a directory open in this process."""
-        self._use = OneThread("consumer")
+        self._use = _core.OneThread("consumer")
         self._config = config
         self._engine = engine
         self._subscription = SubscriptionState()
@@ -205,8 +205,8 @@ class ConsumerOffsets:
         """Go on reading a partition at an offset (default: the one in `partition`)."""
         with self._use:
             target = partition.offset if offset is None else offset
-            if target is None or target < 0:
-                raise ConfigError(f"seek: expected an offset of 0 or more, got {target!r}")
+            if target is None or not 0 <= target < 1 << 63:
+                raise ConfigError(f"seek: expected an offset of 0 to 2^63 - 1, got {target!r}")
             self._subscription.of(partition).move_to(target)
 
     def seek_to_beginning(self, partitions: Partitions | None = None) -> None:

@@ -48,7 +48,7 @@ class Fetcher:
         self._committed_only = config.isolation_level == "read_committed"
         self._bound_name = "last_stable_offset" if self._committed_only else "high_watermark"
         self._turn = 0
-        self._current: PartitionState | None = None
+        self.current: PartitionState | None = None
 
     # Positions.
 
@@ -143,13 +143,6 @@ class Fetcher:
         """The partition at `turn` has been served: the next one comes first."""
         self._turn = turn + 1
 
-    def next_fetched(self) -> Any:
-        """The next record of the partition whose turn it is, if it is fetched already."""
-        state = self._current
-        if state is None or state.paused or not state.records:
-            return None
-        return state.take(1)[0]
-
     def collect(self, limit: int) -> list[Any]:
         """Up to `limit` records that are there now, partition by partition in turn.
 
@@ -168,7 +161,7 @@ class Fetcher:
                 self._turn = turn + 1
                 raise
             if len(out) >= limit:
-                self._current = state
+                self.current = state
                 # The same partition goes on until its fetch is used up, then it is the next's turn.
                 self._turn = turn + (0 if state.records else 1)
                 break

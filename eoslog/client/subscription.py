@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from eoslog import _core
 from eoslog.client.offsets import as_list
 from eoslog.errors import ConfigError, IllegalState
 from eoslog.model import TopicPartition
@@ -19,35 +20,19 @@ Listener = Callable[[Any, list[TopicPartition]], object]
 _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-class PartitionState:
-    """One partition of an assignment.
+class PartitionState(_core.FetchedRecords):
+    """One partition of an assignment: where reading goes on, and what was fetched."""
 
-    Invariants:
-        - `records[index:]` are fetched and not handed out; the first of them is at or after
-          `position`.
-        - With nothing fetched, `position` is where the next fetch begins, or None before the
-          starting point is known.
-    """
-
-    __slots__ = (
-        "blocked_at", "committed", "index", "last_returned", "log", "next_drive", "next_offset",
-        "partition", "paused", "position", "records", "reset", "start",
-    )  # fmt: skip
+    __slots__ = ("blocked_at", "committed", "log", "next_drive", "partition", "reset", "start")
 
     def __init__(self, partition: TopicPartition) -> None:
         """Start without a position."""
         self.partition = TopicPartition(partition.topic, partition.partition)
         self.log: Any = None
-        self.position: int | None = None
         # Where reading began: what a rewind goes back to where nothing was ever committed.
         self.start: int | None = None
         # "earliest" or "latest" once asked for; None: the committed offset, else the policy.
         self.reset: str | None = None
-        self.paused = False
-        self.last_returned: int | None = None
-        self.records: list[Any] = []
-        self.index = 0
-        self.next_offset = 0
         # The offset last committed from here, or found committed at the start.
         self.committed: int | None = None
         # The last stable offset that holds the reader up, and when to act on it (monotonic).
@@ -73,32 +58,6 @@ class PartitionState:
         self.drop_fetched()
         self.position = None
         self.reset = policy
-
-    def drop_fetched(self) -> None:
-        """Forget what was fetched and not handed out."""
-        self.records, self.index = [], 0
-
-    def fill(self, records: list[Any], next_offset: int) -> None:
-        """Keep what a fetch returned; without records the position steps over what it covered."""
-        self.records, self.index, self.next_offset = records, 0, next_offset
-        if not records:
-            self.position = next_offset
-
-    def take(self, limit: int) -> list[Any]:
-        """Hand out up to `limit` fetched records and advance the position past them."""
-        stop = min(self.index + limit, len(self.records))
-        taken = self.records[self.index : stop]
-        if not taken:
-            return taken
-        self.last_returned = taken[-1].offset
-        if stop == len(self.records):
-            # Past the last record may lie markers and aborted batches: the fetch covered them.
-            self.position = self.next_offset
-            self.drop_fetched()
-        else:
-            self.index = stop
-            self.position = self.last_returned + 1
-        return taken
 
 
 class SubscriptionState:
