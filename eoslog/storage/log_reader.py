@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from eoslog import _core
@@ -75,6 +77,7 @@ class LogReader:
         self._segments_version = -1
         self._cleaned_version = -1
         self._cursors: dict[int, tuple[int, int, int]] = {}
+        self._latest_times: tuple[list[int], list[int]] = ([], [])
         self._listing = threading.RLock()
         self.finish_swap = _nobody_finishes
         self.cleaned_to = _nothing_cleaned
@@ -327,11 +330,11 @@ class LogReader:
         """The first offset below `end` whose timestamp is at or after a time, in ms."""
         log_start = self._core.log_start
         bases = self.bases(beyond=end)
-        for i, base in enumerate(bases):
+        for i in range(bisect_left(self._latest(bases), timestamp_ms), len(bases)):
             stop = bases[i + 1] if i + 1 < len(bases) else end
             if stop <= log_start:
                 continue
-            largest, search_from = self.segment(base).time_bounds(timestamp_ms)
+            largest, search_from = self.segment(bases[i]).time_bounds(timestamp_ms)
             if i + 1 < len(bases) and 0 <= largest < timestamp_ms:
                 continue
             start = max(search_from, log_start)
@@ -342,6 +345,19 @@ class LogReader:
                     if timestamp >= timestamp_ms and log_start <= offset < end:
                         return int(offset)
         return None
+
+    def _latest(self, bases: list[int]) -> list[int]:
+        """For each sealed segment the largest timestamp up to its end, found once a listing.
+
+        The last entry of a sealed segment's time index was written before the next segment's name.
+        """
+        listed, latest = self._latest_times
+        if listed is not bases:
+            latest = list(
+                accumulate((self.segment(base).latest_time() for base in bases[:-1]), max)
+            )
+            self._latest_times = bases, latest
+        return latest
 
     def size(self) -> int:
         """Bytes in all log files."""

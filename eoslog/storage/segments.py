@@ -65,6 +65,7 @@ class Segment:
         self._aborted: list[tuple[int, int, int]] = []
         self._aborted_size = 0
         self._judged = False
+        self._latest_time: int | None = None
 
     def __del__(self) -> None:
         """A segment that was swapped is dropped without `close`: others may be reading it."""
@@ -134,6 +135,15 @@ class Segment:
         self._index, self._index_size = index, -1
         self._aborted = [(p, f, last) for _, p, f, last, _ in _ABORTED.iter_unpack(aborted)]
         self._aborted_size = -1
+
+    def latest_time(self) -> int:
+        """The largest timestamp of a sealed segment as its time index says; the largest of all
+        integers where that says nothing.
+        """
+        if self._latest_time is None:
+            largest = self.time_bounds(0)[0]
+            self._latest_time = largest if largest >= 0 else (1 << 63) - 1
+        return self._latest_time
 
     def time_bounds(self, timestamp_ms: int) -> tuple[int, int]:
         """(largest timestamp in the time index or -1, offset to search from for a time)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 
 import pytest
 
@@ -18,6 +19,7 @@ from eoslog.errors import (
 )
 from eoslog.model import AppendOrigin
 from eoslog.storage import files
+from eoslog.storage.log_reader import LogReader
 from eoslog.storage.partition_log import PartitionLog
 from tests.storage.helpers import batch, opened, payloads, state
 
@@ -263,6 +265,30 @@ def test_offset_for_time_is_exact_to_the_record(log):
     assert log.offset_for_time(590, 180) == 177
     assert log.offset_for_time(593, 180) is None
     assert log.offset_for_time(590, 177) is None
+
+
+def test_offset_for_time_over_many_segments_is_what_a_look_at_every_record_gives(tmp_path):
+    dice = random.Random(7)
+    times = [dice.randrange(1000) + 5 * i for i in range(200)]  # later segments begin earlier
+    with opened(str(tmp_path), segment_bytes=600) as log:
+
+        def asked(reader):
+            for time_ms in {t + more for t in times for more in (0, 1)}:
+                expected = next((i for i, t in enumerate(times) if t >= time_ms), None)
+                assert reader.offset_for_time(time_ms, len(times)) == expected, time_ms
+
+        written, times = times, []
+        for some in (written[:120], written[120:]):  # asked before and after more are sealed
+            for time_ms in some:
+                log.append(batch(1, size=50, timestamp=time_ms))
+            times += some
+            log.flush()
+            asked(log.reader)
+        bases = log.reader.bases(beyond=log.log_end)
+        assert len(bases) > 20
+        for base in (bases[3], bases[10]):  # nothing is known of these
+            os.unlink(log.segment(base).path(".timeindex"))
+        asked(LogReader(log.name, log.path, log.core))
 
 
 def test_delete_records_moves_the_start_and_drops_whole_segments(log):
