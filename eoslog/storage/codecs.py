@@ -208,17 +208,23 @@ def _lz4(data: bytes, level: int | None) -> bytes:
 
 def _unlz4(data: Any, limit: int) -> bytes:
     frame = require("lz4").LZ4FrameDecompressor()
+    parts: list[bytes] = []
+    left = limit + 1
     try:
-        out = bytes(frame.decompress(bytes(data), max_length=limit + 1))
+        while left and not frame.eof and (not parts or (parts[-1] and not frame.needs_input)):
+            # The library allocates what it may return: a guess, and more if that was too little.
+            size = min(left, _guess(len(data), len(parts)))
+            parts.append(frame.decompress(b"" if parts else bytes(data), max_length=size))
+            left -= len(parts[-1])
     except (RuntimeError, ValueError) as error:
         raise CorruptRecord(f"lz4 payload: {error}") from error
-    if len(out) > limit:
+    if not left:
         raise _too_large("lz4", limit)
     if not frame.eof:
         raise CorruptRecord("lz4 payload is cut short")
     if frame.unused_data:
         raise CorruptRecord(f"lz4 payload has {len(frame.unused_data)} bytes behind its frame")
-    return out
+    return _joined(parts)
 
 
 def _zstd(data: bytes, level: int | None) -> bytes:
@@ -238,6 +244,12 @@ def _unzstd(data: Any, limit: int) -> bytes:
     parts: list[bytes] = []
     left = limit
     rest: Any = bytes(data)
+    try:
+        size = library.frame_content_size(rest)
+        if 0 < size <= min(limit, _guess(len(rest), 0)):
+            return bytes(unpacker.decompress(rest, max_output_size=size, allow_extra_data=False))
+    except library.ZstdError:
+        pass  # several frames, or damaged: found out below
     while True:
         frame = unpacker.decompressobj()
         at = 0
@@ -257,7 +269,16 @@ def _unzstd(data: Any, limit: int) -> bytes:
             raise CorruptRecord("zstd payload is cut short")
         rest = frame.unused_data + rest[at:]
         if not rest:
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return _joined(parts)
+
+
+def _guess(packed: int, tries: int) -> int:
+    """Bytes to allow for in one go."""
+    return (8 << 3 * tries) * packed + (64 << 10)
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 _COMPRESS: dict[str, Callable[[bytes, int | None], bytes]] = {

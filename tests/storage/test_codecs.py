@@ -122,3 +122,31 @@ def test_a_compressed_batch_is_read_by_the_reference(name: str) -> None:
     decoded = reference.decode_batch(batch)
     assert [(r.timestamp, r.key, r.value, list(r.headers)) for r in decoded.records] == records
     assert zlib.crc32(batch) and decoded.producer_id == 7
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
+def test_what_unfolds_to_far_more_than_its_size_comes_out_whole(name: str, size: int) -> None:
+    """More than is allowed for in one go, and in each block of a frame."""
+    for plain in (bytes(size), TEXT * (size // len(TEXT)), bytes(size) + TEXT):
+        packed = codecs.compress(name, plain)
+        assert codecs.decompress(name, packed) == plain
+        assert codecs.decompress(name, packed, len(plain)) == plain
+        if plain:
+            with pytest.raises(CorruptRecord):
+                codecs.decompress(name, packed, len(plain) - 1)
+            with pytest.raises(CorruptRecord):
+                codecs.decompress(name, packed[:-5])
+
+
+def test_a_zstd_frame_without_its_size_and_one_that_lies_about_it() -> None:
+    import zstandard
+
+    plain = TEXT * 1000
+    without = zstandard.ZstdCompressor(write_content_size=False).compress(plain)
+    assert codecs.decompress("zstd", without) == plain
+    packed = bytearray(codecs.compress("zstd", plain))
+    assert packed[4] >> 5 == 4, "a window byte, then a content size of four"
+    packed[6] ^= 1
+    with pytest.raises(CorruptRecord):
+        codecs.decompress("zstd", bytes(packed))
