@@ -34,7 +34,7 @@ def _moving(command: Callable[..., None]) -> Callable[..., None]:
         click.option("-f", "--follow", is_flag=True, help="Go on for ever; else stop at the end."),
         click.option("-g", "--group", "groups", multiple=True, metavar="ID",
                      help="A group whose committed offsets go along; may be repeated."),
-        click.option("--all-groups", is_flag=True, help="All groups that have some."),
+        click.option("--all-groups", is_flag=True, help="All groups go along."),
         config_option,
         click.pass_obj,
     ):  # fmt: skip
