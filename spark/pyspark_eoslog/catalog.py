@@ -103,6 +103,9 @@ def open_log(path: str) -> Log:
                 f"option 'path' = {path!r}: "
                 f"there is no eoslog directory on {os.uname().nodename} ({error})"
             ) from None
+        foreign = type(error) is StorageError and error.errno is None
+        if foreign or error.errno == errno.ENOTDIR:
+            raise ConfigError(f"option 'path' = {path!r}: {error}") from None
         raise
 
 

@@ -51,7 +51,13 @@ def pin_ranges(options: Options) -> list[Pinned]:
         )
         ranges = []
         for key in keys:
-            start, end = within_log(catalog, options, key, starts[key], ends[key], latest[key])
+            try:
+                start, end = within_log(catalog, options, key, starts[key], ends[key], latest[key])
+            except OffsetOutOfRange as error:
+                starts_wrong = not catalog.earliest(*key) <= starts[key] <= latest[key]
+                bound = options.starting if starts_wrong else options.ending
+                named = f"option '{bound.option}': " if bound is not None else ""
+                raise OffsetOutOfRange(f"{named}{error}") from None
             ranges.append(pinned(catalog, key, start, end))
         return ranges
 

@@ -70,7 +70,13 @@ def plan(ranges: Sequence[Pinned], options: Options) -> list[list[Piece]]:
             directory = os.path.join(options.path, f"{one.topic}-{one.partition}")
             if not os.path.isdir(directory):  # the path may be the partition's own
                 directory = options.path
-            files[key] = PartitionFiles(directory)
+            try:
+                files[key] = PartitionFiles(directory)
+            except StorageError as error:
+                raise ConfigError(
+                    f"option 'path' = {options.path!r}: {one.topic}-{one.partition} can't be read "
+                    f"on {os.uname().nodename}: {error}"
+                ) from None
         return files[key]
 
     ranges = [one for one in ranges if one.offsets > 0]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from eoslog.client.staging import Attempt, begin_job
-from eoslog.errors import ConfigError
+from eoslog.errors import ConfigError, UnknownTopicOrPartition
 from pyspark_eoslog.encoder import TopicTarget
 from pyspark_eoslog.schema import check_sink_schema
 
@@ -107,7 +107,13 @@ def topic_targets(path: str, topic: str | None) -> dict[str, TopicTarget]:
         )
         targets = {}
         for name in names:
-            described = log.describe_topic(name)
+            try:
+                described = log.describe_topic(name)
+            except UnknownTopicOrPartition:
+                raise UnknownTopicOrPartition(
+                    f"option 'topic' = {name!r}: there is no such topic in {path}; create it "
+                    "first, nothing is created by writing"
+                ) from None
             limit = int(described.config.get("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES))
             targets[name] = TopicTarget(len(described.partitions), limit)
         return targets
