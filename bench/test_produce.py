@@ -134,8 +134,8 @@ def test_produce_many_beside_stores(contest: Contest, place: Path) -> None:
             ("lmdb", lambda: stores.lmdb_writer(place, count)),
             ("sqlite", lambda: stores.sqlite_writer(place, count)),
             ("rocksdict", lambda: stores.rocksdb_writer(place, count)),
-            ("Redis Streams", lambda: servers.redis_streams(place, 20_000, stack)[0]),
-            ("NATS JetStream", lambda: servers.nats_jetstream(place, 10_000, stack)),
+            ("Redis Streams", lambda: servers.redis_streams(place, 5_000, stack)[0]),
+            ("NATS JetStream", lambda: servers.nats_jetstream(place, 5_000, stack)),
             units=count,
             disk=True,
         )

@@ -1,0 +1,82 @@
+"""Put a run's table into a page: what was measured where, how noisy, and every row.
+
+Usage: python -m bench.report .make/bench.json docs/performance.md
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench import ratios
+
+BEGIN, END = "<!-- table: python -m bench.report -->", "<!-- end of table -->"
+
+
+def noise(found: dict[str, ratios.Contest]) -> list[float]:
+    """By how much a row's middle run is slower than its best one, for everybody in every row."""
+    return sorted(
+        statistics.median(seconds) / min(seconds)
+        for contest in found.values()
+        for seconds in contest.seconds.values()
+        if len(seconds) >= 3 and min(seconds) > 0
+    )
+
+
+def heading(results: dict[str, Any], found: dict[str, ratios.Contest]) -> list[str]:
+    """When, where, what, and how noisy."""
+    machine, commit = results["machine_info"], results["commit_info"]
+    cpu = machine.get("cpu", {})
+    changed = " with changes" if commit.get("dirty") else ""
+    spread = noise(found)
+    lines = [
+        f"Measured {results['datetime'][:16].replace('T', ' ')} UTC at commit "
+        f"{str(commit.get('id', 'unknown'))[:10]}{changed} on {cpu.get('brand_raw', machine.get('machine'))}, "
+        f"{cpu.get('count', '?')} CPUs, {machine['system']} {machine['release']}, "
+        f"Python {machine['python_version']}.",
+    ]
+    if spread:
+        lines.append(
+            f"Noise: the middle run took {statistics.median(spread):.2f} times the best one in half of "
+            f"the rows, {spread[len(spread) * 9 // 10]:.2f} times in the worst tenth."
+        )
+    return lines
+
+
+def page(text: str, results: dict[str, Any]) -> str:
+    """The page with the run's table between its marks.
+
+    Raises:
+        ValueError: the marks are missing.
+    """
+    found = ratios.contests(
+        (row["fullname"], row["extra_info"], row["stats"]["data"]) for row in results["benchmarks"]
+    )
+    every = list(ratios.lines(found))
+    goals = [line for line in every if line.goal]
+    others = [line for line in every if not line.goal]
+    reached = sum(not (line.missed or line.broken or line.minima is None) for line in goals)
+    begin, end = text.index(BEGIN), text.index(END)
+    parts = [
+        BEGIN, "", *heading(results, found), "",
+        f"{reached} of {len(goals)} goals are reached.", "",
+        *ratios.table(goals, markdown=True), "",
+        *(f"Not measured in this run: {what}." for what in ratios.left_out(found)), "",
+        "Peers without a goal:", "",
+        *ratios.table(others, markdown=True), "",
+    ]  # fmt: skip
+    return text[:begin] + "\n".join(parts) + text[end:]
+
+
+def main(arguments: list[str]) -> int:
+    """Rewrite the page."""
+    results, path = json.loads(Path(arguments[0]).read_text()), Path(arguments[1])
+    path.write_text(page(path.read_text(), results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
