@@ -106,7 +106,8 @@ def repair(path: str | os.PathLike[str], mode: str = "report") -> RepairReport:
         path: the directory; for "as-kafka" also a stopped broker's log directory, or one partition
             directory of it.
         mode: "report" changes nothing; "cut" truncates each damaged partition at its first bad
-            batch, losing what follows it there; "as-kafka" does what a broker's start does after an
+            batch, losing what follows it there, and lets readers go on behind segments that are
+            gone; "as-kafka" does what a broker's start does after an
             unclean stop, which also cuts at the first bad batch.
 
     Raises:

@@ -104,6 +104,7 @@ class _Walk:
         self.problems: list[Problem] = []
         # (segment base, position) of the first bad batch, and the offset behind the last good one
         self.bad: tuple[int, int, int] | None = None
+        self.gap = 0  # base of the last segment that offsets are missing before
         self._open: dict[int, int] = {}
 
     def _problem(self, base: int, suffix: str, position: int, message: str) -> None:
@@ -135,6 +136,7 @@ class _Walk:
                     base, LOG, 0, f"segment begins at {base}, the one before ends at {expected}"
                 )
             elif base > max(expected, cleaned_to):
+                self.gap = base
                 self._problem(
                     base, LOG, 0,
                     f"offsets {expected} to {base - 1}, before this segment, are missing, and no "
@@ -349,6 +351,8 @@ def repair(path: str, mode: str) -> RepairReport:
             problems += walk.problems
             if mode == "cut" and walk.bad is not None:
                 cut += _cut(walk.path, *walk.bad)
+            if mode == "cut" and walk.gap:
+                _accept_gap(path, name, walk.gap)
         if mode == "cut" and problems:
             # The next opening scans everything and makes every index anew.
             files.remove(os.path.join(path, CLEAN_SHUTDOWN_FILE))
@@ -357,6 +361,15 @@ def repair(path: str, mode: str) -> RepairReport:
         return RepairReport(mode, len(names), problems, cut)
     finally:
         files.close(fd)
+
+
+def _accept_gap(path: str, name: str, base: int) -> None:
+    """Records below `base` are gone for good: readers may go on behind them."""
+    topic, _, number = name.rpartition("-")
+    place = os.path.join(path, checkpoints.CLEANER_CHECKPOINT)
+    known = checkpoints.read_offsets(place, lenient=True)
+    known[topic, int(number)] = max(base, known.get((topic, int(number)), 0))
+    checkpoints.write_offsets(place, known)
 
 
 def _directory_problems(path: str) -> list[Problem]:

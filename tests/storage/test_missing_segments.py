@@ -92,6 +92,22 @@ def test_a_check_says_what_is_missing(log: Any) -> None:
     assert f"offsets {bases[1]} to {bases[2] - 1}" in problem.message
 
 
+def test_a_repair_that_cuts_accepts_what_is_gone_and_readers_go_on(log: Any) -> None:
+    bases, path = segments(log), log.path
+    take_away(log, bases[1])
+    log.close()
+    report = eoslog.repair(path, mode="report")
+    assert [p.message for p in report.problems] == [
+        p.message for p in eoslog.repair(path, mode="cut").problems
+    ]
+    assert eoslog.repair(path).ok
+    with eoslog.open(path) as opened:
+        found, error = consumed(opened)
+        assert found == [*range(bases[1]), *range(bases[2], 20)]
+        assert error is None and opened.check(full=True).ok
+        opened.engine.partition("t", 0).append(batch(1))
+
+
 def test_a_deleted_topic_is_no_damage(log: Any) -> None:
     part = log.engine.partition("t", 0)
     log.delete_topic("t")
