@@ -1,0 +1,133 @@
+"""The benchmarks' own machinery: turns, verdicts, the page. No time is asserted here."""
+
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pytest_benchmark")
+
+from bench import goals, ratios, report
+from bench.contest import AbsentError, Contender, Contest, rotated
+
+BENCH = Path(goals.__file__).parent
+
+
+def contest(ours, **peers):
+    """Runs' seconds, one unit each."""
+    seconds = {"": ours} | peers
+    return ratios.Contest("records", seconds, dict.fromkeys(seconds, 1), {"gone": "no server"})
+
+
+def row(**options):
+    return ratios.Row("row", "file:test", **({"peers": ("peer",)} | options))
+
+
+def test_every_pass_begins_one_contender_later():
+    field = [Contender(name, len) for name in "abc"]
+    names = "".join(contender.name for contender in rotated(field, 4))
+    assert names == "abcbcacababc"
+
+
+def test_peers_run_between_our_runs_and_each_is_checked_once(benchmark):
+    ran, checked = [], []
+
+    def contender(name):
+        @contextlib.contextmanager
+        def around():
+            ran.append(f"({name}")
+            yield name
+            ran.append(f"{name})")
+
+        return Contender(name, ran.append, around, lambda state, _: checked.append(state))
+
+    def missing():
+        raise AbsentError("no server")
+
+    Contest(benchmark)(
+        contender("us"), contender("them"), ("gone", missing), units=1, rounds=3, warm=False
+    )
+    us, them = ["(us", "us", "us)"], ["(them", "them", "them)"]
+    if benchmark.disabled:  # as in xdist's workers: once is enough to see that it works
+        assert ran[:3] == us
+        return
+    assert ran == [*us, *them, *them, *us, *us, *them]
+    assert sorted(checked) == ["them", "us"]
+    assert benchmark.extra_info["absent"] == {"gone": "no server"}
+    assert len(benchmark.extra_info["peers"]["them"]["seconds"]) == 3
+
+
+def test_what_was_measured_wrong_is_no_figure(benchmark):
+    def wrong(_state, _result):
+        raise AssertionError("17 records, not 18")
+
+    with pytest.raises(AssertionError, match="17 records"):
+        Contest(benchmark)(
+            Contender("us", lambda _: None, check=wrong), units=1, rounds=1, warm=False
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "ours", "peer", "verdict"),
+    [
+        ({"least": 0.5}, [2, 2, 2], [1, 1, 1], "reached"),
+        ({"least": 0.5}, [4, 4, 4], [1, 1, 1], "50% short"),
+        ({"least": 0.5}, [2, 9, 9], [1, 1, 1], "by minima only"),
+        ({"most": 2.0}, [2, 2, 2], [1, 1, 1], "reached"),
+        ({"most": 2.0}, [4, 4, 4], [1, 1, 1], "50% short"),
+        ({"most": 2.0, "plus_us": 100}, [0.00015] * 3, [0.00005] * 3, "reached"),
+        ({"most": 2.0, "plus_us": 100}, [0.0002] * 3, [0.00005] * 3, "25% short"),
+        ({"floor": 0.5}, [4, 4, 4], [1, 1, 1], "BELOW THE FLOOR 0.5"),
+    ],
+)
+def test_verdicts(options, ours, peer, verdict):
+    line = ratios.measured(row(**options), contest(ours, peer=peer))
+    assert line.verdict == verdict
+    assert (line.missed or line.broken) == (verdict != "reached")
+
+
+def test_of_several_peers_the_slowest_counts():
+    line = ratios.measured(
+        row(peers=("fast", "slow"), least=0.8), contest([10] * 3, fast=[1] * 3, slow=[9] * 3)
+    )
+    assert line.minima == line.medians == 0.9
+    assert line.verdict == "reached"
+
+
+def test_numbers_have_units_and_an_absent_peer_has_its_reason():
+    assert ratios.measured(row(peers=(), limit=60e-6), contest([30e-6] * 3)).verdict == (
+        "30 us, reached"
+    )
+    over = ratios.measured(row(peers=(), limit=1 << 20, in_bytes=True), contest([3 << 20]))
+    assert (over.verdict, over.goal, over.missed) == ("3 MiB, 200% over", "<= 1 MiB", True)
+    assert ratios.measured(row(peers=("gone",)), contest([1])).verdict == "no gone: no server"
+
+
+def test_every_goal_names_a_test_that_there_is():
+    found = {
+        f"{path.stem}:{name}"
+        for path in BENCH.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert {entry.test.partition("[")[0] for entry in goals.ROWS} <= found
+    assert len({(entry.what, entry.test) for entry in goals.ROWS}) == len(goals.ROWS)
+
+
+def test_the_page_gets_the_table_and_keeps_the_rest():
+    name, peer = "bench/test_scan.py::test_scan", {"seconds": [1.0] * 5, "units": 100}
+    info = {"units": 100, "unit": "records", "absent": {}, "peers": {"memcpy": peer}}
+    results = {
+        "machine_info": {"system": "Linux", "release": "6", "python_version": "3.11", "cpu": {}},
+        "commit_info": {"id": "0123456789abcdef", "dirty": False},
+        "datetime": "2026-01-02T03:04:05",
+        "benchmarks": [{"fullname": name, "extra_info": info, "stats": {"data": [2.0] * 5}}],
+    }  # fmt: skip
+    text = f"before\n{report.BEGIN}\nan earlier run\n{report.END}\nafter\n"
+    page = report.page(text, results)
+    assert page.startswith("before\n") and page.endswith("after\n") and "an earlier run" not in page
+    assert "| scan / memcpy of the values | 50.0 | 100 | 0.50 | 0.50 | >= 0.6 | 17% short |" in page
+    assert "0 of 1 goals are reached." in page and "commit 0123456789" in page
+    assert report.page(page, results) == page
+    with pytest.raises(ValueError):
+        report.page("no marks", results)
