@@ -134,9 +134,11 @@ def holds(child: Child, path: Path) -> None:
 
 def test_a_control_file_is_not_made_anew_under_somebody_who_has_it_open(tmp_path: Path) -> None:
     holder = start(holds, tmp_path)
-    holder.heard("open")
-    os.truncate(tmp_path / CONTROL_FILE, 100)
-    with pytest.raises(StorageError, match="while others have it open"):
-        Session(str(tmp_path))
-    holder.kill()
+    try:
+        holder.heard("open")
+        os.truncate(tmp_path / CONTROL_FILE, 100)
+        with pytest.raises(StorageError, match="while others have it open"):
+            Session(str(tmp_path))
+    finally:
+        holder.kill()
     Session(str(tmp_path)).close()

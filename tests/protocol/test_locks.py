@@ -227,3 +227,31 @@ def test_a_reader_alone_publishes_what_it_finds_to_itself(tmp_path: Path) -> Non
     with opened(str(tmp_path), read_only=True) as log:
         assert log.core.session == log.session.control.session
         assert log.log_end == 0
+
+
+def test_the_next_segment_is_prepared_without_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(str(tmp_path), segment_bytes=1000) as log:
+        name, at = lock_of(log)
+        log.append(batch(1, size=800))
+        log.writer_files.drop_prepared()
+        with beside(tmp_path, name) as fd:
+            seen, prepare = [], log.writer_files.prepare_roll
+
+            def probe() -> None:
+                seen.append(_core.try_lock(fd, at))
+                _core.unlock(fd, at)
+                prepare()
+
+            monkeypatch.setattr(log.writer_files, "prepare_roll", probe)
+            log.append(batch(1, size=800))
+        assert seen[0]
+        assert log.core.active_base == 1
+
+
+def test_who_waits_for_durability_flushes_when_nobody_else_does(tmp_path: Path) -> None:
+    with opened(str(tmp_path), flush_ms=1) as log:
+        log.append(batch(3))
+        assert log.wait(2, 2.0, of="durable_end")
+        assert log.durable_end == 3
