@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -140,7 +140,7 @@ def check(face: Face, paths: tuple[str, ...], full: bool, read_only_anyway: bool
     show_problems(face, report.problems)
     face.say(
         f"{report.partitions} partitions, {report.batches} batches, {report.records} records: "
-        + ("all well" if report.ok else f"{len(report.problems)} problems")
+        + ("all well" if report.ok else _problems(report.problems))
     )
     if not report.ok:
         raise click.exceptions.Exit(_EXIT_CORRUPT)
@@ -167,9 +167,13 @@ def repair(face: Face, path: str | None, mode: str) -> None:
         report = eoslog.repair(path or face.directory, mode=mode)
     show_problems(face, report.problems)
     cut = f", {report.bytes_cut} bytes cut" if report.bytes_cut else ""
-    face.say(f"{report.partitions} partitions, {len(report.problems)} problems{cut}")
+    face.say(f"{report.partitions} partitions, {_problems(report.problems)}{cut}")
     if not report.ok and mode == "report":
         raise click.exceptions.Exit(_EXIT_CORRUPT)
+
+
+def _problems(found: Sequence[object]) -> str:
+    return f"{len(found)} problem{'s' * (len(found) != 1)}"
 
 
 def show_problems(face: Face, problems: Any) -> None:

@@ -249,7 +249,8 @@ class LogReader:
             return following if later else -1
         raise CorruptRecord(
             f"{self.name}: offsets {start} to {following - 1} are missing from {self.path}: the "
-            "segment is not there, or cut short, and no retention or compaction took it"
+            "segment is not there, or cut short, and no retention or compaction took it; see "
+            "`eoslog repair`"
         )
 
     def _published_size(self, base: int, segment: Segment) -> int:
