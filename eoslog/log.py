@@ -422,13 +422,14 @@ class Log(Closing):
             for logs in (self.engine.transaction_partitions(), self.engine.group_partitions())
             for log in logs
         ]
-        return {
-            TopicPartition(name, number): self.engine.cleaning.clean(
-                name, number, force=True, roll=roll
-            )
-            for name, number in [*internal, *self.engine.user_partitions()]
-            if topic in (None, name)
-        }
+        freed = {}
+        for name, number in [*internal, *self.engine.user_partitions()]:
+            if topic in (None, name):
+                with contextlib.suppress(*([] if topic else [UnknownTopicOrPartition])):  # deleted
+                    freed[TopicPartition(name, number)] = self.engine.cleaning.clean(
+                        name, number, force=True, roll=roll
+                    )
+        return freed
 
     def check(self, full: bool = False) -> CheckReport:
         """Read every batch by its CRC and compare the indexes; `full` decodes every record too."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from eoslog.errors import CorruptRecord, StorageError, UnknownTopicOrPartition
 from eoslog.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from eoslog.storage import checkpoints, files, log_loader
+from eoslog.storage.directory import remove_partition
 from eoslog.storage.last_run import LastRun
 from eoslog.storage.metadata import MetadataLog
 from eoslog.storage.metadata_fold import PartitionInfo
@@ -122,13 +123,21 @@ class OpenPartitions:
                 # An adopted log goes on behind the epochs that it has had.
                 leader_epoch=max(info.leader_epoch, self._last_epoch(topic, partition)),
             )
+            made = False
             try:
+                self._check_not_deleted(log, made)
                 last = self.last_run.partition(topic, partition)
-                if self._make_directory(log):
+                made = self._make_directory(log)
+                if made:
                     last = log_loader.LastSession(clean=False)
                 recovered = log_loader.open_partition(log, last)
-            except BaseException:
+                # Recovery publishes the slot as of a living topic; whoever deletes it after this
+                # marks it again, and before an append.
+                self._check_not_deleted(log, made)
+            except BaseException as error:
                 log.close()
+                if isinstance(error, StorageError):
+                    self._check_not_deleted(log, made)
                 raise
             log.on_append = self.on_append
             log.on_log_start = self.on_log_start
@@ -137,6 +146,21 @@ class OpenPartitions:
         if recovered and self._coordinators_ready:
             self.on_recovered(log)
         return log
+
+    def _check_not_deleted(self, log: PartitionLog, made: bool) -> None:
+        """Raise UnknownTopicOrPartition where the topic that is being opened was deleted meanwhile.
+
+        A directory that the opening made goes again. One that stood is left to whoever finishes
+        the deletion: while it stands, groups may still know the topic.
+        """
+        if log.topic == CLUSTER_METADATA_TOPIC or self.session.read_only:
+            return
+        self.metadata.refresh()
+        if log.topic_id in self.metadata.deleted:
+            self.session.control.mark_deleted(log.slot)
+            if made:
+                remove_partition(self.session.path, log.topic, log.partition, log.topic_id)
+            raise UnknownTopicOrPartition(f"{log.name}: the topic was deleted")
 
     def _last_epoch(self, topic: str, partition: int) -> int:
         name = os.path.join(f"{topic}-{partition}", checkpoints.LEADER_EPOCH_CHECKPOINT)

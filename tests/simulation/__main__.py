@@ -34,7 +34,7 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
     logging.disable(logging.CRITICAL)
     from tests.simulation.planted import PLANTS, planted
-    from tests.simulation.simulation import Report, run
+    from tests.simulation.simulation import Plan, Report, run
     from tests.simulation.sweep import sweep
 
     def say(line: str) -> None:
@@ -45,7 +45,8 @@ def main() -> int:
         missed = []
         for name in PLANTS:
             with planted(name):
-                report = run(seconds, args.seed, runs=args.runs, stop_at_first=True)
+                plan = Plan(chores=0)
+                report = run(seconds, args.seed, plan=plan, runs=args.runs, stop_at_first=True)
             found = "found" if report.violations else "MISSED"
             say(
                 f"{found} after {report.counts['seeds']} seeds: {name}: {(report.violations or ['-'])[0][:120]}"

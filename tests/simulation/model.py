@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tests.simulation.promises import Promises
+
 Place = tuple[str, int]
 Seen = dict[Place, list[tuple[int, str]]]
 """Per partition (offset, value) of what read_committed shows, in order."""
@@ -49,6 +51,8 @@ class Model:
     )  # ... of a group with one owner, acknowledged last
     events: int = 0
     topics: set[str] = field(default_factory=set)
+    cleaned: bool = False  # a compaction has run: offsets may have gaps in compacted topics
+    chores: Promises = field(default_factory=Promises)
     violations: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -108,6 +112,16 @@ class Model:
         for (where, offset), value in self.at.items():
             if where == place and offset <= last and value not in found and self._certain(value):
                 self.violated(f"O1 gone: {value} was at {place} {offset}")
+
+    def shown(self, place: Place, records: list[tuple[int, str]]) -> None:
+        """A part of a place was read by somebody, from anywhere on."""
+        for offset, value in records:
+            self._fix(place, offset, value)
+            if value not in self.tried:
+                self.violated(f"O3 phantom: {value} in {place} at {offset}")
+            txn = self.txn_of.get(value)
+            if txn is not None and txn.outcome == "aborted":
+                self.violated(f"O3 aborted read: {value} of {txn.name} in {place} at {offset}")
 
     def _certain(self, value: str) -> bool:
         txn = self.txn_of.get(value)

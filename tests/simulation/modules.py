@@ -79,6 +79,33 @@ class Thread:
         return False
 
 
+class Event(threading.Event):
+    """An event that nobody else's step can set while its process waits."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self._world.sleep(int(timeout * 1e9), self.is_set)
+        self._world.alive()
+        return self.is_set()
+
+
+class Waits:
+    """`threading`, where somebody waits for an event of their own to pass the time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def Event(self) -> Event:  # noqa: N802
+        return Event(self._world)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(threading, name)
+
+
 class Threading:
     Thread = Thread
 

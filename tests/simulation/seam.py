@@ -374,6 +374,8 @@ def installed(world: World) -> Iterator[World]:
                 put(module, attribute, ours)
         if name in starts_threads:
             put(module, "threading", modules.Threading())
+        if name == "eoslog.storage.segment_swap":
+            put(module, "threading", modules.Waits(world))
         if held.get("ThreadPoolExecutor") is ThreadPoolExecutor:
             put(module, "ThreadPoolExecutor", pool)
     put(files, "_armed", modules.Armed(world))

@@ -23,7 +23,7 @@ from random import Random
 
 import eoslog
 from eoslog.storage import checkpoints, files
-from tests.simulation import looks, seam
+from tests.simulation import chores, looks, seam
 from tests.simulation.disk import Disk, Image
 from tests.simulation.model import Model
 from tests.simulation.workload import Client
@@ -65,6 +65,9 @@ class Plan:
     processes: int = 3
     operations: int = 10
     faults: bool = True
+    chores: float = (
+        0.5  # share of the seeds in which processes clean, trim, delete topics and join groups
+    )
 
 
 class Run:
@@ -78,6 +81,7 @@ class Run:
         self.model = Model()
         self.base = tempfile.mkdtemp(prefix="eoslog-sim-", dir=ROOT)
         self.roots = 0
+        self.chores = Random(f"{seed} chores").random() < self.plan.chores
         self.traces: list[str] = []
 
     def execute(self) -> Report:
@@ -134,6 +138,8 @@ class Run:
             Client(world, self.model, disk.root, n, rng.randint(1, self.plan.operations))
             for n in names
         ]
+        for client in clients:
+            client.does_chores = self.chores
 
         def killed(process: Process) -> None:
             self.report.counts["kills"] += 1
@@ -235,9 +241,11 @@ class Run:
                     engine.transactions.resolve_blockers(one)
                 looks.check_structure(engine, self.model, settled=True)
                 if settle:
-                    self.model.settle(
-                        looks.everything(engine), looks.positions(engine, set(self.model.positions))
-                    )
+                    seen = looks.everything(engine)
+                    for topic in chores.TOPICS:
+                        seen.pop((topic, 0), None)
+                    self.model.settle(seen, looks.positions(engine, set(self.model.positions)))
+                    self.model.chores.settle(*chores.looked_at(engine), self.model.violated)
                 found.append(looks.state(engine))
                 if settle and self.rng.random() < 0.5:
                     world.crash()  # the second one replays what this one had live

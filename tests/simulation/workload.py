@@ -15,6 +15,7 @@ from eoslog import Producer, TopicPartition, errors
 from eoslog.engine import Engine
 from eoslog.errors import EoslogError, InvalidProducerEpoch, ProducerFenced
 from tests.simulation import looks
+from tests.simulation.chores import Chores
 from tests.simulation.model import Model, Txn
 from tests.simulation.world import World
 
@@ -39,7 +40,7 @@ EXPECTED = (
 """What other processes and time may cause."""
 
 
-class Client:
+class Client(Chores):
     """One process's work on a directory.
 
     Args:
@@ -57,6 +58,7 @@ class Client:
         self.operations = operations
         self.count = 0
         self.reopens = True
+        self.does_chores = False
         self.options: dict[str, object] = {}
         self.log: eoslog.Log | None = None
         self.plain: Producer | None = None
@@ -69,6 +71,11 @@ class Client:
             self.produce, self.produce, self.produce, self.transact, self.transact, self.transact, self.transact,
             self.read, self.background, self.commit_offset, self.snapshot, self.roll, self.reopen, self.look,
         ]  # fmt: skip
+        if self.does_chores:
+            choices += [
+                self.put_keyed, self.put_keyed, self.put_ageing, self.put_mortal, self.clean, self.clean, self.trim,
+                self.shed, self.take_part, self.take_part,
+            ]  # fmt: skip
         for _ in range(self.operations):
             try:
                 self.rng.choice(choices)()
@@ -101,6 +108,8 @@ class Client:
             if topic not in self.log.topics():
                 with contextlib.suppress(eoslog.errors.TopicAlreadyExists):
                     self.log.create_topic(topic, partitions, CONFIG)
+        if self.does_chores:
+            self.make_topics()
 
     def close(self) -> None:
         producers = [
@@ -109,6 +118,8 @@ class Client:
         ]
         self.transactional.clear()
         self.plain = None
+        with contextlib.suppress(EoslogError):
+            self.leave()
         for producer in producers:
             with contextlib.suppress(EoslogError):
                 producer.close()
@@ -138,15 +149,19 @@ class Client:
             }
         )
 
-    def produce(self) -> None:
+    def _ensure_plain(self) -> Producer:
         if self.plain is None:
             self.plain = self._producer()
+        return self.plain
+
+    def produce(self) -> None:
+        plain = self._ensure_plain()
         sent = []
         for _ in range(self.rng.choice((1, 1, 2, 5))):
             value, place = self._value(), self._place()
             self.model.sent(f"{self.name} plain", place, value)
-            sent.append((place, value, self.plain.send(place[0], value, partition=place[1])))
-        self.plain.flush()
+            sent.append((place, value, plain.send(place[0], value, partition=place[1])))
+        plain.flush()
         self.world.alive()
         for place, value, delivery in sent:
             self.model.acknowledged(place, delivery.result(0).offset, value)

@@ -53,3 +53,21 @@ def test_a_directory_that_was_lost_is_still_missed(path):
     shutil.rmtree(path / "t-0")
     with eoslog.open(path) as log, pytest.raises(eoslog.errors.StorageError, match="up to 20"):
         log.offsets("t", 0)
+
+
+@pytest.mark.parametrize("records", [0, 2])
+def test_who_opens_a_partition_with_the_metadata_of_before_its_deletion_is_told(tmp_path, records):
+    """Else it would make the directory again, and acknowledge what nobody will ever read."""
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        info = log.engine.topic("t")
+        put(log, records)
+        log.delete_topic("t")
+        with pytest.raises(
+            eoslog.errors.UnknownTopicOrPartition, match="t-0: the topic was deleted"
+        ):
+            log.engine.partitions.open("t", 0, info.partition(0), info.topic_id, info.config)
+        assert not (tmp_path / "log" / "t-0").exists()
+        log.create_topic("t")
+        put(log, 3)
+        assert values(log) == [b"0", b"1", b"2"]

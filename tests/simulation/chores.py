@@ -1,0 +1,143 @@
+"""What simulated processes do beside reading and writing: compaction, retention, topic deletion, group membership.
+
+Three topics of their own, because what may be gone from them is another question than in the workload's: `c` is
+compacted, of `d` the head is deleted, `e` is deleted as a whole and made again. What was promised of them: `promises.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import eoslog
+from eoslog import TopicPartition, errors
+from eoslog.client.consumer import Consumer
+from tests.simulation import looks
+from tests.simulation.promises import Record
+
+SMALL = {"segment.bytes": 1200, "segment.index.bytes": 240, "index.interval.bytes": 100, "flush.ms": 10}  # fmt: skip
+TOPICS: dict[str, dict[str, object]] = {
+    "c": {**SMALL, "cleanup.policy": "compact", "delete.retention.ms": 0},
+    "d": SMALL,
+    "e": SMALL,
+}
+KEYS = ("k0", "k1", "k2")
+
+
+def looked_at(engine: Any) -> tuple[dict[str, list[Record]], int]:
+    """What read_committed shows of these topics, and where `d` begins."""
+    topics = [topic for topic in TOPICS if topic in engine.metadata.topics]
+    seen = {topic: looks.visible(engine.partition(topic, 0)) for topic in topics}
+    return seen, engine.partition("d", 0).log_start if "d" in seen else 0
+
+
+class Chores:
+    """Operations of a `workload.Client`, which gives what is named here."""
+
+    world: Any
+    model: Any
+    log: eoslog.Log | None
+    rng: Random
+    path: str
+    plain: Any
+    member: Consumer | None = None
+
+    _value: Callable[[], str]
+    _ensure_plain: Callable[[], Any]
+
+    def make_topics(self) -> None:
+        assert self.log is not None
+        for topic in ("c", "d"):
+            if topic not in self.log.topics():
+                with contextlib.suppress(errors.TopicAlreadyExists):
+                    self.log.create_topic(topic, 1, TOPICS[topic])
+
+    def _put(self, topic: str, key: str | None = None) -> None:
+        promises = self.model.chores
+        deletions = promises.deletions
+        sent = []
+        for _ in range(self.rng.choice((1, 2, 5))):
+            value = self._value()
+            promises.tried[value] = f"c {key}" if key else topic
+            sent.append((value, self._ensure_plain().send(topic, value, key=key, partition=0)))
+        self.plain.flush()
+        self.world.alive()
+        for value, delivery in sent:
+            offset = delivery.result(0).offset
+            if topic != "e" or (deletions == promises.deletions and not promises.deleting):
+                promises.acked[value] = offset
+
+    def put_keyed(self) -> None:
+        self._put("c", self.rng.choice(KEYS))
+
+    def put_ageing(self) -> None:
+        self._put("d")
+
+    def put_mortal(self) -> None:
+        assert self.log is not None
+        if "e" not in self.log.topics():
+            with contextlib.suppress(errors.TopicAlreadyExists, errors.UnknownTopicOrPartition):
+                self.log.create_topic("e", 1, TOPICS["e"])  # and described, when it may be gone
+        with contextlib.suppress(errors.UnknownTopicOrPartition):
+            self._put("e")
+
+    def clean(self) -> None:
+        """Compact one topic, or everything, the internal topics too."""
+        assert self.log is not None
+        topic = self.rng.choice(("c", None))
+        self.model.cleaned = True
+        self.log.clean(topic, roll=self.rng.random() < 0.7)
+
+    def trim(self) -> None:
+        """Delete the head of `d`."""
+        assert self.log is not None
+        promises, log = self.model.chores, self.log.engine.partition("d", 0)
+        before = self.rng.randint(log.log_start, log.high_watermark)
+        promises.wanted = max(promises.wanted, before)
+        self.log.delete_records({TopicPartition("d", 0): before})
+        self.world.alive()
+        promises.start = max(promises.start, before)
+
+    def shed(self) -> None:
+        """Delete `e`; whatever was sent to it is gone then, or nothing is known of it."""
+        assert self.log is not None
+        promises = self.model.chores
+        doomed = {value for value, what in promises.tried.items() if what == "e"}
+        promises.deletions += 1
+        promises.deleting += 1
+        for value in doomed:
+            promises.acked.pop(value, None)
+        with contextlib.suppress(errors.UnknownTopicOrPartition):
+            self.log.delete_topic("e")
+            self.world.alive()
+            promises.dead |= doomed
+        self.world.alive()
+        promises.deleting -= 1
+
+    def take_part(self) -> None:
+        """Be a member of a group: join, read what is assigned, commit, sometimes leave."""
+        if self.member is None:
+            self.member = Consumer(
+                {"log.dir": self.path, "group.id": "m", "auto.offset.reset": "earliest",
+                 "enable.auto.commit": False}
+            )  # fmt: skip
+            self.member.subscribe(["a", "b"])
+        found: dict[tuple[str, int], list[Record]] = {}
+        for _ in range(self.rng.choice((1, 3))):
+            for record in self.member.consume(20, timeout=0):
+                place = (record.topic, record.partition)
+                found.setdefault(place, []).append((record.offset, record.value.decode()))
+        self.world.alive()
+        for place, records in found.items():
+            self.model.shown(place, records)
+        if found and self.rng.random() < 0.7:
+            self.member.commit()
+        if self.rng.random() < 0.3:
+            self.leave()
+
+    def leave(self) -> None:
+        member, self.member = self.member, None
+        if member is not None:
+            member.close()
