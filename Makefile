@@ -79,7 +79,7 @@ bench-spark: build  ## Spark beside Parquet and its Kafka connector: ten minutes
 	$(call timed,bench,cd .make/bench-spark && $(abspath $(BIN))/python -m bench.spark --rows $(or $(ROWS),1000000) $(BENCH_ARGS))
 
 bench-instructions: build $(VENV)/.peers  ## Count the instructions of the hottest kernels (ARGS=--write)
-	cd .make && mkdir -p counts && rm -rf counts/bench && cp -a ../bench counts/ && cd counts && \
+	@mkdir -p .make/counts && cd .make && rm -rf counts/bench && cp -a ../bench counts/ && cd counts && \
 		EOSLOG_SOURCE=$(CURDIR) $(abspath $(BIN))/python -m bench.instructions $(ARGS)
 
 lint: setup  ## Check style, by ruff

@@ -59,5 +59,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.section("against the goals, in this run")
         for line in ratios.table(ratios.lines(found)):
             terminalreporter.write_line(line)
+        for curve in ratios.curves(found):
+            terminalreporter.write_line(f"growth of {curve}")
         for what in ratios.left_out(found):
             terminalreporter.write_line(f"not measured: {what}")

@@ -154,7 +154,7 @@ def _judged(row: Row, ratios: list[float], peers: list[float]) -> tuple[str, boo
         bars = [max(row.most, 1 + plus / peer) if plus else row.most for peer in peers]
         short = [bar / ratio - 1 for bar, ratio in zip(bars, ratios, strict=True)]
     else:
-        return "", False
+        return "held" if row.floor is not None else "", False
     if min(short) >= 0:
         return "reached", False
     if max(short) >= 0:
@@ -186,6 +186,20 @@ def lines(found: dict[str, Contest]) -> Iterator[Line]:
             if peer and (test, peer) not in named:
                 what = f"{test.split(':test_')[1].replace('_', ' ')} / {peer}"
                 yield measured(Row(what, test, (peer,)), contest)
+
+
+def curves(found: dict[str, Contest]) -> list[str]:
+    """The time of one call at 1x, 10x and 100x, for each work that must not grow."""
+    made = []
+    for test, contest in found.items():
+        if "test_growth[" not in test:
+            continue
+        times = [
+            f"{size} {Row('', test).figure(contest.per_unit(who, statistics.median))}"
+            for size, who in (("1x", "1x"), ("10x", "10x"), ("100x", ""))
+        ]
+        made.append(f"{test.split('[')[1].rstrip(']').replace('-', ', ')}: {', '.join(times)}")
+    return made
 
 
 def left_out(found: dict[str, Contest]) -> list[str]:

@@ -62,9 +62,11 @@ def page(text: str, results: dict[str, Any]) -> str:
     begin, end = text.index(BEGIN), text.index(END)
     parts = [
         BEGIN, "", *heading(results, found), "",
-        f"{reached} of {len(goals)} goals are reached.", "",
+        f"{reached} of {len(goals)} goals and floors are reached.", "",
         *ratios.table(goals, markdown=True), "",
         *(f"Not measured in this run: {what}." for what in ratios.left_out(found)), "",
+        "The time of one call by size (the middle run):", "",
+        *(f"- {curve}" for curve in ratios.curves(found)), "",
         "Peers without a goal:", "",
         *ratios.table(others, markdown=True), "",
     ]  # fmt: skip

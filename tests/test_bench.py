@@ -104,6 +104,13 @@ def test_numbers_have_units_and_an_absent_peer_has_its_reason():
     assert ratios.measured(row(peers=("gone",)), contest([1])).verdict == "no gone: no server"
 
 
+def test_growth_is_a_curve_and_a_floor_is_held():
+    grown = contest([4e-6] * 3, **{"1x": [1e-6] * 3, "10x": [2e-6] * 3})
+    found = {"test_growth:test_growth[seek-data]": grown}
+    assert ratios.curves(found) == ["seek, data: 1x 1 us, 10x 2 us, 100x 4 us"]
+    assert ratios.measured(row(floor=0.5), contest([1] * 3, peer=[1] * 3)).verdict == "held"
+
+
 def test_every_goal_names_a_test_that_there_is():
     found = {
         f"{path.stem}:{name}"
@@ -127,7 +134,7 @@ def test_the_page_gets_the_table_and_keeps_the_rest():
     page = report.page(text, results)
     assert page.startswith("before\n") and page.endswith("after\n") and "an earlier run" not in page
     assert "| scan / memcpy of the values | 50.0 | 100 | 0.50 | 0.50 | >= 0.6 | 17% short |" in page
-    assert "0 of 1 goals are reached." in page and "commit 0123456789" in page
+    assert "0 of 1 goals and floors are reached." in page and "commit 0123456789" in page
     assert report.page(page, results) == page
     with pytest.raises(ValueError):
         report.page("no marks", results)
