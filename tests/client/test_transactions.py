@@ -288,7 +288,7 @@ def test_an_interrupt_in_a_commit_is_unknown_and_neither_aborts_nor_rewinds(
     assert visible(log) == ([] if point == "txn.flushed" else [b"v"])
 
 
-def test_a_commit_that_times_out_may_only_be_committed_again(
+def test_J01_a_commit_that_times_out_may_only_be_committed_again(
     log: Log, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = log.engine.transactions.end_txn
