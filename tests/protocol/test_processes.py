@@ -323,15 +323,16 @@ def test_snapshot_is_closed_and_monotone(tmp_path: Path) -> None:
 
     running = [start(write, n) for n in range(writers)]
     holder = start(hold)
-    for process in (*running, holder):
-        process.heard("running")
-    reader = start(read)
-    reader.heard("halfway")
-    (tmp_path / "let go").touch()
     try:
+        for process in (*running, holder):
+            process.heard("running", timeout=300)
+        reader = start(read)
+        reader.heard("halfway", timeout=300)
+        (tmp_path / "let go").touch()
         assert reader.end(300).fine().of("seen")[0] > 20
     finally:
         stop.touch()
+        (tmp_path / "let go").touch()
         for process in (*running, holder):
             process.end().fine()
 
