@@ -40,6 +40,8 @@ from functools import lru_cache
 from eoslog.coordinator.transaction_state import (
     NO_EPOCH,
     NO_ID,
+    NO_PARTITIONS,
+    NOTHING,
     TRANSACTION_VERSION,
     Cause,
     Decided,
@@ -200,15 +202,16 @@ def decode_value(transactional_id: str, data: bytes, offset: int = -1) -> Transa
         return int.from_bytes(tags[tag][:size], "big", signed=True) if tag in tags else default
 
     metadata = TransactionMetadata(
-        transactional_id, producer_id, producer_epoch, timeout_ms, state, frozenset(partitions),
+        transactional_id, producer_id, producer_epoch, timeout_ms, state,
+        frozenset(partitions) if partitions else NO_PARTITIONS,
         start, last_update,
         previous_producer_id=number(TAG_PREVIOUS_ID, 8, NO_ID),
         next_producer_id=number(TAG_NEXT_ID, 8, NO_ID),
         last_producer_epoch=number(TAG_LAST_EPOCH, 2, NO_EPOCH),
         client_version=number(TAG_CLIENT_VERSION, 2, 0),
-        spans=_decode_spans(tags[TAG_SPANS]) if TAG_SPANS in tags else {},
+        spans=_decode_spans(tags[TAG_SPANS]) if TAG_SPANS in tags else NOTHING,
         owner=_decode_owner(tags.get(TAG_OWNER)),
-        markers=_decode_markers(tags[TAG_MARKERS]) if TAG_MARKERS in tags else {},
+        markers=_decode_markers(tags[TAG_MARKERS]) if TAG_MARKERS in tags else NOTHING,
         decided=_decode_decided(tags.get(TAG_DECIDED)),
         offset=offset,
     )  # fmt: skip
