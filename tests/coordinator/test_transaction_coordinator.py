@@ -251,7 +251,9 @@ def test_a_rival_that_moves_the_log_makes_the_request_decide_again(world: World)
     assert world.values(A0) == []
 
 
-def test_stale_driver_cannot_touch_next_txn(world: World) -> None:
+@pytest.mark.parametrize("written", [True, False])
+def test_stale_driver_cannot_touch_next_txn(world: World, written: bool) -> None:
+    """What the next one wrote is fenced by its epoch too; where it wrote nothing yet, C alone tells."""
     writer = Writer(world, "t")
     writer.write(A0, b"1")
 
@@ -264,7 +266,8 @@ def test_stale_driver_cannot_touch_next_txn(world: World) -> None:
         follower = Writer.__new__(Writer)
         follower.world, follower.name, follower.coordinator = world, "t", other
         follower.become(writer.producer_id, 1)
-        follower.write(A0, b"2")
+        if written:
+            follower.write(A0, b"2")
 
     # The driver stands before the partition's lock while all that happens.
     clog = world.clog("t")

@@ -196,6 +196,7 @@ def every_point(
         stride = max(1, count // most)
         for nth in range(1, count + 1, stride):
             directory = prepared.parent / f"{call}-{nth}"
+            shutil.rmtree(directory, ignore_errors=True)  # of a caller that stopped there
             shutil.copytree(prepared, directory)
             life = live(fn, directory, faults=((call, action, nth),))
             yield call, nth, directory, life
