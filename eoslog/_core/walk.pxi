@@ -18,9 +18,9 @@ def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t siz
     """
     cdef Py_buffer view
     cdef const uint8_t* base
-    cdef int64_t found = -1
+    cdef int64_t found = 0
     cdef int64_t size, at = position, first = position, length, last, base_offset = -1, next_offset = -1, needed = 0
-    cdef bint corrupt = False
+    cdef bint corrupt = False, back = False
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         base = <const uint8_t*>view.buf
@@ -34,8 +34,9 @@ def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t siz
                 if length < HEADER_SIZE and base[at + MAGIC_AT] >= 2 or length < 26 or load_i32(base + at + LAST_OFFSET_DELTA_AT) < 0 and base[at + MAGIC_AT] >= 2:
                     corrupt = True
                     break
-                if load_i64(base + at) < next_offset:
+                if load_i64(base + at) < max(next_offset, 0):
                     found = load_i64(base + at)
+                    back = True
                     break
                 if load_i64(base + at) >= end:
                     break
@@ -62,8 +63,9 @@ def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t siz
                     first = at
                 at += length
                 next_offset = last + 1
-        if found >= 0:
-            raise errors.CorruptRecord(f"offsets go back at byte {at}: base offset {found}, expected {next_offset}")
+        if back:
+            raise errors.CorruptRecord(
+                f"offsets go back at byte {at}: base offset {found}, expected {max(next_offset, 0)} or more")
         if corrupt and base_offset < 0:
             raise errors.CorruptRecord(f"no batch header at byte {at}: length {length}")
         return first, at if base_offset >= 0 else first, base_offset, next_offset, needed

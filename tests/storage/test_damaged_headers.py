@@ -35,7 +35,9 @@ def damaged(tmp_path, request):
         yield log, damage, size
 
 
-@pytest.mark.parametrize("offset", [20 + 1, 20 + 8, 20 + (1 << 30), 20 - 4, 4, 0])
+@pytest.mark.parametrize(
+    "offset", [21, 28, 20 + (1 << 30), 16, 4, 0, 20 + (1 << 63), (1 << 64) - 1]
+)
 def test_a_changed_base_offset_never_hides_a_record(damaged, offset):
     log, damage, _ = damaged
     damage(0, offset, 8)
