@@ -53,7 +53,8 @@ differential: build  ## Put COUNT=10000 random sequences (SEED=1, KIND=groups) t
 
 run: build  ## Take 336,776 flights through kills, zombies and Spark, exactly once
 	$(call timed,demo,$(BIN)/eoslog demo flights $(DEMO_ARGS))
-	$(call timed,pipelines,$(BIN)/python spark/pipelines/flights.py)
+	@mkdir -p .make/run
+	$(call timed,pipelines,cd .make/run && $(abspath $(BIN))/python $(abspath spark/pipelines/flights.py))
 
 test-spark: build  ## Run the tests of the Spark source and sink, eight kills among them
 	$(call timed,tests,.ci/test $(BIN) tests/spark $(PYTEST_ARGS))

@@ -2,6 +2,9 @@
 
     python spark/pipelines/flights.py [--limit ROWS]
 
+Not from the root of a checkout: Spark's Python workers import from where they are started first,
+and the core is not built there. `make run` starts it elsewhere.
+
 Each job runs twice, as after a crash: the second run must change nothing. What they made is
 compared with what the CSV file says, computed by Arrow, without Spark and without eoslog.
 """
