@@ -156,4 +156,6 @@ def batches(
 
 def place_of_benchmarks() -> Path:
     """A new directory on a real disk: `fdatasync` on tmpfs costs nothing and compares nothing."""
-    return Path(tempfile.mkdtemp(prefix="bench-", dir=os.environ.get("EOSLOG_BENCH_DIR", "."))).resolve()
+    return Path(
+        tempfile.mkdtemp(prefix="bench-", dir=os.environ.get("EOSLOG_BENCH_DIR", "."))
+    ).resolve()
