@@ -233,11 +233,10 @@ def _lost_before(log: PartitionLog, base: int, end: int, last: LastSession) -> b
     """Whether a power cut took what lay between the end of a segment and the next one's base.
 
     What was never flushed is then gone with all behind it, as in `_judge_tail`. Below what was
-    durable it is what Kafka's cleaner took from the segment's end; ours keeps the last batch. A
-    compacted topic of which nothing is known may have been Kafka's.
+    durable, or was cleaned, it is what Kafka's cleaner took from the segment's end; ours keeps the
+    last batch.
     """
-    durable = _known_durable(log, last)
-    if last.clean or end < durable or (durable < 0 and log.settings.compacts):
+    if last.clean or end < _known_durable(log, last) or base <= log.reader.cleaned_to():
         return False
     text = "%s: cut at offset %d, though a segment begins at %d: what lay between was never flushed"
     logger.warning(text, log.path, end, base)
@@ -245,9 +244,8 @@ def _lost_before(log: PartitionLog, base: int, end: int, last: LastSession) -> b
 
 
 def _known_durable(log: PartitionLog, last: LastSession) -> int:
-    """The offset up to which something says that the partition was flushed; -1 if nothing does."""
-    before = log.session.durable_before(log.slot, log.topic_id)
-    return max(last.recovery_point or -1, before)
+    """The offset up to which something says that the partition was flushed."""
+    return max(last.recovery_point, log.session.durable_before(log.slot, log.topic_id))
 
 
 def _size(path: str, base: int) -> int:

@@ -256,6 +256,12 @@ class Calls:
             return _MAP_FAILED
         address = real["map"](fd, at, size, writable)
         if world.current is not None and address != _MAP_FAILED:
+            for process in world.processes:  # whoever had this memory has unmapped it
+                process.maps = [
+                    (at, length)
+                    for at, length in process.maps
+                    if at + length <= address or address + size <= at
+                ]
             world.current.maps.append((address, size))
         return address  # type: ignore[no-any-return]
 

@@ -27,7 +27,7 @@ def batch(count: int = 1, *, sequence: int = -1, producer_id: int = -1, epoch: i
 
 @contextmanager
 def opened(path: str, *, clean: bool = False, recovery_point: int = 0, strict: bool = True, read_only: bool = False,
-           poisoned: bool = False, **settings: int) -> Iterator[PartitionLog]:  # fmt: skip
+           poisoned: bool = False, **settings: int | str) -> Iterator[PartitionLog]:  # fmt: skip
     """A partition in a session of its own."""
     session = Session(path, read_only=read_only)
     session.ensure_slot(SLOT)

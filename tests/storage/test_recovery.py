@@ -157,6 +157,23 @@ def test_a_segment_whose_predecessor_lost_its_end_goes_with_it(tmp_path, caplog,
     assert "what lay between was never flushed" in caplog.text
 
 
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+def test_where_nothing_is_known_of_a_flush_a_gap_that_no_cleaner_left_is_a_loss(tmp_path, policy):
+    """Neither control file nor checkpoints say anything, as after a power cut in the first moments."""
+    with opened(str(tmp_path), cleanup_policy=policy) as log:
+        for i in range(3):
+            log.append(batch(2, timestamp=i))
+        size = len(bytes(log.read(0, 4)[0].data))
+        log.roll()
+    first, _ = sorted((tmp_path / "t-0").glob("*.log"))
+    os.truncate(first, size)
+    (tmp_path / "eoslog.control").unlink()
+    with opened(str(tmp_path), cleanup_policy=policy) as log:
+        assert log.log_end == 4
+        assert log.append(batch(1)).base_offset == 4
+        assert [offset for offset, _ in payloads(log)] == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_segment_whose_end_kafka_cleaned_away_is_no_loss(tmp_path, empty):
     """Below the recovery point the gap stays, and appends go on behind the base of the last one."""
