@@ -101,11 +101,16 @@ def settle(child: Child, path: Path, transactional_id: str = "tx") -> None:
 
 
 def consume(child: Child, path: Path, commit_first: bool) -> None:
-    """Read one by one; commit before or after "processing", which is telling."""
+    """Read all one by one; commit before or after "processing", which is telling."""
     settings: dict[str, Any] = {"enable_auto_commit": False, "auto_offset_reset": "earliest"}
     with eoslog.open(path) as log, log.consumer("in", group_id="g", **settings) as consumer:
         child.armed()
-        while record := consumer.poll(0.3):
+        while True:
+            record = consumer.poll(0.3)
+            if record is None:
+                if consumer.committed([IN])[0].offset == COUNT:
+                    return
+                continue
             if commit_first:
                 consumer.commit({IN: record.offset + 1})
             child.tell("processed", int(record.value))

@@ -165,6 +165,8 @@ def start(
             code = 0
         except BaseException:
             child.tell("#error", traceback.format_exc())
+        if faults and not counting:
+            child.tell("#passed", child.counts())
     finally:
         os._exit(code)
 
@@ -176,10 +178,18 @@ def live(
     return start(fn, *args, faults=faults, counting=counting).end()
 
 
+TRIES = 6
+"""Lives that may come to their end before their point, one after another."""
+
+
 def every_point(
     fn: Body, prepared: Path, most: int = 8, action: str = "kill", calls: tuple[str, ...] = CALLS
 ) -> Iterator[tuple[str, int, Path, Life]]:
     """Run `fn(child, directory)` once to each write and each sync it makes, and die there.
+
+    Threads and timeouts decide a few of the calls, so a life may make fewer than the one that was counted and
+    come to its end alive. It is handed out as well (what holds after a death holds after it), and its point is
+    then looked for among the calls that it did make: at every point at least one life is killed.
 
     Yields:
         (call, nth, directory as the death left it, the life), at most about `most` of each call, evenly spread
@@ -193,11 +203,19 @@ def every_point(
     for call in calls:
         count = counts[call]
         assert count, f"the function makes no {call}: nothing would be tested"
-        stride = max(1, count // most)
-        for nth in range(1, count + 1, stride):
-            directory = prepared.parent / f"{call}-{nth}"
-            shutil.rmtree(directory, ignore_errors=True)  # of a caller that stopped there
-            shutil.copytree(prepared, directory)
-            life = live(fn, directory, faults=((call, action, nth),))
-            yield call, nth, directory, life
-            shutil.rmtree(directory)
+        for point in range(1, count + 1, max(1, count // most)):
+            nth = point
+            for _ in range(TRIES):
+                directory = prepared.parent / f"{call}-{point}"
+                shutil.rmtree(directory, ignore_errors=True)  # of a caller that stopped there
+                shutil.copytree(prepared, directory)
+                life = live(fn, directory, faults=((call, action, nth),))
+                yield call, nth, directory, life
+                shutil.rmtree(directory)
+                if action != "kill" or life.killed:
+                    break
+                # Its last call of the kind; `fine`: nothing but the kill may end a life early.
+                nth = min(nth, life.fine().of("#passed")[0][call])
+                assert nth, f"this life made no {call}"
+            else:
+                raise AssertionError(f"{TRIES} lives came to no {call} {point}, the last to no {nth}")

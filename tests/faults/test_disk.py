@@ -36,6 +36,10 @@ def failing(child: Child, path: Path) -> None:
                 child.tell("refused", type(error).__name__)
 
 
+LATE = {"flush.ms": 600_000}
+"""Nobody flushes but the test itself."""
+
+
 def seen(path: Path) -> list[int]:
     found: list[int] = live(bodies.look, path).fine().of("in.read_committed")[0]
     return found
@@ -67,6 +71,7 @@ def test_A05_an_io_error_never_unsays_an_acknowledgement(empty: Path) -> None:
 def test_A05_a_failed_sync_poisons_until_all_have_closed(empty: Path) -> None:
     def body(child: Child, path: Path) -> None:
         with eoslog.open(path) as log:
+            log.alter_topic("in", LATE)
             engine = Engine.open(path)
             partition = engine.partition("in", 0)
             from tests.rows.tools import data
@@ -112,7 +117,8 @@ def test_A05_records_above_the_durable_end_may_vanish_and_nobody_has_seen_them(e
     """A power cut in the simplest form: the partition's file ends where its last sync left it."""
 
     def body(child: Child, path: Path) -> None:
-        with eoslog.open(path):
+        with eoslog.open(path) as log:
+            log.alter_topic("in", LATE)
             engine = Engine.open(path)
             partition = engine.partition("in", 0)
             from tests.rows.tools import data

@@ -30,11 +30,13 @@ from tests.storage.helpers import state
 pytestmark = pytest.mark.process
 
 
-def prepare(path: Path, *topics: str, partitions: int = 1, durability: str = "strict") -> None:
+def prepare(
+    path: Path, *topics: str, partitions: int = 1, durability: str = "strict", **config: Any
+) -> None:
     def body(child: Child) -> None:
         with eoslog.open(path, durability=durability) as log:
             for topic in topics:
-                log.create_topic(topic, partitions=partitions)
+                log.create_topic(topic, partitions=partitions, config=config)
 
     live(body).fine()
 
@@ -201,7 +203,7 @@ def test_stale_control_page(tmp_path: Path, case: str) -> None:
 def test_fsync_error_is_seen_by_all(tmp_path: Path, dies_at: tuple[str, str] | None) -> None:
     """The flusher meets EIO, and dies at each step of telling the others."""
     path, go = tmp_path / "log", tmp_path / "go"
-    prepare(path, "t")
+    prepare(path, "t", flush_ms=600_000)  # nobody flushes but the flusher
 
     def flusher(child: Child) -> None:
         with eoslog.open(path):
