@@ -218,4 +218,6 @@ def every_point(
                 nth = min(nth, life.fine().of("#passed")[0][call])
                 assert nth, f"this life made no {call}"
             else:
-                raise AssertionError(f"{TRIES} lives came to no {call} {point}, the last to no {nth}")
+                raise AssertionError(
+                    f"{TRIES} lives came to no {call} {point}, the last to no {nth}"
+                )
