@@ -84,6 +84,7 @@ cdef struct PartitionState:
     pthread_mutex_t mutex
     uint8_t* buffer
     int64_t buffer_at, buffer_size
+    int64_t buffer_end          # offset: what lies at it or behind was not published when it was read
     char[PATH_SIZE] directory
     const char* prepared_paths  # three NUL-ended names; Partition.next_paths keeps the memory
     int64_t segment_size_max, segment_ms, index_interval, index_entries_max, time_entries_max
@@ -119,7 +120,8 @@ cdef void fold_batch(PartitionState* state, const FoldedBatch* b, int64_t positi
     state.next_offset = b.last_offset + 1
 
 
-cdef int fill_buffer(PartitionState* state, int64_t position) noexcept nogil:
+cdef int fill_buffer(PartitionState* state, int64_t position, int64_t end) noexcept nogil:
+    """Read the segment's bytes from a position on; batches up to offset `end` are published."""
     cdef ssize_t n
     while True:
         n = eoslog_os.pread(state.files.log, state.buffer, FOLD_BUFFER, position)
@@ -129,6 +131,7 @@ cdef int fill_buffer(PartitionState* state, int64_t position) noexcept nogil:
             return IO_FAILED
     state.buffer_at = position
     state.buffer_size = n
+    state.buffer_end = end
     return 0
 
 
@@ -147,8 +150,9 @@ cdef int fold_to(PartitionState* state, int64_t end, int64_t limit, bint may_gro
             return NEXT_SEGMENT
         position = state.segment.position
         have = state.buffer_at + state.buffer_size - position
-        if position < state.buffer_at or have < HEADER_SIZE:
-            if fill_buffer(state, position) < 0:
+        # Bytes that were not published yet may have been a dead writer's: others may be there now.
+        if position < state.buffer_at or have < HEADER_SIZE or state.next_offset >= state.buffer_end:
+            if fill_buffer(state, position, end) < 0:
                 return IO_FAILED
             have = state.buffer_size
             if have == 0:

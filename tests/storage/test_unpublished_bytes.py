@@ -1,0 +1,97 @@
+"""Bytes behind the published end: a live process may have read them before they were cut.
+
+Two open handles of this process stand for two live ones: their sessions and locks are their own. A
+third process dies in the middle of its append, and is followed by one that cuts what it left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eoslog._core import build_marker
+from eoslog.model import AppendOrigin
+from eoslog.storage.partition_log import PartitionLog
+from tests.faults.harness import Child, live
+from tests.storage.helpers import batch, opened, payloads, state
+
+pytestmark = pytest.mark.process
+
+SETTINGS = {"segment_bytes": 3000, "index_interval_bytes": 200}
+Append = Callable[[PartitionLog], None]
+
+
+def one(log: PartitionLog) -> None:
+    log.append(batch(1, producer_id=21, sequence=0))
+
+
+def three(log: PartitionLog) -> None:
+    log.append(batch(3, producer_id=22, sequence=0, size=90))
+
+
+def long(log: PartitionLog) -> None:
+    log.append(batch(1, producer_id=23, sequence=0, size=400))
+
+
+def many(log: PartitionLog) -> None:
+    log.append(b"".join(batch(2, producer_id=24, sequence=2 * i) for i in range(6)))
+
+
+def data(log: PartitionLog) -> None:
+    log.append(
+        batch(1, producer_id=25, sequence=0, transactional=True), expect=[(log, log.log_end)]
+    )
+
+
+def abort(log: PartitionLog) -> None:
+    log.append(build_marker(7, 1, False, timestamp=5), origin=AppendOrigin.COORDINATOR)
+
+
+def commit(log: PartitionLog) -> None:
+    log.append(build_marker(7, 1, True, timestamp=5), origin=AppendOrigin.COORDINATOR)
+
+
+def rolling(log: PartitionLog) -> None:
+    log.append(batch(1, producer_id=26, sequence=0, size=2500))
+
+
+APPENDS: tuple[Append, ...] = (one, three, long, many, data, abort, commit, rolling)
+
+
+def torn(child: Child, path: str, append: Append) -> None:
+    """Publishes a batch, and dies once the next one's bytes are in the file."""
+    with opened(path, **SETTINGS) as log:
+        log.append(batch(1, producer_id=9, sequence=0))
+        if append is abort:
+            log.writer_files.make_txnindex()
+        child.armed()
+        append(log)
+
+
+@pytest.mark.parametrize("then", APPENDS)
+@pytest.mark.parametrize("left", APPENDS)
+def test_what_was_cut_is_not_folded(tmp_path: Path, left: Append, then: Append) -> None:
+    """The handle read a dead writer's bytes along with published ones; others came in their place."""
+    path = str(tmp_path)
+    with opened(path, **SETTINGS) as behind, opened(path, **SETTINGS) as repairer:
+        behind.append(
+            batch(1, producer_id=7, sequence=0, transactional=True),
+            expect=[(behind, behind.log_end)],
+        )
+        life = live(torn, path, left, faults=(("point", "kill", 3),))
+        assert life.killed, life.error
+        behind.fold()
+        then(repairer)
+        end = repairer.log_end
+        behind.append(batch(2, producer_id=30, sequence=0))
+        assert behind.log_end == end + 2
+        repairer.append(batch(1, producer_id=31, sequence=0))
+        expected = state(behind)
+        assert state(repairer) == expected
+        behind.reload()
+        assert state(behind) == expected
+        assert [offset for offset, _ in payloads(behind)][-3:] == [end, end + 1, end + 2]
+    with opened(path, **SETTINGS) as log:
+        assert state(log) == expected
