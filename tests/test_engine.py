@@ -183,11 +183,11 @@ def test_what_a_killed_process_appended_is_there_for_others_and_after_restart(pa
         ready = context.Event()
         child = context.Process(target=_append_and_die, args=(path, ready))
         child.start()
-        child.join(60)
+        child.join(300)
         assert child.exitcode == -signal.SIGKILL
         partition = log.engine.partition("t", 0)
         assert partition.log_end == 5
-        assert partition.wait(0, 5)
+        assert partition.wait(0, 60)
         assert partition.high_watermark == 5
     with open_log(path) as log:
         assert log.offsets("t", 0).high_watermark == 5
@@ -224,7 +224,7 @@ def test_a_forked_child_does_not_keep_a_dead_parent_s_locks(path):
         "log = o(sys.argv[1]); log.create_topic('t'); log.engine.partition('t', 0)\n"
         "read, write = os.pipe()\n"
         "pid = os.fork()\n"
-        "if pid == 0:\n    os.write(write, b'x'); time.sleep(30); os._exit(0)\n"
+        "if pid == 0:\n    os.write(write, b'x'); time.sleep(600); os._exit(0)\n"
         "os.read(read, 1)\n"  # it has run: only then has it let go
         "print(pid, flush=True); os.kill(os.getpid(), 9)"
     )
@@ -232,7 +232,7 @@ def test_a_forked_child_does_not_keep_a_dead_parent_s_locks(path):
         [sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True
     )
     child = int(process.stdout.readline())
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     try:
         with open_log(path) as log:
             assert log.engine.session.began
@@ -352,7 +352,7 @@ def test_a_stopped_lock_holder_is_not_overtaken_and_is_named(path):
         assert partition.read(0, 0) == []
         os.kill(holder.pid, signal.SIGKILL)
         holder.wait()
-        assert partition.append(batch(1), timeout=5).base_offset == 0
+        assert partition.append(batch(1), timeout=60).base_offset == 0
 
 
 def test_check_finds_a_flipped_bit_in_any_file(path):

@@ -37,7 +37,7 @@ SHOWN = {
 def run(name: str, *arguments: str) -> str:
     ended = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
-        capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT,
+        capture_output=True, text=True, timeout=400, check=False, env=ENVIRONMENT,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

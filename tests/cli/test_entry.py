@@ -57,7 +57,7 @@ def test_a_reader_that_has_enough_ends_the_program_quietly(shop, place, tmp_path
     shop("produce", "orders", lines)
     command = f"{sys.executable} -m eoslog -d {place} consume orders | head -n 1"
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=120
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=400
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 1
@@ -65,7 +65,7 @@ def test_a_reader_that_has_enough_ends_the_program_quietly(shop, place, tmp_path
 
 def test_python_dash_m_is_the_command(place):
     done = subprocess.run(
-        [sys.executable, "-m", "eoslog", "--version"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "eoslog", "--version"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0
     assert "eoslog" in done.stdout

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0
 
 
 def main() -> None:

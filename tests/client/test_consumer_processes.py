@@ -75,10 +75,16 @@ def put(engine, partition, *values):
     log.append(_core.build_batch([(1, None, v.encode(), ()) for v in values]))
 
 
-def drain(consumer):
+def drain(consumer, count):
+    """So many records, and what there is beyond them."""
     out = []
-    while found := consumer.consume(100, 0.3):
-        out += [(r.partition, r.value.decode()) for r in found]
+
+    def read(timeout):
+        out.extend((r.partition, r.value.decode()) for r in consumer.consume(100, timeout))
+        return len(out) >= count
+
+    until(lambda: read(0.3))
+    read(0.1)
     return out
 
 
@@ -100,16 +106,16 @@ def test_A07_a_killed_consumers_successor_starts_at_the_committed_offset(engine,
     assert a.commit() == "done"
     a.consume(3)
     a.kill()
-    assert [value for _, value in drain(local())] == [str(i) for i in range(4, 10)]
+    assert [value for _, value in drain(local(), 6)] == [str(i) for i in range(4, 10)]
 
 
 def test_a_killed_member_is_noticed_at_once_and_its_partitions_move(engine, start, local):
     mine = local()
     until(lambda: joined(mine, PARTITIONS))
-    other = start(session_timeout_ms=45_000)
+    other = start(session_timeout_ms=1_000 * 3600)  # nobody waits for its end
     until(lambda: shared(mine, other))
     other.kill()
-    assert until(lambda: joined(mine, PARTITIONS)) < 2
+    until(lambda: joined(mine, PARTITIONS))
     assert len(engine.groups.describe_group("g").members) == 1
 
 
@@ -148,7 +154,7 @@ def test_A15_a_stopped_member_is_replaced_and_its_late_commit_refused(engine, st
     assert stale.consume()
     stale.signal(signal.SIGSTOP)
     mine = local(**{"session.timeout.ms": 2_000, "enable.auto.commit": False})
-    until(lambda: joined(mine, PARTITIONS), 20)
+    until(lambda: joined(mine, PARTITIONS))
     mine.commit()
     stale.signal(signal.SIGCONT)
     answer = stale.commit()
@@ -159,12 +165,12 @@ def test_A15_a_stopped_member_is_replaced_and_its_late_commit_refused(engine, st
 
 def test_A15_a_member_that_polls_too_rarely_is_out_by_its_own_process(engine, local):
     put(engine, 0, "a", "b")
-    slow = local(**{"max.poll.interval.ms": 300, "enable.auto.commit": False})
-    assert slow.consume(1, 5)
+    slow = local(**{"max.poll.interval.ms": 1500, "enable.auto.commit": False})
+    assert slow.consume(1, 60)
     until(lambda: not engine.groups.describe_group("g").members)
     with pytest.raises(CommitFailed):
         slow.commit()
-    assert slow.consume(1, 5)[0].offset == 0, "read again: nothing was committed"
+    assert slow.consume(1, 60)[0].offset == 0, "read again: nothing was committed"
 
 
 def test_a_static_member_restarts_into_its_place(engine, start, local):
@@ -184,7 +190,7 @@ def test_a_static_member_restarts_into_its_place(engine, start, local):
 
 def test_a_static_members_place_goes_after_its_session(engine, start, local):
     mine = local()
-    other = start(group_instance_id="two", session_timeout_ms=1_500)
+    other = start(group_instance_id="two", session_timeout_ms=4_000)
     until(lambda: shared(mine, other))
     other.kill()
     assert until(lambda: joined(mine, PARTITIONS)) > 0.5
@@ -216,14 +222,14 @@ def test_a_consumer_inherited_through_fork_is_dead_in_the_child(engine, local):
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     put(engine, 0, "b")
-    assert drain(mine) == [(0, "b")]
+    assert drain(mine, 1) == [(0, "b")]
     mine.commit()
 
 
 def test_a_topic_deleted_and_made_again_is_read_from_its_beginning(directory, engine, local):
     put(engine, 0, "a", "b")
     mine = local()
-    assert drain(mine) == [(0, "a"), (0, "b")]
+    assert drain(mine, 2) == [(0, "a"), (0, "b")]
     mine.commit()
     with eoslog.open(directory) as log:
         log.delete_topic("t")

@@ -281,7 +281,10 @@ def test_a_rebalance_waits_for_the_end_of_the_bound_transaction(feed, producer, 
             time.sleep(0.15)
         assert len(c.assignment()) == 2
         tx.commit_offsets(c)
-    c.consume(1, 1)
+    deadline = time.monotonic() + 60
+    while len(c.assignment()) == 2:
+        assert time.monotonic() < deadline
+        c.consume(1, 0.2)
     assert len(c.assignment()) == 1
 
 
@@ -289,6 +292,8 @@ WORKER = """
     import os, signal, sys
     from eoslog.client.consumer import Consumer
     from eoslog.client.producer import Producer
+    from eoslog.model import TopicPartition
+    PLACES = [TopicPartition("in", 0), TopicPartition("in", 1)]
     path, die_at = sys.argv[1], int(sys.argv[2])
     p = Producer({"log.dir": path, "transactional.id": "tx"})
     p.init_transactions()
@@ -301,10 +306,10 @@ WORKER = """
         steps += 1
         if steps == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
-    while True:
+    while sum(place.offset or 0 for place in c.committed(PLACES)) < 10:
         records = c.consume(3, 0.5)
         if not records:
-            break
+            continue
         p.begin_transaction()
         step()
         for record in records:
@@ -325,9 +330,9 @@ WORKER = """
 def test_A11_a_worker_killed_anywhere_leaves_every_input_processed_once(path, engine, feed, die_at):
     run = [sys.executable, "-c", textwrap.dedent(WORKER), path]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    first = subprocess.run([*run, str(die_at)], env=env, timeout=60, check=False)
+    first = subprocess.run([*run, str(die_at)], env=env, timeout=300, check=False)
     assert first.returncode == -signal.SIGKILL
-    subprocess.run([*run, "-1"], env=env, timeout=60, check=True)
+    subprocess.run([*run, "-1"], env=env, timeout=300, check=True)
     assert outputs(path) == sorted("0123456789")
     assert committed(engine) == 10
 
@@ -392,7 +397,7 @@ def test_A11_A15_a_swarm_of_killed_and_stopped_workers_processes_everything_once
         )
 
     workers = [start(slot) for slot in range(3)]
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 400
     try:
         while not finished():
             assert time.monotonic() < deadline, f"{done()} of {count}"
@@ -414,4 +419,7 @@ def test_A11_A15_a_swarm_of_killed_and_stopped_workers_processes_everything_once
         for worker in workers:
             worker.kill()
             worker.wait()
+    for slot in range(3):  # what the killed left open holds readers up until it is ended
+        with Producer({"log.dir": path, "transactional.id": f"tx{slot}"}) as successor:
+            successor.init_transactions()
     assert outputs(path) == sorted(str(number) for number in range(count))

@@ -59,11 +59,11 @@ def test_result_gives_up_at_its_timeout_and_may_be_asked_again(log: Log) -> None
 
 
 def test_linger_is_kept_without_anybody_polling(log: Log) -> None:
-    with log.producer(linger_ms=30) as producer:
+    with log.producer(linger_ms=1500) as producer:
         part = log.engine.partition("one", 0)
         producer.produce("one", b"v")
         assert part.log_end == 0
-        assert part.wait(0, 5, of="log_end")
+        assert part.wait(0, 60, of="log_end")
 
 
 def test_callbacks_run_in_the_polling_thread_only(log: Log) -> None:

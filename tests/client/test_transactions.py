@@ -298,6 +298,7 @@ def test_J01_a_commit_that_times_out_may_only_be_committed_again(
 
     producer.begin_transaction()
     producer.produce("b", b"v")
+    producer.flush()
     monkeypatch.setattr(log.engine.transactions, "end_txn", busy)
     with pytest.raises(RequestTimedOut):
         producer.commit_transaction(timeout=0.05)

@@ -136,7 +136,7 @@ def test_a_killed_owners_transaction_is_aborted_by_the_reader_it_holds_up(real: 
         real.engine = Engine.open(real.path)
         real.coordinator = real.engine.transactions
     log = real.log(A0)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while log.last_stable_offset < log.log_end and time.monotonic() < deadline:
         real.coordinator.resolve_blockers(log)
         log.flush()
@@ -156,7 +156,7 @@ def test_a_killed_owner_in_a_running_session_is_noticed_at_once(real: RealWorld)
             writer.write(A0, b"1")
             world.log(A0).flush()
             os.write(alive[1], b"x")
-            time.sleep(60)
+            time.sleep(600)
         finally:
             os._exit(1)
     os.read(alive[0], 1)

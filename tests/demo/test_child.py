@@ -39,7 +39,7 @@ def start(tmp_path, monkeypatch):
 
 
 def until(child: Child, event: str) -> dict:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while event not in child.said:
         assert time.monotonic() < deadline, child.errors()
         child.drain()
@@ -51,7 +51,7 @@ def test_a_child_is_heard_told_and_its_exit_status_checked(start):
     child = start("speaker", SPEAKER)
     assert until(child, "ready") == {"row": 7}
     child.tell("go on")
-    child.expect(4, timeout=30)
+    child.expect(4, timeout=120)
     assert child.said["heard"] == {"order": "go on"}
 
 
@@ -59,7 +59,7 @@ def test_another_exit_status_is_an_error_that_quotes_stderr(start):
     child = start("speaker", SPEAKER)
     child.tell("go on")
     with pytest.raises(ChildFailed, match="exit status 4, not 0(.|\n)*a word on the way out"):
-        child.expect(0, timeout=30)
+        child.expect(0, timeout=120)
 
 
 def test_a_kill_is_a_real_one(start):

@@ -24,7 +24,7 @@ def demo(tmp_path, *options: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=580,
         check=False,
     )
 

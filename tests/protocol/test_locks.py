@@ -253,5 +253,5 @@ def test_the_next_segment_is_prepared_without_the_lock(
 def test_who_waits_for_durability_flushes_when_nobody_else_does(tmp_path: Path) -> None:
     with opened(str(tmp_path), flush_ms=1) as log:
         log.append(batch(3))
-        assert log.wait(2, 2.0, of="durable_end")
+        assert log.wait(2, 60.0, of="durable_end")
         assert log.durable_end == 3

@@ -82,7 +82,7 @@ def test_P25_a_flusher_that_was_stopped_holds_nobody_up(tmp_path: Path) -> None:
         with flushed_elsewhere(log):
             flusher = threading.Thread(target=log.flush, daemon=True)
             flusher.start()
-            flusher.join(20)
+            flusher.join(60)
             assert log.durable_end == 3
 
 
@@ -172,12 +172,12 @@ def test_P36_other_threads_run_while_an_append_waits_for_its_lock(tmp_path: Path
         with locked_elsewhere(log):
             done: list[Any] = []
             waiting = threading.Thread(
-                target=lambda: done.append(log.append(batch(1), timeout=3)), daemon=True
+                target=lambda: done.append(log.append(batch(1), timeout=30)), daemon=True
             )
             waiting.start()
-            time.sleep(0.05)  # without the GIL this thread would wake after the three seconds
+            time.sleep(0.05)  # without the GIL this thread would wake after the thirty seconds
             assert not done
-        waiting.join(20)
+        waiting.join(60)
         assert done and done[0].base_offset == 0
 
 

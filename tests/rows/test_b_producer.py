@@ -30,11 +30,10 @@ from tests.rows.tools import (
 
 
 def test_B01_acks_0_resolves_at_once_with_offset_minus_1(log: Any) -> None:
-    with log.producer(acks=0) as producer:
-        started = time.monotonic()
+    with log.producer(acks=0, linger_ms=60_000) as producer:
         delivery = producer.send("t", "v")
-        assert delivery.result(1).offset == -1
-        assert time.monotonic() - started < 0.5
+        assert delivery.done() and delivery.result(0).offset == -1
+        assert log.offsets("t", 0).log_end == 0  # it was not waited for
         for number in range(99):
             producer.send("t", str(number))
     assert len(values(log)) == 100
@@ -134,7 +133,7 @@ def test_B07_records_arrive_though_nobody_touches_the_handle(log: Any) -> None:
         for number in range(10):
             producer.send("t", str(number))
         found: list[bytes] = []
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(found) < 10 and time.monotonic() < deadline:
             found += drain(consumer)
     assert len(found) == 10

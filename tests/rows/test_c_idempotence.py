@@ -172,7 +172,7 @@ def test_C13_after_a_delivery_that_timed_out_in_doubt_the_producer_goes_on(
     lost = [False]
     monkeypatch.setattr(Sender, "_ack_is_lost", lambda self: time.sleep(0.01) or lost[0])
     with log.producer(
-        linger_ms=0, retry_backoff_ms=10, delivery_timeout_ms=300, request_timeout_ms=100
+        linger_ms=0, retry_backoff_ms=10, delivery_timeout_ms=2000, request_timeout_ms=500
     ) as producer:
         put(producer, "before")
         epoch = producer.producer_epoch
@@ -189,13 +189,13 @@ def test_C13_after_a_delivery_that_timed_out_in_doubt_the_producer_goes_on(
 
 def test_B09_a_fault_that_stays_ends_at_the_delivery_timeout(log: Any, busy: Any) -> None:
     with log.producer(
-        linger_ms=0, retry_backoff_ms=10, delivery_timeout_ms=300, request_timeout_ms=100
+        linger_ms=0, retry_backoff_ms=10, delivery_timeout_ms=2000, request_timeout_ms=500
     ) as producer:
         put(producer, "before")
         busy(True)
         started = time.monotonic()
-        with pytest.raises(DeliveryTimeout):
-            producer.send("t", "never").result(20)
-        assert 0.2 < time.monotonic() - started < 10
+        with pytest.raises(DeliveryTimeout, match="was not written"):
+            producer.send("t", "never").result()
+        assert time.monotonic() - started > 1.9  # and tried again until then
         busy(False)
     assert values(log) == [b"before"]

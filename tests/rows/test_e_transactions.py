@@ -173,7 +173,7 @@ def test_E08_any_but_a_fatal_error_is_answered_by_an_abort_and_work_goes_on(log:
 
 def lingering(log: Any) -> Any:
     """A producer that sends nothing before it must."""
-    settings = {"delivery_timeout_ms": 2000, "request_timeout_ms": 500, "linger_ms": 1000}
+    settings = {"delivery_timeout_ms": 120_000, "linger_ms": 60_000}
     producer = log.producer(transactional_id="tx", **settings)
     producer.init_transactions()
     return producer
@@ -296,7 +296,7 @@ def test_E16_pending_offsets_are_not_seen_until_the_commit(log: Any) -> None:
         thread.join(0.5)  # it may wait for the outcome, but may not show what is undecided
         assert seen in ([], [1])
         producer.commit_transaction()
-        thread.join(10)
+        thread.join(60)
         assert seen in ([1], [3])
         assert consumer.committed([T0])[0].offset == 3
 

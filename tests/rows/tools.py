@@ -18,7 +18,7 @@ SCALE = int(os.environ.get("EOSLOG_ROW_SCALE", "1"))
 
 def settled(log: Any, topic: str = "t") -> None:
     """Wait until the background flusher has made durable what was appended: readers see no more."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     for description in log.describe_topic(topic).partitions:
         while True:
             offsets = log.offsets(topic, description.partition)

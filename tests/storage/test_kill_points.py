@@ -56,7 +56,7 @@ def run_writer(path: str, call: str, nth: int, action: str, after: int) -> tuple
     """Acknowledged batches of producer 7, and whether the fault was met."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(WRITER), path, call, str(nth), action, str(after)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     lines = done.stdout.split()
     assert done.returncode in (0, -9), done.stderr

@@ -159,7 +159,7 @@ def test_the_command_exits_with_5_and_says_where_as_json(place):
             "jsonl",
             *arguments,
         ]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
     report = run("repair")
     assert report.returncode == 5

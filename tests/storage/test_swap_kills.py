@@ -65,7 +65,7 @@ def fill(path):
 def die(path, point, nth, action="kill"):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(CLEANER), path, point, str(nth), action],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == -9, done.stderr or "the fault was not met"
 
@@ -125,7 +125,7 @@ def test_recovery_that_dies_too_is_repeated(tmp_path, point, nth, again):
     for _ in range(2):
         subprocess.run(
             [sys.executable, "-c", "import sys\nfrom tests.storage.helpers import opened\nwith opened(sys.argv[1]): pass", path],
-            env={**os.environ, "EOSLOG_FAILPOINTS": f"{again}=kill"}, capture_output=True, timeout=60, check=False,
+            env={**os.environ, "EOSLOG_FAILPOINTS": f"{again}=kill"}, capture_output=True, timeout=300, check=False,
         )  # fmt: skip
     with opened(path, **SETTINGS) as log:
         assert_whole(log, expected, end)
@@ -233,7 +233,7 @@ def test_readers_in_other_processes_never_miss_a_key_while_segments_are_swapped(
             writer.put([(b"stop", b"")])
             log.flush()
             for reader in readers:
-                out, err = reader.communicate(timeout=60)
+                out, err = reader.communicate(timeout=300)
                 assert reader.returncode == 0, err
                 assert int(out.split()[0]) > 1
         finally:

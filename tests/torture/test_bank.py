@@ -67,8 +67,10 @@ def test_killed_tellers_neither_lose_nor_make_money(tmp_path, durability):
         tellers = [start(path, number, tmp_path) for number in range(WORKERS)]
         before: dict[TopicPartition, int] = {}
         try:
-            for _ in range(KILLS):
+            for killed in range(KILLS):
                 time.sleep(rng.uniform(0.05, 0.5))
+                while len(list(entries(tmp_path, "ok"))) < 4 * killed:  # slow to start, here
+                    time.sleep(0.05)
                 victim = rng.randrange(WORKERS)
                 assert tellers[victim].poll() is None, "a teller died by itself"
                 tellers[victim].send_signal(signal.SIGKILL)

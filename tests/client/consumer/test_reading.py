@@ -33,9 +33,9 @@ def test_poll_waits_for_a_record_and_gives_up_after_its_timeout(host, log):
     c = consumer(host)
     started = time.monotonic()
     assert c.poll(0.1) is None
-    assert 0.1 <= time.monotonic() - started < 1
+    assert time.monotonic() - started >= 0.1
     threading.Timer(0.05, log.put, ["late"]).start()
-    assert values([c.poll(5)]) == ["late"]
+    assert values([c.poll(60)]) == ["late"]
 
 
 def test_max_poll_records_hands_out_what_was_fetched_in_pieces(host, log):
@@ -239,22 +239,27 @@ def test_iteration_ends_by_wakeup_and_by_close(host, log):
     c.close()
 
 
-def test_a_second_thread_is_refused(host):
+def test_a_second_thread_is_refused(host, monkeypatch):
     c = consumer(host)
     errors = []
 
     def use():
-        time.sleep(0.05)
         try:
             c.poll(0)
         except IllegalState as error:
             errors.append(error)
 
-    thread = threading.Thread(target=use)
-    thread.start()
-    c.poll(0.2)
-    thread.join()
-    assert len(errors) == 1
+    def meanwhile(*arguments, **options):
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+        return wait_any(*arguments, **options)
+
+    wait_any = host.wait_any
+    monkeypatch.setattr(host, "wait_any", meanwhile)
+    while not errors:
+        c.poll(0.01)
+    assert "thread" in str(errors[0])
 
 
 def test_assign_and_subscribe_exclude_each_other(host):
