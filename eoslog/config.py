@@ -410,8 +410,9 @@ class LogConfig(Settings):
     durability: str = setting("strict", choice("strict", "os"))
     transaction_state_log_num_partitions: int = setting(50, integer(1, 1000))
     offsets_topic_num_partitions: int = setting(50, integer(1, 1000))
-    transaction_state_log_segment_bytes: int = setting(104_857_600, integer(14))
-    offsets_topic_segment_bytes: int = setting(104_857_600, integer(14))
+    # Not a broker's 100 MiB: whoever opens one of their partitions folds what is not compacted yet.
+    transaction_state_log_segment_bytes: int = setting(262_144, integer(14))
+    offsets_topic_segment_bytes: int = setting(262_144, integer(14))
     transaction_max_timeout_ms: int = setting(TRANSACTION_MAX_TIMEOUT_MS, integer(1))
     transactional_id_expiration_ms: int = setting(604_800_000, integer(1))
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = setting(10_000, integer(1))

@@ -33,7 +33,7 @@ from eoslog.storage.filesystem import refuse_remote
 from eoslog.storage.last_run import LastRun
 from eoslog.storage.log_wait import wait_any
 from eoslog.storage.metadata import MetadataLog
-from eoslog.storage.metadata_fold import PartitionInfo, TopicInfo
+from eoslog.storage.metadata_fold import PartitionInfo, TopicInfo, internal_topics
 from eoslog.storage.partition_log import LogSettings, PartitionLog
 from eoslog.storage.session import Session
 
@@ -116,8 +116,14 @@ class Engine:
             )
             self.metadata = MetadataLog(
                 metadata_log,
-                properties.transaction_partitions,
-                properties.offsets_partitions,
+                internal_topics(
+                    properties.transaction_partitions,
+                    properties.offsets_partitions,
+                    (
+                        config.transaction_state_log_segment_bytes,
+                        config.offsets_topic_segment_bytes,
+                    ),
+                ),
                 self.clock_ms,
                 read_only=read_only,
             )

@@ -73,3 +73,22 @@ def test_durability_may_stand_among_the_settings(path):
 def test_an_unknown_key_is_refused_with_the_nearest(path):
     with pytest.raises(ConfigError, match=r"transaction\.max\.timeout\.ms"):
         open_log(path, {"transaction.max.timout.ms": 1000})
+
+
+def test_the_segments_of_the_internal_topics_are_as_large_as_open_was_told(path):
+    """Whoever opens one of their partitions folds what is not compacted: a broker's 100 MiB is too much."""
+    with open_log(path) as log:
+        sizes = [
+            log.engine.partition(topic, 0).settings.segment_bytes
+            for topic in ("__transaction_state", "__consumer_offsets")
+        ]
+    assert sizes == [1 << 18, 1 << 18]
+    told = {"transaction.state.log.segment.bytes": 5_000, "offsets.topic.segment.bytes": 7_000}
+    with open_log(path, told) as log:
+        clog = log.engine.partition("__transaction_state", 0)
+        assert log.engine.partition("__consumer_offsets", 0).settings.segment_bytes == 7_000
+        names = (str(i) for i in range(10_000))
+        ids = [name for name in names if log.engine.transaction_partition(name) is clog][:100]
+        for name in ids:
+            log.engine.transactions.init_producer_id(name, 1000)
+        assert len(clog.reader.bases()) > 2

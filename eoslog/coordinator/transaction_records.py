@@ -58,6 +58,7 @@ TAG_SPANS, TAG_OWNER, TAG_MARKERS, TAG_DECIDED, TAG_LAST_EPOCH = range(10000, 10
 _HEAD, _TIMES = struct.Struct(">hqhib"), struct.Struct(">qq")
 _OWNER, _DECIDED = struct.Struct(">iQ"), struct.Struct(">qh?b")
 _I16, _I64 = struct.Struct(">h"), struct.Struct(">q")
+_CAUSES = {int(cause): cause for cause in Cause}
 _NULL_ARRAY, _EMPTY_ARRAY = b"\x00", b"\x01"
 
 
@@ -178,7 +179,7 @@ def decode_value(transactional_id: str, data: bytes, offset: int = -1) -> Transa
         CorruptRecord: the bytes are no such value, or the version is unknown.
     """
     reader = Reader(data)
-    version = reader.i16()
+    version, producer_id, producer_epoch, timeout_ms, number = reader.unpack(_HEAD)
     if not 0 <= version <= 1:
         raise CorruptRecord(
             f"version of the state of {transactional_id}", expected="0 or 1", found=version
@@ -186,8 +187,7 @@ def decode_value(transactional_id: str, data: bytes, offset: int = -1) -> Transa
     flexible = version >= 1
     array = reader.compact_array if flexible else reader.array
     string = reader.compact_string if flexible else reader.string
-    producer_id, producer_epoch, timeout_ms = reader.i64(), reader.i16(), reader.i32()
-    state = _enum_state(reader.i8(), transactional_id)
+    state = _enum_state(number, transactional_id)
     partitions = set()
     for _ in range(array()):
         topic = string()
@@ -195,20 +195,20 @@ def decode_value(transactional_id: str, data: bytes, offset: int = -1) -> Transa
             partitions.add(TopicPartition(topic, reader.i32()))
         if flexible:
             reader.tagged()
-    last_update, start = reader.i64(), reader.i64()
+    last_update, start = reader.unpack(_TIMES)
     tags = reader.tagged() if flexible else {}
 
-    def number(tag: int, size: int, default: int) -> int:
+    def integer(tag: int, size: int, default: int) -> int:
         return int.from_bytes(tags[tag][:size], "big", signed=True) if tag in tags else default
 
     metadata = TransactionMetadata(
         transactional_id, producer_id, producer_epoch, timeout_ms, state,
         frozenset(partitions) if partitions else NO_PARTITIONS,
         start, last_update,
-        previous_producer_id=number(TAG_PREVIOUS_ID, 8, NO_ID),
-        next_producer_id=number(TAG_NEXT_ID, 8, NO_ID),
-        last_producer_epoch=number(TAG_LAST_EPOCH, 2, NO_EPOCH),
-        client_version=number(TAG_CLIENT_VERSION, 2, 0),
+        previous_producer_id=integer(TAG_PREVIOUS_ID, 8, NO_ID),
+        next_producer_id=integer(TAG_NEXT_ID, 8, NO_ID),
+        last_producer_epoch=integer(TAG_LAST_EPOCH, 2, NO_EPOCH),
+        client_version=integer(TAG_CLIENT_VERSION, 2, 0),
         spans=_decode_spans(tags[TAG_SPANS]) if TAG_SPANS in tags else NOTHING,
         owner=_decode_owner(tags.get(TAG_OWNER)),
         markers=_decode_markers(tags[TAG_MARKERS]) if TAG_MARKERS in tags else NOTHING,
@@ -221,19 +221,16 @@ def decode_value(transactional_id: str, data: bytes, offset: int = -1) -> Transa
 def _decode_owner(data: bytes | None) -> tuple[int, int] | None:
     if data is None:
         return None
-    reader = Reader(data)
-    return reader.i32(), int.from_bytes(reader.raw(8), "big")
+    number, nonce = Reader(data).unpack(_OWNER)
+    return number, nonce
 
 
 def _decode_decided(data: bytes | None) -> Decided | None:
     if data is None:
         return None
-    reader = Reader(data)
-    producer_id, epoch, commit, cause = reader.i64(), reader.i16(), reader.boolean(), reader.i8()
+    producer_id, epoch, commit, cause = Reader(data).unpack(_DECIDED)
     # A cause is for people: one of the future reads as the plainest.
-    return Decided(
-        producer_id, epoch, commit, Cause(cause) if cause in set(Cause) else Cause.REQUEST
-    )
+    return Decided(producer_id, epoch, commit, _CAUSES.get(cause, Cause.REQUEST))
 
 
 def _as_ours(metadata: TransactionMetadata) -> TransactionMetadata:

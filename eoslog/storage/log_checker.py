@@ -113,7 +113,7 @@ class _Walk:
         )
 
     def run(self) -> None:
-        half = unfinished_swap(self.path)
+        half = unfinished_swap(files.names(self.path))
         if half is not None:
             self.problems.append(
                 Problem(
@@ -340,7 +340,7 @@ def repair(path: str, mode: str) -> RepairReport:
         names = partition_directories(path)
         for name in names:
             place = os.path.join(path, name)
-            half = unfinished_swap(place)
+            half = unfinished_swap(files.names(place))
             if half is not None and mode == "cut":
                 problems.append(
                     Problem(os.path.join(place, half), 0, "a swap, half done, is finished")

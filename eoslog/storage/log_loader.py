@@ -34,6 +34,7 @@ from eoslog.storage.segments import (
     TIME_INDEX,
     TXN_INDEX,
     file_name,
+    offsets_among,
     offsets_in,
     read_snapshot,
     write_snapshot,
@@ -69,7 +70,8 @@ def open_partition(log: PartitionLog, last: LastSession) -> bool:
     with files.naming(log.path):
         if log.core.session != log.session.control.session:
             if log.session.private:
-                _scan(log, last, read_only=True)
+                start = _scan(log, last, files.names(log.path), read_only=True)
+                log.core.publish_recovered(log.topic_id, start, log.core.next_offset)
             elif log.session.read_only:
                 raise LockTimeout(
                     f"{log.topic}-{log.partition}: its writers have not recovered it yet"
@@ -130,32 +132,38 @@ def _recover(log: PartitionLog, last: LastSession) -> bool:
     try:
         if log.core.session == log.session.control.session:
             return False  # another process did it meanwhile
-        for name in files.names(log.path):
+        names = files.names(log.path)
+        for name in names:
             if name.endswith((PREPARED, ".tmp")):
                 files.remove(os.path.join(log.path, name))
         finish_renames(log.path)
-        _scan(log, last, read_only=False)
+        start = _scan(log, last, files.names(log.path), read_only=False)
+        if not last.clean or files.names(log.path) != names:
+            files.fsync_dir(log.path)
+        log.core.publish_recovered(log.topic_id, start, log.core.next_offset)
         return True
     finally:
         log.core.unlock_after_recovery()
 
 
-def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
-    """Fold and check every segment from the recovery point on, cut a torn tail, publish."""
+def _scan(log: PartitionLog, last: LastSession, names: list[str], *, read_only: bool) -> int:
+    """Fold and check every segment from the recovery point on, cut a torn tail; the log's start.
+
+    `names` is what lies in the partition's directory.
+    """
     core, path = log.core, log.path
-    half = unfinished_swap(path)
+    half = unfinished_swap(names)
     if half is not None:
         raise StorageError(
             f"{os.path.join(path, half)}: a swap of segments is half done; "
             "open the directory for writing once, which finishes it",
             path=path,
         )
-    bases = offsets_in(path, LOG)
+    bases = offsets_among(names, LOG)
     if not bases:
         if read_only:
             core.load(0, b"")
-            core.publish_recovered(log.topic_id, 0, 0)
-            return
+            return 0
         first = max(last.log_start, 0)
         for suffix in (LOG, INDEX, TIME_INDEX):
             files.close(files.open_file(os.path.join(path, file_name(first, suffix)), create=True))
@@ -223,10 +231,10 @@ def _scan(log: PartitionLog, last: LastSession, *, read_only: bool) -> None:
             "Nothing was cut: see `eoslog repair`"
         )
     if not read_only:
-        _drop_stray_snapshots(path, end)
-        _drop_torn_snapshots(path, [] if last.clean else offsets_in(path, SNAPSHOT))
-        files.fsync_dir(path)
-    core.publish_recovered(log.topic_id, min(log_start, end), end)
+        _drop_stray_snapshots(path, files.names(path), end)
+        if not last.clean:
+            _drop_torn_snapshots(path)
+    return min(log_start, end)
 
 
 def _lost_before(log: PartitionLog, base: int, end: int, last: LastSession) -> bool:
@@ -388,20 +396,20 @@ def _rewrite(fd: int, start: int, size: int) -> None:
         _core.os_pwrite(fd, data, position)
 
 
-def _drop_torn_snapshots(path: str, offsets: list[int]) -> None:
+def _drop_torn_snapshots(path: str) -> None:
     """What a crash left of a snapshot is not shown to whoever opens the directory next."""
-    for offset in offsets:
+    for offset in offsets_in(path, SNAPSHOT):
         name = os.path.join(path, file_name(offset, SNAPSHOT))
         if read_snapshot(name) is None:
             files.remove(name)
 
 
-def _drop_stray_snapshots(path: str, end: int) -> None:
+def _drop_stray_snapshots(path: str, names: list[str], end: int) -> None:
     """Keep snapshots at segment bases, and the largest other one up to the end (Kafka
     ProducerStateManager.removeStraySnapshots).
     """
-    bases = set(offsets_in(path, LOG))
-    strays = [offset for offset in offsets_in(path, SNAPSHOT) if offset not in bases]
+    bases = set(offsets_among(names, LOG))
+    strays = [offset for offset in offsets_among(names, SNAPSHOT) if offset not in bases]
     keep = max((o for o in strays if bases and max(bases) < o <= end), default=None)
     for offset in strays:
         if offset != keep:

@@ -108,8 +108,7 @@ class MetadataLog:
 
     Args:
         log: the partition log.
-        transaction_partitions, offsets_partitions: counts of the internal topics, from
-            meta.properties; their slots come before those of all user topics.
+        internal: the internal topics; their slots come before those of all user topics.
         clock_ms: wall clock for record timestamps.
         read_only: flush nothing.
 
@@ -123,8 +122,7 @@ class MetadataLog:
     def __init__(
         self,
         log: FoldedLog,
-        transaction_partitions: int = 50,
-        offsets_partitions: int = 50,
+        internal: Mapping[str, TopicInfo] | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         *,
         read_only: bool = False,
@@ -138,8 +136,8 @@ class MetadataLog:
         self._topics: dict[str, TopicInfo] = {}
         self._deleted: dict[bytes, TopicInfo] = {}
         self._next_producer_id = 0
-        self._next_slot = 1 + transaction_partitions + offsets_partitions
-        self.internal_topics = internal_topics(transaction_partitions, offsets_partitions)
+        self.internal_topics = internal or internal_topics(50, 50)
+        self._next_slot = sum(len(topic.partitions) for topic in self.internal_topics.values())
 
     @property
     def topics(self) -> Mapping[str, TopicInfo]:

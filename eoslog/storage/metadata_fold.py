@@ -128,13 +128,24 @@ def internal_topic_id(name: str) -> bytes | None:
     return uuid.uuid5(uuid.NAMESPACE_OID, name).bytes if name in INTERNAL_TOPICS else None
 
 
-def internal_topics(transactions: int, offsets: int) -> dict[str, TopicInfo]:
-    """The topics that need no record: their place follows from the counts in meta.properties."""
-    compacted = {"cleanup.policy": "compact", "segment.bytes": str(104_857_600)}
+def internal_topics(
+    transactions: int, offsets: int, segment_bytes: tuple[int, int] = (1 << 18, 1 << 18)
+) -> dict[str, TopicInfo]:
+    """The topics that need no record: their place follows from the counts in meta.properties.
+
+    Args:
+        transactions: partitions of `__transaction_state`.
+        offsets: partitions of `__consumer_offsets`.
+        segment_bytes: segment size of the one and of the other.
+    """
+
+    def compacted(size: int) -> dict[str, str]:
+        return {"cleanup.policy": "compact", "segment.bytes": str(size)}
+
     layout = [
         (CLUSTER_METADATA_TOPIC, 0, 1, {}),
-        (TRANSACTION_STATE_TOPIC, 1, transactions, compacted),
-        (CONSUMER_OFFSETS_TOPIC, 1 + transactions, offsets, compacted),
+        (TRANSACTION_STATE_TOPIC, 1, transactions, compacted(segment_bytes[0])),
+        (CONSUMER_OFFSETS_TOPIC, 1 + transactions, offsets, compacted(segment_bytes[1])),
     ]
     return {
         name: TopicInfo(

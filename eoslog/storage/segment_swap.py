@@ -42,6 +42,7 @@ from eoslog.storage.segments import (
     TXN_INDEX,
     file_name,
     offset_of,
+    offsets_among,
     offsets_in,
 )
 
@@ -153,6 +154,9 @@ def finish_renames(path: str, *, as_kafka: bool = False) -> None:
             It is true all the same, and where the log begins there it is all that is known of
             producers before it: so it stays otherwise.
     """
+    names = files.names(path)
+    if not _unfinished(names):
+        return
     _remove_all(path, DELETED)
     names = files.names(path)
     cleaned = [o for n in names if n.endswith(CLEANED) and (o := _offset(n, CLEANED)) is not None]
@@ -180,9 +184,18 @@ def finish_renames(path: str, *, as_kafka: bool = False) -> None:
         files.fsync_dir(path)
 
 
-def unfinished_swap(path: str) -> str | None:
+def _unfinished(names: Sequence[str]) -> bool:
+    """Whether there is anything to finish, or an index whose segment is gone."""
+    logs = set(offsets_among(names, LOG))
+    return any(name.endswith((CLEANED, SWAP, DELETED)) for name in names) or any(
+        offset not in logs
+        for suffix in (INDEX, TIME_INDEX, TXN_INDEX)
+        for offset in offsets_among(names, suffix)
+    )
+
+
+def unfinished_swap(names: Sequence[str]) -> str | None:
     """A file that says that a swap has to be finished before the directory can be read, or None."""
-    names = files.names(path)
     if any(name.endswith(CLEANED) for name in names):
         return None  # the old segments are whole
     return next((name for name in names if name.endswith(SWAP)), None)

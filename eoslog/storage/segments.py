@@ -10,13 +10,15 @@ is mapped past a file's end. A live view keeps its mapping.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
+from collections.abc import Iterable
 
 import numpy as np
 
 from eoslog import _core
-from eoslog.errors import CorruptRecord
+from eoslog.errors import CorruptRecord, StorageError
 from eoslog.storage import files
 
 LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = (
@@ -46,7 +48,12 @@ def offset_of(name: str, suffix: str) -> int | None:
 
 def offsets_in(directory: str, suffix: str) -> list[int]:
     """The offsets of all files of a kind, ascending."""
-    found = (offset_of(name, suffix) for name in files.names(directory))
+    return offsets_among(files.names(directory), suffix)
+
+
+def offsets_among(names: Iterable[str], suffix: str) -> list[int]:
+    """The same for names that are listed already."""
+    found = (offset_of(name, suffix) for name in names if name.endswith(suffix))
     return sorted(offset for offset in found if offset is not None)
 
 
@@ -254,10 +261,13 @@ def write_snapshot(directory: str, offset: int, entries: bytes) -> None:
     lies before it, nothing else knows the producers that wrote only there (KAFKA-9892).
     """
     body = struct.pack(">i", len(entries) // 46) + entries
-    header = struct.pack(">hI", 1, _core.crc32c(body))
-    temporary = os.path.join(directory, file_name(offset, SNAPSHOT) + ".tmp")
-    files.write_file(temporary, header + body, durable=True)
-    files.rename(temporary, os.path.join(directory, file_name(offset, SNAPSHOT)))
+    content = struct.pack(">hI", 1, _core.crc32c(body)) + body
+    name = os.path.join(directory, file_name(offset, SNAPSHOT))
+    with contextlib.suppress(FileNotFoundError, StorageError):
+        if files.read_file(name) == content:
+            return  # it got its name only when it was durable
+    files.write_file(name + ".tmp", content, durable=True)
+    files.rename(name + ".tmp", name)
 
 
 def read_snapshot(path: str) -> bytes | None:

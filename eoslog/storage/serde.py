@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from eoslog.errors import CorruptRecord
 
@@ -167,21 +167,31 @@ class Reader:
         self._at += size
         return self._data[start : self._at]
 
+    def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
+        """The next fields, by one format for all of them."""
+        start = self._at
+        if form.size > self._end - start:
+            raise CorruptRecord(
+                f"fields of {form.size} bytes, {self._end - start} left", position=start
+            )
+        self._at = start + form.size
+        return form.unpack_from(self._data, start)
+
     def i8(self) -> int:
         """A signed byte."""
-        return int(_I8.unpack(self.raw(1))[0])
+        return int(self.unpack(_I8)[0])
 
     def i16(self) -> int:
         """A signed 16-bit integer."""
-        return int(_I16.unpack(self.raw(2))[0])
+        return int(self.unpack(_I16)[0])
 
     def i32(self) -> int:
         """A signed 32-bit integer."""
-        return int(_I32.unpack(self.raw(4))[0])
+        return int(self.unpack(_I32)[0])
 
     def i64(self) -> int:
         """A signed 64-bit integer."""
-        return int(_I64.unpack(self.raw(8))[0])
+        return int(self.unpack(_I64)[0])
 
     def boolean(self) -> bool:
         """One byte, anything but 0 is true."""
@@ -189,6 +199,10 @@ class Reader:
 
     def uvarint(self) -> int:
         """An unsigned 32-bit integer of 1 to 5 bytes."""
+        at = self._at
+        if at < self._end and self._data[at] < 0x80:  # nearly all of them
+            self._at = at + 1
+            return self._data[at]
         value = 0
         for shift in range(0, 35, 7):
             byte = self.raw(1)[0]

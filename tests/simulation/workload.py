@@ -246,6 +246,7 @@ class Client(Chores):
                 self.engine.partition(tp.topic, tp.partition), end
             )
             for tp, end in cut.items()
+            if tp.topic in TOPICS  # others may be deleted meanwhile
         }
         self.world.alive()
         self.model.cut(seen)

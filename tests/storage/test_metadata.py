@@ -15,6 +15,7 @@ from eoslog.errors import (
 )
 from eoslog.storage import metadata_records as records
 from eoslog.storage.metadata import MAX_PARTITIONS, MetadataLog, check_topic_name
+from eoslog.storage.metadata_fold import internal_topics
 from eoslog.storage.serde import Reader, Writer
 from tests.storage.memory_log import MemoryLog
 
@@ -177,7 +178,7 @@ def test_internal_topics_have_fixed_slots_and_take_no_change(metadata):
     ):
         with pytest.raises(InvalidTopic, match="internal"):
             call()
-    assert MetadataLog(MemoryLog(), 3, 2).create_topic("t").partition(0).slot == 6
+    assert MetadataLog(MemoryLog(), internal_topics(3, 2)).create_topic("t").partition(0).slot == 6
 
 
 def test_slots_are_never_used_again(metadata):
