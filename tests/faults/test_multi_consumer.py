@@ -89,7 +89,7 @@ def test_A15_a_member_that_sleeps_through_a_rebalance_commits_nothing_afterwards
     live(prepare, path).fine()
     slow = start(work, path, "slow", 0.05)
     slow.heard("done", 2)
-    slow.signal(signal.SIGSTOP)
+    slow.stop()
     try:
         fast = start(work, path, "fast")
         fast.end(60).fine()  # takes over when the session of the stopped one is over

@@ -385,7 +385,7 @@ def test_every_process_folds_the_same(tmp_path: Path) -> None:
     for process in processes:
         process.heard("running")
     for process in processes[5:]:
-        process.signal(signal.SIGSTOP)
+        process.stop()
     for process in processes[:5]:
         process.heard("finished", timeout=120)
     for process in processes[5:]:

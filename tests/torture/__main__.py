@@ -2,7 +2,7 @@
 
 Exit code 1 if there was a violation. A seed that is named can be run again with `--only NAME --seed S
 --steps 1`; with `--seed S` alone each harness takes the same steps in the same order again, as many
-as there is time for. No process is left behind, also where the run is interrupted.
+as there is time for, with `--jobs J --most N` never others than the first N of each. No process is left behind, also where the run is interrupted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,11 @@ LONGEST_STEP_S = 300
 
 
 def worker(
-    pipe: int, chosen: list[tuple[Any, float]], deadline: float, seed: int, steps: int,
+    pipe: int, chosen: list[tuple[Any, float]], deadline: float, seed: int, steps: int, most: int,
     interruption: Interruption,
 ) -> None:  # fmt: skip
     """Take steps of the harness that has had the least of its share, and tell each."""
-    taken = 0
+    taken: Counter[str] = Counter()
     # One for each harness: how fast the others are does not change what it draws.
     rngs = {harness.name: random.Random(f"{seed} {harness.name}") for harness, _ in chosen}
     spent = dict.fromkeys((harness.name for harness, _ in chosen), 0.0)
@@ -46,10 +47,11 @@ def worker(
     adopt_orphans()
     signal.signal(signal.SIGALRM, _hangs)
     try:
-        while (
-            time.monotonic() < deadline and (not steps or taken < steps) and not interruption.code
-        ):
-            harness, share = min(chosen, key=lambda one: spent[one[0].name] / one[1])
+        while time.monotonic() < deadline and not interruption.code:
+            left_over = [one for one in chosen if not most or taken[one[0].name] < most]
+            if not left_over or (steps and taken.total() >= steps):
+                break
+            harness, share = min(left_over, key=lambda one: spent[one[0].name] / one[1])
             drawn = seed if steps == 1 else rngs[harness.name].randrange(1 << 30)
             start = time.monotonic()
             signal.alarm(LONGEST_STEP_S)
@@ -65,7 +67,7 @@ def worker(
             spent[harness.name] += time.monotonic() - start
             found |= {"harness": harness.name, "seed": drawn, "seconds": time.monotonic() - start}
             os.write(pipe, json.dumps(found).encode() + b"\n")
-            taken += 1
+            taken[harness.name] += 1
     finally:
         interruption.clearing = True
         signal.alarm(0)
@@ -87,6 +89,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4))
     parser.add_argument("--only", default="", help="names of harnesses, with commas")
     parser.add_argument("--steps", type=int, default=0, help="stop each job after so many")
+    parser.add_argument("--most", type=int, default=0, help="steps of a harness in each job")
     parser.add_argument("--report", type=Path, default=None, help="add the counts to this report")
     arguments = parser.parse_args()
 
@@ -118,7 +121,8 @@ def main() -> int:
                 os.setpgrp()
                 die_with(main_pid)
                 seed = arguments.seed + job
-                worker(write, chosen, deadline, seed, arguments.steps, interruption)
+                steps, most = arguments.steps, arguments.most
+                worker(write, chosen, deadline, seed, steps, most, interruption)
                 code = 0
             finally:
                 os._exit(code)

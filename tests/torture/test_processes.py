@@ -1,8 +1,9 @@
-"""A torture run leaves no process behind, however it ends."""
+"""A torture run leaves no process behind, however it ends, and takes the steps that it was told."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,3 +46,11 @@ def test_an_interrupted_run_leaves_no_process(number: signal.Signals) -> None:
     while left := marked(mark):  # a killed run's jobs end by themselves
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+def test_a_run_with_most_takes_the_same_steps_wherever_it_runs() -> None:
+    command = [sys.executable, "-m", "tests.torture", "--only", "stop,clock", "--seed", "1"]
+    limits = ["--minutes", "9", "--jobs", "2", "--most", "1"]
+    run = subprocess.run([*command, *limits], stdout=subprocess.PIPE, text=True, check=True)
+    steps = dict(re.findall(r"^(stop|clock) .* (\d+) steps", run.stdout, re.MULTILINE))
+    assert steps == {"stop": "2", "clock": "2"}, run.stdout
