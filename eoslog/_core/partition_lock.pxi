@@ -29,10 +29,27 @@ cdef void unlock_partition(PartitionState* state) noexcept nogil:
 
 cdef int repair_after_dead_holder(PartitionState* state) noexcept nogil:
     """Under the lock, after a holder died in mid-append: cut log and indexes to the published
-    end, drop a segment that it began, recompute the stable end (protocol.md row 9)."""
+    end, undo a roll that it began, recompute the stable end (protocol.md row 9).
+
+    A roll is done once the next segment's log has its name: others may be in it from then on, so
+    it stays, and the repair is made there."""
     cdef char path[NAME_SIZE]
     cdef SegmentFold* s = &state.segment
-    cdef int rc
+    cdef int fd
+    if state.next_offset != s.base:
+        segment_path(state, path, state.next_offset, b".log")
+        fd = eoslog_os.open(path, O_RDWR, 0o600)
+        if fd >= 0:
+            c_close(fd)
+            state.slot.active_base = state.next_offset
+            state.slot.end_position = 0
+            return NEXT_SEGMENT
+        if errno != ENOENT:
+            return IO_FAILED
+        segment_path(state, path, state.next_offset, b".index")
+        eoslog_os.unlink(path)
+        segment_path(state, path, state.next_offset, b".timeindex")
+        eoslog_os.unlink(path)
     if state.files.txn < 0:
         segment_path(state, path, s.base, b".txnindex")
         state.files.txn = eoslog_os.open(path, O_RDWR, 0o600)
@@ -42,13 +59,6 @@ cdef int repair_after_dead_holder(PartitionState* state) noexcept nogil:
         return IO_FAILED
     if state.files.txn >= 0 and eoslog_os.ftruncate(state.files.txn, s.aborted_count * ABORTED_ENTRY_SIZE) < 0:
         return IO_FAILED
-    if state.next_offset != s.base:
-        segment_path(state, path, state.next_offset, b".log")
-        eoslog_os.unlink(path)
-        segment_path(state, path, state.next_offset, b".index")
-        eoslog_os.unlink(path)
-        segment_path(state, path, state.next_offset, b".timeindex")
-        eoslog_os.unlink(path)
     state.slot.active_base = s.base
     state.slot.end_position = s.position
     atomic_store_i64(&state.slot.stable_end, first_unstable(&state.table, state.next_offset))

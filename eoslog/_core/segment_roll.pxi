@@ -1,7 +1,7 @@
 # The roll: under the lock, prepared files take the place of the active segment.
 #
-# Python makes and syncs the files beforehand; here are only renames. A crash between them leaves
-# `busy` set, and the next lock holder's repair removes the segment that was begun.
+# Python makes and syncs the files beforehand; here are only renames. A crash leaves `busy` set: before
+# the last one, of the log, the next lock holder's repair removes what was begun, after it the roll is done.
 
 cdef bint must_roll(PartitionState* state, int64_t size, int64_t max_timestamp, int64_t last_offset) noexcept nogil:
     cdef SegmentFold* s = &state.segment

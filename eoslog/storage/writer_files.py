@@ -110,8 +110,8 @@ class WriterFiles:
                 base = current
             elif behind:
                 base = behind[-1]
-            elif ahead and offset < self._log.log_end:
-                base = ahead[0]
+            elif ahead and status == S["NEXT_SEGMENT"]:
+                base = ahead[0]  # the fold had met the segment's end before they were listed
             else:
                 if status == S["NEXT_SEGMENT"]:
                     time.sleep(0.001)  # a roll is being published

@@ -25,6 +25,7 @@ from eoslog.errors import (
 from eoslog.model import AppendOrigin
 from eoslog.storage import files
 from eoslog.storage.partition_log import PartitionLog
+from eoslog.storage.segments import INDEX, LOG, TIME_INDEX, offsets_in
 from eoslog.storage.session import CONTROL_FILE
 from tests.faults.harness import Child, live
 from tests.protocol.test_locks import beside, lock_of
@@ -244,15 +245,18 @@ def _seals(child: Child, path: Path) -> None:
         log.roll()
 
 
-def test_P09_a_roll_that_a_holder_died_in_is_taken_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("death", "bases"), [(("rename", "kill", 3), [0]), (("point", "kill", ROLLED), [0, 3])]
+)
+def test_P09_a_roll_that_a_holder_died_in_is_done_once_its_log_has_a_name(
+    tmp_path: Path, death: tuple[str, str, int], bases: list[int]
+) -> None:
+    """From then on another process may be in the new segment."""
     with opened(str(tmp_path)) as log:
         log.append(batch(3))
-        before = _sizes(tmp_path)
-        assert live(_seals, tmp_path, faults=(("point", "kill", ROLLED),)).killed
+        assert live(_seals, tmp_path, faults=(death,)).killed
         assert slot(log)["busy"] == 1
         log.publish_log_start(0, segments_changed=False)
-        assert slot(log)["busy"] == 0
-        assert {name for name in _sizes(tmp_path) if name.endswith(".log")} == {
-            name for name in before if name.endswith(".log")
-        }
+        assert (slot(log)["busy"], slot(log)["active_base"]) == (0, bases[-1])
+        assert [offsets_in(log.path, suffix) for suffix in (LOG, INDEX, TIME_INDEX)] == [bases] * 3
         assert log.append(batch(1)).base_offset == 3

@@ -144,3 +144,27 @@ def test_of_two_descriptors_of_a_segment_one_is_kept_and_the_other_closed(
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fds[1 - kept])
         os.close(fds[kept])
+
+
+def test_what_is_appended_and_rolled_over_while_segments_are_listed_is_not_passed_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that comes second finds all folded; then others append, and roll, before it lists."""
+    with (
+        opened(str(tmp_path), segment_bytes=SEGMENT) as log,
+        opened(str(tmp_path), segment_bytes=SEGMENT) as other,
+    ):
+        log.append(batch(1, producer_id=1, sequence=0, size=1000))
+        real = log.reader.listing
+
+        def listing() -> tuple[int, int, list[int]]:
+            other.append(batch(1, producer_id=2, sequence=0, size=500))
+            other.append(batch(1, producer_id=3, sequence=0, size=1000))
+            return real()
+
+        monkeypatch.setattr(log.reader, "listing", listing)
+        log.writer_files.enter_next()
+        monkeypatch.undo()
+        assert offsets_in(log.path, LOG) == [0, 2]
+        assert state(log) == state(other)
+        log.append(batch(1, producer_id=2, sequence=1, size=20))
