@@ -93,7 +93,7 @@ class LogReader:
                 bases = [base for base in listed if base < end or base == 0]
                 if version != self._segments_version:
                     self._cursors.clear()
-                if cleaned != self._cleaned_version:
+                if cleaned != self._cleaned_version >= 0:
                     self._segments.clear()  # the same names are other files now
                 for base in set(self._segments) - set(bases):
                     del self._segments[base]
@@ -145,7 +145,7 @@ class LogReader:
         bases = self.bases()
         below = [base for base in bases if base <= offset]
         base = below[-1] if below else bases[0]
-        return base, self.segment(base).position_of(offset)
+        return base, self.segment(base).position_of(offset, self._core.log_end)
 
     def read(self, start: int, end: int, max_bytes: int = 1 << 20) -> list[Slice]:
         """Whole batches that cover [start, end), or its beginning.

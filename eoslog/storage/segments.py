@@ -31,6 +31,7 @@ LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = (
 DELETED, CLEANED, SWAP, PREPARED = ".deleted", ".cleaned", ".swap", ".next"
 REMAP_SIZE = 4 << 20
 TAIL_READ_SIZE = 256 << 10
+_INDEXED = struct.Struct(">ii")
 _ABORTED = struct.Struct(">hqqqq")
 _SNAPSHOT_ENTRY = np.dtype([("producer_id", ">i8"), ("rest", "V38")])
 
@@ -123,19 +124,32 @@ class Segment:
             )
         return data, 0, len(data)
 
-    def position_of(self, target: int) -> int:
-        """A batch boundary at or before the first batch that holds `target` or what follows it."""
+    def position_of(self, target: int, log_end: int) -> int:
+        """A batch boundary at or before the first batch that holds `target` or what follows it.
+
+        Entries above the published end belong to an append that is not published: left out, for
+        its writer may die, and no batch begin there then.
+        """
         if target <= self.base_offset:
             return 0
-        found = files.status(self.path(INDEX))
-        if found is None:
-            return 0
-        if self._index is None or found.st_size != self._index_size:
-            try:
-                self._index, self._index_size = files.read_file(self.path(INDEX)), found.st_size
-            except FileNotFoundError:
+        if self._index_size >= 0 or self._index is None:
+            found = files.status(self.path(INDEX))
+            if found is None:
                 return 0
+            if found.st_size != self._index_size:
+                try:
+                    data = files.read_file(self.path(INDEX))
+                except FileNotFoundError:
+                    return 0
+                size = len(data) // _INDEXED.size * _INDEXED.size
+                while size and self._last_offset(data, size) >= log_end:
+                    size -= _INDEXED.size
+                self._index, self._index_size = data[:size], size
         return int(_core.find_in_index(self._index, self.base_offset, target))
+
+    def _last_offset(self, index: bytes, size: int) -> int:
+        """Of the batch that the entry before byte `size` of the index is for."""
+        return int(self.base_offset + _INDEXED.unpack_from(index, size - _INDEXED.size)[0])
 
     def use_index(self, index: bytes, aborted: bytes) -> None:
         """Take indexes made by a private scan instead of the files (read-only, unclean)."""

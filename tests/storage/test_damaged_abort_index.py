@@ -88,10 +88,12 @@ def test_a_missing_entry_is_found(path):
 
 
 def test_an_entry_that_begins_in_an_earlier_segment_must_have_been_open_there(path):
-    """The snapshot that would tell is gone; the earlier segment's own ends tell, too."""
+    """The snapshot that would tell is gone; the earlier segment's own ends tell, too. The newest
+    one stays, or a reader would make the indexes from the batches.
+    """
     index = indexes(path)[1]
     rows = list(ENTRY.iter_unpack(index.read_bytes()))
-    for snapshot in (path / "t-0").glob("*.snapshot"):
+    for snapshot in sorted((path / "t-0").glob("*.snapshot"))[:-1]:
         snapshot.unlink()
     with eoslog.open(path, read_only=True) as log:
         expected = values(log)

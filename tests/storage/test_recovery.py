@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
+from pathlib import Path
 
 import pytest
 
+from eoslog._core import build_marker
 from eoslog.errors import CorruptRecord
+from eoslog.model import AppendOrigin
 from eoslog.storage import checkpoints
 from tests.storage.helpers import batch, opened, payloads, state
 
@@ -286,3 +290,27 @@ def test_a_reader_of_an_unclean_directory_changes_nothing(written):
         assert payloads(log) == expected[-1]
         assert log.high_watermark == expected[1]
     assert {p: p.read_bytes() for p in (path / "t-0").iterdir()} == before
+
+
+def test_a_reader_of_an_unclean_directory_goes_by_its_batches_not_by_the_index_files(written):
+    """After a power cut an index may be anything; here it names places where no batch begins."""
+    path, expected = written
+    name = Path(last_segment(path))
+    base = int(name.stem)
+    name.with_suffix(".index").write_bytes(struct.pack(">ii", 1, 7) * 3)
+    with reopen(path, read_only=True) as log:
+        for offset, _ in reversed(expected[-1]):
+            if offset > base + 1:
+                assert log.read(offset, offset + 1)[0].base_offset <= offset
+
+
+def test_a_reader_of_an_unclean_directory_knows_what_was_aborted_without_the_index_files(tmp_path):
+    with opened(str(tmp_path)) as log:
+        data = batch(1, producer_id=7, sequence=0, transactional=True)
+        log.append(data, expect=[(log, 0)])
+        log.append(build_marker(7, 1, False, timestamp=5), origin=AppendOrigin.COORDINATOR)
+    index = next((tmp_path / "t-0").glob("*.txnindex"))
+    for left in (b"", b"\1" * 34, index.read_bytes() * 2):
+        index.write_bytes(left)
+        with opened(str(tmp_path), read_only=True) as log:
+            assert log.aborted(0, log.log_end) == [(7, 0, 1)]

@@ -14,6 +14,7 @@ import pytest
 from eoslog._core import build_marker
 from eoslog.model import AppendOrigin
 from eoslog.storage.partition_log import PartitionLog
+from eoslog.storage.segments import INDEX, file_name
 from tests.faults.harness import Child, live
 from tests.storage.helpers import batch, opened, payloads, state
 
@@ -95,3 +96,21 @@ def test_what_was_cut_is_not_folded(tmp_path: Path, left: Append, then: Append) 
         assert [offset for offset, _ in payloads(behind)][-3:] == [end, end + 1, end + 2]
     with opened(path, **SETTINGS) as log:
         assert state(log) == expected
+
+
+def test_an_index_entry_that_was_cut_leads_no_reader_astray(tmp_path: Path) -> None:
+    """An append of several batches names places in its middle, where none of the next ones begins."""
+    path = str(tmp_path)
+    with opened(path, **SETTINGS) as reader, opened(path, **SETTINGS) as repairer:
+        for _ in range(3):
+            reader.append(batch(1, size=100))
+        index = tmp_path / "t-0" / file_name(0, INDEX)
+        assert live(torn, path, many, faults=(("point", "kill", 4),)).killed
+        left = index.read_bytes()
+        assert reader.read(3, 4)[0].base_offset == 3
+        while len(index.read_bytes()) < len(left) or repairer.log_end == 4:
+            repairer.append(batch(5, size=20))
+        assert len(index.read_bytes()) == len(left)
+        for offset in reversed(range(repairer.log_end)):  # each one is looked up
+            found = reader.read(offset, offset + 1)
+            assert found[0].base_offset <= offset < found[0].next_offset
