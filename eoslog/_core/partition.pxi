@@ -495,12 +495,3 @@ cdef class Partition:
         self.state.segments_version = 1
         publish_end(&self.state)
         atomic_store_u64(&self.state.slot.session, self.control.session)
-
-
-STATUS = {
-    "APPENDED": APPENDED, "CHANGED": CHANGED, "ROLL": ROLL, "NEXT_SEGMENT": NEXT_SEGMENT,
-    "FOLD_AGAIN": FOLD_AGAIN, "NEED_TXNINDEX": NEED_TXNINDEX, "REPEATED": REPEATED,
-    "LOCKED_OUT": LOCKED_OUT, "VOID_SLOT": VOID_SLOT, "GONE": GONE, "POISONED": POISONED,
-    "REOPEN": REOPEN, "UNVERIFIED": UNVERIFIED, "IO_FAILED": IO_FAILED, "RELOAD": RELOAD,
-    "CORRUPT": CORRUPT,
-}

@@ -46,6 +46,14 @@ cdef enum:                      # what `append` and `fold` answer
     RELOAD = -2                 # own state is ahead of the log after a failed append: load it anew
     CORRUPT = -3
 
+STATUS = {
+    "APPENDED": APPENDED, "CHANGED": CHANGED, "ROLL": ROLL, "NEXT_SEGMENT": NEXT_SEGMENT,
+    "FOLD_AGAIN": FOLD_AGAIN, "NEED_TXNINDEX": NEED_TXNINDEX, "REPEATED": REPEATED,
+    "LOCKED_OUT": LOCKED_OUT, "VOID_SLOT": VOID_SLOT, "GONE": GONE, "POISONED": POISONED,
+    "REOPEN": REOPEN, "UNVERIFIED": UNVERIFIED, "IO_FAILED": IO_FAILED, "RELOAD": RELOAD,
+    "CORRUPT": CORRUPT,
+}
+
 cdef enum:
     FOLD_BUFFER = 65536
     FOLD_UNDER_LOCK = 256       # batches
