@@ -104,7 +104,7 @@ class Running:
         *lines, self._read = self._read.split(b"\n")
         self.life.told += [json.loads(line) for line in lines]
 
-    def heard(self, kind: str, count: int = 1, timeout: float = 60) -> list[Any]:
+    def heard(self, kind: str, count: int = 1, timeout: float = 120) -> list[Any]:
         """Wait until the child has told `count` things under one name."""
         deadline = time.monotonic() + timeout
         while True:
@@ -130,7 +130,7 @@ class Running:
             os.kill(self.pid, signal.SIGCONT)
             time.sleep(0.001)
 
-    def end(self, timeout: float = 120) -> Life:
+    def end(self, timeout: float = 300) -> Life:
         """Wait for it to end; a child that hangs is killed and fails the test."""
         deadline = time.monotonic() + timeout
         while True:

@@ -30,7 +30,7 @@ import eoslog.client.consumer  # isort: skip
 import eoslog.client.producer
 import eoslog.client.scan  # noqa: F401
 
-LONGEST_STEP_S = 300
+LONGEST_STEP_S = 900
 
 
 def worker(

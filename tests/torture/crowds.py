@@ -133,8 +133,9 @@ class Transform:
                 return start(move, path, history, name, self.batch)
 
             running = {role: begin(role) for role in ("feed", *self.movers)}
-            deadline = time.monotonic() + 60 + self.total / 50
-            calm = deadline - 40  # where so many are killed that nobody gets on, it ends there
+            # Where so many are killed that nobody gets on, it ends there.
+            calm = time.monotonic() + 20 + self.total / 50
+            deadline = calm + 200
             while True:
                 time.sleep(rng.uniform(*self.pause_s))
                 for role, process in list(running.items()):

@@ -167,7 +167,7 @@ class Failing:
                     time.sleep(0.05)
                 if round_.rng.random() < 0.5:
                     during.signal(signal.SIGKILL)
-                round_.ended(during.end(90))
+                round_.ended(during.end())
                 inject.unlink(missing_ok=True)
                 # another process on the same mount, with the kernel's cache as it is
                 round_.ended(live(mixed, *arguments, round_.name(), round_.seed()))
@@ -182,11 +182,11 @@ class Failing:
             for process in (fuse, nbdkit):
                 if process is not None:
                     process.terminate()
-                    process.wait(10)
+                    process.wait(60)
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _until(condition: object, timeout: float = 10) -> None:
+def _until(condition: object, timeout: float = 60) -> None:
     deadline = time.monotonic() + timeout
     while not condition():  # type: ignore[operator]
         if time.monotonic() > deadline:

@@ -32,7 +32,7 @@ class Fuzzed:
             done = subprocess.run(
                 [sys.executable, "-m", "tests.fuzz.run", "--seconds", "5", "--seed", str(seed),
                  "--finds", finds],
-                capture_output=True, text=True, timeout=300, check=False,
+                capture_output=True, text=True, timeout=800, check=False,
             )  # fmt: skip
         step = Step()
         for name, count in re.findall(r"^(\S+) +([\d,]+) inputs", done.stdout, re.MULTILINE):

@@ -43,7 +43,7 @@ class Stops:
                 stopped.signal(signal.SIGSTOP)
                 stopped.signal(signal.SIGKILL)
             for running in (stopped, *others):
-                round_.ended(running.end(100))
+                round_.ended(running.end())
             return round_.verdict()
 
 
@@ -87,7 +87,7 @@ class Holders:
                 others = [start(*arguments, round_.name(), round_.seed(), 6) for _ in range(2)]
                 reader = start(reads, round_.path)
                 # While the holder stands still: who had to wait for it would not come to its end.
-                read = round_.ended(reader.end(100))
+                read = round_.ended(reader.end())
                 round_.step.violations += [
                     f"a reader waited: {told}"
                     for told in read.told
@@ -99,7 +99,7 @@ class Holders:
                     killed = round_.rng.random() < 0.4
                     holder.signal(signal.SIGKILL if killed else signal.SIGCONT)
                 for running in (holder, *others):
-                    round_.ended(running.end(100))
+                    round_.ended(running.end())
             return round_.verdict()
 
     @staticmethod
@@ -146,7 +146,7 @@ class Clocks:
         with Round(seed) as round_:
             arguments = (at_odd_times, round_.path, round_.history)
             for running in [start(*arguments, round_.name(), round_.seed()) for _ in range(2)]:
-                round_.ended(running.end(100))
+                round_.ended(running.end())
             round_.ended(live(*arguments, round_.name(), round_.seed()))
             round_.step.counts["clock lives"] += 3
             return round_.verdict()

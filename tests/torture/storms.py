@@ -90,18 +90,20 @@ class Hanging:
                 start(hangs, *arguments, round_.name(), f"id-{n}", round_.seed()) for n in range(6)
             ]
             for owner in owners:
-                if not owner.heard("open", timeout=60):
+                if not owner.heard("open", timeout=120):
                     continue
                 number = round_.rng.choice([signal.SIGKILL, signal.SIGSTOP, None])
-                if number is not None:
+                if number == signal.SIGSTOP:
+                    owner.stop()
+                elif number is not None:
                     owner.signal(number)
                 round_.step.counts["transactions left hanging"] += 1
             reader = start(passes, *arguments, round_.name())
-            round_.ended(reader.end(60))
+            round_.ended(reader.end())
             for owner in owners:
                 owner.signal(signal.SIGCONT)
             for owner in owners:
-                round_.ended(owner.end(60))
+                round_.ended(owner.end())
             return round_.verdict()
 
 
@@ -175,7 +177,7 @@ class ManyTopics:
         """Lives one after another; then what was acknowledged is there, once."""
         with Round(seed) as round_:
             topics = self.topics if seed % 8 == 0 else self.topics // 40
-            round_.ended(start(make_topics, round_.path, topics).end(280))
+            round_.ended(start(make_topics, round_.path, topics).end(600))
             # A topic: what it must hold, and what it may hold besides; forgotten when it is deleted.
             must: dict[str, list[str]] = {}
             may: dict[str, set[str]] = {}

@@ -57,10 +57,10 @@ def traced(round_: Round, inject: str, trace: str, steps: int = 12) -> Life:
     try:
         _until_traced(child.pid)
         os.kill(child.pid, signal.SIGCONT)
-        return child.end(60)
+        return child.end()
     finally:
         tracer.terminate()
-        tracer.wait(10)
+        tracer.wait(60)
 
 
 def _waiting(child: Child, *arguments: object) -> None:
@@ -79,7 +79,7 @@ def _until_stopped(pid: int) -> None:
 
 
 def _until_traced(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while _status(pid, "TracerPid") == "0":
         if time.monotonic() > deadline:
             raise TimeoutError("strace did not attach")
