@@ -1,6 +1,6 @@
-"""Put a run's table into a page: what was measured where, how noisy, and every row.
+"""Put a run's table into pages: what was measured where, how noisy, and every row, or the main ones.
 
-Usage: python -m bench.report .make/bench.json docs/performance.md
+Usage: python -m bench.report .make/bench.json docs/performance.md README.md
 """
 
 from __future__ import annotations
@@ -14,6 +14,18 @@ from typing import Any
 from bench import ratios
 
 BEGIN, END = "<!-- table: python -m bench.report -->", "<!-- end of table -->"
+BEGIN_SHORT = "<!-- main rows: python -m bench.report -->"
+MAIN_ROWS = (
+    "scan / memcpy of the values",
+    "scan, two threads / one memcpy",
+    "consume(1000) / confluent-kafka",
+    "poll() / confluent-kafka",
+    "produce() to durable / confluent-kafka",
+    "produce_many to durable / raw",
+    "transaction of 100,000 : none",
+    "commit of one record : 4 KiB append+fdatasync",
+)
+"""What README shows."""
 
 
 def noise(found: dict[str, ratios.Contest]) -> list[float]:
@@ -46,8 +58,18 @@ def heading(results: dict[str, Any], found: dict[str, ratios.Contest]) -> list[s
     return lines
 
 
+def short(goals: list[ratios.Line]) -> list[str]:
+    """The main rows, each with its ratio by the middle runs."""
+    rows = [
+        f"| {line.what} | {line.medians:.2f} | {line.goal} | {line.verdict} |"
+        for line in goals
+        if line.what in MAIN_ROWS and line.medians is not None
+    ]
+    return ["| | ratio | goal | |", "|---|---:|---|---|", *rows]
+
+
 def page(text: str, results: dict[str, Any]) -> str:
-    """The page with the run's table between its marks.
+    """The page with the run's table between its marks, or with the main rows between those.
 
     Raises:
         ValueError: the marks are missing.
@@ -59,10 +81,15 @@ def page(text: str, results: dict[str, Any]) -> str:
     goals = [line for line in every if line.goal]
     others = [line for line in every if not line.goal]
     reached = sum(not (line.missed or line.broken or line.minima is None) for line in goals)
+    total = f"{reached} of {len(goals)} goals and floors are reached."
+    if BEGIN_SHORT in text:
+        begin, end = text.index(BEGIN_SHORT), text.index(END)
+        parts = [BEGIN_SHORT, *short(goals), "", f"{heading(results, found)[0]} {total}", ""]
+        return text[:begin] + "\n".join(parts) + text[end:]
     begin, end = text.index(BEGIN), text.index(END)
     parts = [
         BEGIN, "", *heading(results, found), "",
-        f"{reached} of {len(goals)} goals and floors are reached.", "",
+        total, "",
         *ratios.table(goals, markdown=True), "",
         *(f"Not measured in this run: {what}." for what in ratios.left_out(found)), "",
         "The time of one call by size (the middle run):", "",
@@ -74,9 +101,10 @@ def page(text: str, results: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Rewrite the page."""
-    results, path = json.loads(Path(arguments[0]).read_text()), Path(arguments[1])
-    path.write_text(page(path.read_text(), results))
+    """Rewrite the pages."""
+    results = json.loads(Path(arguments[0]).read_text())
+    for path in map(Path, arguments[1:]):
+        path.write_text(page(path.read_text(), results))
     return 0
 
 
