@@ -1,4 +1,4 @@
-"""Many processes at once, killed at random: consume-transform-produce, and producers on 16 partitions."""
+"""Many processes at once, killed at random: consume-transform-produce, and producers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from eoslog import TopicPartition
 from eoslog.errors import KafkaError
 from eoslog.history import Recorder
 from eoslog.history.recorder import values
+from eoslog.storage import files
 from tests.faults.harness import Child, Running, live, start
 from tests.torture.harness import Round, Step
 
 PARTITIONS = 4
+WITHIN_AN_APPEND = range(1, 6)
+"""Points of the core from the mark that it is busy to the new log end: `_core/partition_state.pxi`."""
 
 
-def prepare(child: Child, path: Path, topics: dict[str, int]) -> None:
+def prepare(child: Child, path: Path, topics: dict[str, int], segment: int = 65536) -> None:
     """The directory with its topics."""
     with eoslog.open(path) as log:
         for topic, partitions in topics.items():
-            log.create_topic(topic, partitions, {"segment.bytes": "65536"})
+            log.create_topic(topic, partitions, {"segment.bytes": str(segment)})
 
 
 def feed(child: Child, path: Path, history: Path, name: str, each: int, batch: int) -> None:
@@ -161,16 +164,23 @@ class Transform:
             return step
 
 
-def pour(child: Child, path: Path, history: Path, name: str, inst: str, seed: int) -> None:
-    """Sends and transactions over 16 partitions until killed."""
+def pour(
+    child: Child, path: Path, history: Path, name: str, inst: str, partitions: int, seed: int
+) -> None:
+    """Sends and transactions until killed, half of the lives in mid-append: they stop there, so that
+    others meet what they have not published.
+    """
     import random
 
     rng, numbers = random.Random(seed), itertools.count()
+    stops_in = rng.choice((-1, rng.randrange(10)))
     with eoslog.open(path) as log, Recorder(str(history / f"{name}.jsonl"), name) as recorder:
         plain = recorder.producer(log)
         producer = recorder.producer(log, inst)
-        while True:
-            tps = [TopicPartition("out", p) for p in rng.sample(range(16), 3)]
+        for count in itertools.count():
+            if count == stops_in:
+                files.arm_failpoint("point", "stop", rng.choice(WITHIN_AN_APPEND))
+            tps = [TopicPartition("out", p) for p in rng.sample(range(partitions), 2)]
             rows = [(tp, f"{name}:{next(numbers)}") for tp in tps for _ in range(rng.randint(1, 4))]
             if rng.random() < 0.4:
                 plain.send(rows)
@@ -182,7 +192,7 @@ def pour(child: Child, path: Path, history: Path, name: str, inst: str, seed: in
 
 
 class Producers:
-    """Many processes on 16 partitions, some of them killed and begun again all the time."""
+    """Many processes on 2 or 16 partitions, some of them killed and begun again all the time."""
 
     name, goal = "producers", ("kills", 2_000)
 
@@ -200,17 +210,19 @@ class Producers:
     def step(self, seed: int) -> Step:
         """Pour for some seconds."""
         with Round(seed) as round_:
-            live(prepare, round_.path, {"out": 16}).fine()
+            partitions = round_.rng.choice((2, 16))
+            live(prepare, round_.path, {"out": partitions}, 4096 * partitions).fine()
             lives = itertools.count()
 
             def begin(inst: int) -> Running:
                 name = f"p{inst}.{next(lives)}"
-                return start(pour, round_.path, round_.history, name, f"id-{inst}", round_.seed())
+                where = (round_.path, round_.history, name, f"id-{inst}")
+                return start(pour, *where, partitions, round_.seed())
 
             running = {inst: begin(inst) for inst in range(self.processes)}
             deadline = time.monotonic() + self.seconds
             while time.monotonic() < deadline:
-                time.sleep(round_.rng.uniform(0.02, 0.3))
+                time.sleep(round_.rng.uniform(0.01, 0.1))
                 victim = round_.rng.randrange(self.processes)
                 round_.ended(running[victim].kill())
                 running[victim] = begin(victim)
