@@ -78,28 +78,34 @@ class Cleaning:
         self._stop = threading.Event()
         self.running: str | None = None
         self.rounds = 0
+        self._retention_due = 0.0
         self.uncleanable: dict[str, str] = {}
         self.totals = {"passes": 0, "bytes_before": 0, "bytes_after": 0, "bytes_deleted": 0,
                        "records_before": 0, "records_after": 0}  # fmt: skip
 
     # --- the background round -------------------------------------------------------------------
 
-    def round(self, interval_s: float) -> bool:
+    def round(self, interval_s: float, retention_s: float = 0.0) -> bool:
         """Do a round if one is due and nobody is at it; whether it was done.
 
         Args:
             interval_s: seconds between two rounds, whose ever they are (`log.cleaner.backoff.ms`).
+            retention_s: seconds between two of this process's looks at topics that are not
+                compacted (`log.retention.check.interval.ms`); its first round is one.
         """
-        if not self._due(interval_s) or not self._wanted():
+        deleting = time.monotonic() >= self._retention_due
+        if not self._due(interval_s) or not self._wanted(deleting):
             return False
         with self._leased() as mine:
             if not mine or not self._due(interval_s):
                 return False
-            for topic, partition in self._wanted():
+            for topic, partition in self._wanted(deleting):
                 if self._stop.is_set():
                     return False
                 with contextlib.suppress(UnknownTopicOrPartition):
                     self._guarded(topic, partition)
+            if deleting:
+                self._retention_due = time.monotonic() + retention_s
             self._note({})
             self.rounds += 1
             return True
@@ -137,7 +143,7 @@ class Cleaning:
             files.close(fd)  # and with it the lock
             self._lease.release()
 
-    def _wanted(self) -> list[Key]:
+    def _wanted(self, deleting: bool) -> list[Key]:
         """Partitions that a policy says something about, and that were ever used."""
         metadata = self._partitions.metadata
         metadata.refresh()
@@ -146,7 +152,7 @@ class Cleaning:
             for name, info in infos.items():
                 settings = LogSettings.of(dict(info.config))
                 limits = settings.retention_ms >= 0 or settings.retention_bytes >= 0
-                if not settings.compacts and not limits:
+                if not settings.compacts and not (limits and deleting):
                     continue
                 # An active segment alone is not cleaned: such a partition need not even be opened.
                 least = 1 if limits or settings.max_compaction_lag_ms < FOR_EVER_MS else 2

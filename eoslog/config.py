@@ -242,7 +242,14 @@ class ConsumerConfig(Settings):
     """What a consumer takes. `processing_guarantee` has one spelling of exactly-once left."""
 
     KIND: ClassVar[str] = "consumer"
-    IGNORED: ClassVar[frozenset[str]] = _NETWORK
+    # No request is sent that could wait, time out or be sent again: a fetch takes what is there,
+    # and `poll` says how long it waits. Patterns never match internal topics.
+    IGNORED: ClassVar[frozenset[str]] = _NETWORK | frozenset(
+        """
+        fetch.min.bytes fetch.max.wait.ms request.timeout.ms retry.backoff.ms
+        exclude.internal.topics
+        """.split()
+    )
     IGNORED_PREFIXES: ClassVar[tuple[str, ...]] = _NETWORK_PREFIXES
     ALIASES: ClassVar[dict[str, str]] = {
         "auto.commit": "enable.auto.commit",
@@ -274,8 +281,6 @@ class ConsumerConfig(Settings):
         ),
     )  # fmt: skip
     check_crcs: bool = setting(True, boolean)
-    fetch_min_bytes: int = setting(1, integer())
-    fetch_max_wait_ms: int = setting(500, integer())
     fetch_max_bytes: int = setting(52_428_800, integer())
     max_partition_fetch_bytes: int = setting(1_048_576, integer())
     max_poll_records: int = setting(500, integer(1))
@@ -286,9 +291,6 @@ class ConsumerConfig(Settings):
         ("range", "cooperative-sticky"), _assignors
     )
     default_api_timeout_ms: int = setting(60_000, integer())
-    request_timeout_ms: int = setting(30_000, integer())
-    retry_backoff_ms: int = setting(100, integer(0, LONG_MAX))
-    exclude_internal_topics: bool = setting(True, boolean)
     key_deserializer: Deserializer | None = setting(None, deserializer)
     value_deserializer: Deserializer | None = setting(None, deserializer)
 
@@ -359,8 +361,11 @@ class TopicConfig(Settings):
 
     KIND: ClassVar[str] = "topic"
     IGNORED_PREFIXES: ClassVar[tuple[str, ...]] = ("remote.", "local.retention.", "errors.")
+    # file.delete.delay.ms: readers map what they read, so a file may go at once. preallocate: a
+    # segment ends where what is published ends, by which recovery knows it.
     IGNORED: ClassVar[frozenset[str]] = frozenset(
         """
+        file.delete.delay.ms preallocate
         min.insync.replicas unclean.leader.election.enable message.format.version
         message.downconversion.enable leader.replication.throttled.replicas
         follower.replication.throttled.replicas
@@ -370,7 +375,6 @@ class TopicConfig(Settings):
     cleanup_policy: str = setting("delete", _cleanup_policy)
     compression_type: str = setting("producer", choice("producer", "uncompressed", *CODECS))
     delete_retention_ms: int = setting(86_400_000, integer(0, LONG_MAX))
-    file_delete_delay_ms: int = setting(60_000, integer(0, LONG_MAX))
     flush_messages: int = setting(LONG_MAX, integer(1, LONG_MAX))
     flush_ms: int = setting(10, integer(0, LONG_MAX))
     index_interval_bytes: int = setting(4_096, integer())
@@ -381,7 +385,6 @@ class TopicConfig(Settings):
     message_timestamp_type: str = setting("CreateTime", _timestamp_type)
     min_cleanable_dirty_ratio: float = setting(0.5, number(0, 1))
     min_compaction_lag_ms: int = setting(0, integer(0, LONG_MAX))
-    preallocate: bool = setting(False, boolean)
     retention_bytes: int = setting(-1, integer(-1, LONG_MAX))
     retention_ms: int = setting(-1, integer(-1, LONG_MAX))
     segment_bytes: int = setting(1_073_741_824, integer(14))
@@ -406,6 +409,10 @@ class LogConfig(Settings):
     """What belongs to a directory: timers of its coordinators, sizes of its internal topics."""
 
     KIND: ClassVar[str] = "log"
+    # A partition forgets no producer: a late retry would then be stored twice.
+    IGNORED: ClassVar[frozenset[str]] = frozenset(
+        {"producer.id.expiration.ms", "producer.id.expiration.check.interval.ms"}
+    )
 
     durability: str = setting("strict", choice("strict", "os"))
     transaction_state_log_num_partitions: int = setting(50, integer(1, 1000))
@@ -417,8 +424,6 @@ class LogConfig(Settings):
     transactional_id_expiration_ms: int = setting(604_800_000, integer(1))
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = setting(10_000, integer(1))
     transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(3_600_000, integer(1))
-    producer_id_expiration_ms: int = setting(86_400_000, integer(1))
-    producer_id_expiration_check_interval_ms: int = setting(600_000, integer(1))
     offsets_retention_minutes: int = setting(-1, integer(-1))
     offset_metadata_max_bytes: int = setting(4_096, integer())
     group_min_session_timeout_ms: int = setting(1, integer(1))

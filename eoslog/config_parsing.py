@@ -167,7 +167,7 @@ class Settings:
             else:
                 raise ConfigError(cls._unknown(key, parsers))
         if ignored:
-            logger.debug("%s: ignored, no network here: %s", cls.KIND, ", ".join(sorted(ignored)))
+            logger.debug("%s: without effect here: %s", cls.KIND, ", ".join(sorted(ignored)))
         given = frozenset(values)
         kwargs = {name.replace(".", "_"): value for name, value in values.items()}
         return cls(given=given, **cls.resolve(kwargs, given))

@@ -147,7 +147,7 @@ class Engine:
                 id_expiration_ms=config.transactional_id_expiration_ms,
             )
             self.partitions.on_recovered = self.transactions.recover_partition
-            self.groups = GroupCoordinator(self)
+            self.groups = GroupCoordinator(self, config)
             kept = config.offsets_retention_minutes
             retention_ms = kept * 60_000 if kept >= 0 else -1
             if self.session.began:
@@ -168,8 +168,10 @@ class Engine:
                 self.session, self.partitions, self.transactions.uncleanable_offset, self.clock_ms
             )
             backoff_s = config.log_cleaner_backoff_ms / 1000
+            retention_s = config.log_retention_check_interval_ms / 1000
             self.schedule(
-                backoff_s, lambda: self._aside("clean", lambda: self.cleaning.round(backoff_s))
+                backoff_s,
+                lambda: self._aside("clean", lambda: self.cleaning.round(backoff_s, retention_s)),
             )
         except BaseException:
             self._release()

@@ -275,13 +275,13 @@ def test_compression_level_is_the_chosen_codecs():
 
 def test_a_topic_config_is_stored_as_strings_and_read_back():
     config = TopicConfig.of(
-        {"retention_ms": 5, "preallocate": True, "cleanup.policy": "delete,compact"}
+        {"retention_ms": 5, "segment.bytes": "77", "cleanup.policy": "delete,compact"}
     )
     stored = config.as_strings()
     assert stored == {
         "cleanup.policy": "compact,delete",
-        "preallocate": "true",
         "retention.ms": "5",
+        "segment.bytes": "77",
     }
     assert TopicConfig.of(stored) == config
 

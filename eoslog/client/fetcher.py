@@ -45,9 +45,12 @@ class Fetcher:
         self._engine = engine
         self._config = config
         self._subscription = subscription
+        # A fetch asks one partition: both limits are its own. A whole batch is had in any case.
+        self._fetch_bytes = min(config.max_partition_fetch_bytes, config.fetch_max_bytes)
         self._committed_only = config.isolation_level == "read_committed"
         self._bound_name = "last_stable_offset" if self._committed_only else "high_watermark"
         self._turn = 0
+        self._unfinished = False  # the fetch whose turn it is was not used up here
         self.current: PartitionState | None = None
 
     # Positions.
@@ -150,6 +153,9 @@ class Fetcher:
             CorruptRecord, SerializationError, OffsetOutOfRange, NoOffset: the next record of a
                 partition cannot be had; its position stays, so the error comes again.
         """
+        if self._unfinished and self.current is not None and not self.current.records:
+            self._turn += 1  # `poll` has handed out the rest
+        self._unfinished = False
         out: list[Any] = []
         for turn, state in self.in_turn():
             try:
@@ -163,7 +169,8 @@ class Fetcher:
             if len(out) >= limit:
                 self.current = state
                 # The same partition goes on until its fetch is used up, then it is the next's turn.
-                self._turn = turn + (0 if state.records else 1)
+                self._unfinished = bool(state.records)
+                self._turn = turn + (not self._unfinished)
                 break
         return out
 
@@ -209,7 +216,7 @@ class Fetcher:
                 if position >= bound and log.log_start <= position <= log.log_end:
                     return None
                 cleaned = log.cleaned_version
-                slices = log.read(position, bound, self._config.max_partition_fetch_bytes)
+                slices = log.read(position, bound, self._fetch_bytes)
             except OffsetOutOfRange as error:
                 self._out_of_range(state, error)
                 continue

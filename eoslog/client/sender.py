@@ -80,6 +80,7 @@ class Sender:
         self._accumulator = accumulator
         self._engine = engine
         self._config = config
+        self._name = f"eoslog-sender {config.client_id}".rstrip()
         self._identity = identity
         self._transactions = transactions
         self._idempotent = config.enable_idempotence and transactions is None
@@ -108,9 +109,7 @@ class Sender:
         if self._thread is None and not self._closing:
             with self._lock:
                 if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name="eoslog-sender", daemon=True
-                    )
+                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                     self._thread.start()
         self._event.set()
 

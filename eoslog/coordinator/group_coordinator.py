@@ -32,6 +32,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from eoslog.config import LogConfig
 from eoslog.coordinator import group_rebalance as rebalance
 from eoslog.coordinator.assignors import ASSIGNORS, DEFAULT_ASSIGNOR
 from eoslog.coordinator.group_admin import GroupAdmin
@@ -85,9 +86,9 @@ class GroupCoordinator(GroupAdmin):
     `__consumer_offsets` orders their changes.
     """
 
-    def __init__(self, host: Any) -> None:
-        """Serve the groups of a directory open in this process."""
-        super().__init__(host)
+    def __init__(self, host: Any, config: LogConfig | None = None) -> None:
+        """Serve the groups of a directory open in this process, within its limits."""
+        super().__init__(host, config)
         self._local: dict[tuple[str, str], _LocalMember] = {}
         self._next_watch: dict[str, float] = {}
         self._ticking = False
@@ -127,10 +128,12 @@ class GroupCoordinator(GroupAdmin):
 
         Raises:
             ConfigError: the pattern is no regular expression.
-            KafkaError: UNSUPPORTED_ASSIGNOR, INVALID_GROUP_ID.
+            KafkaError: UNSUPPORTED_ASSIGNOR, INVALID_GROUP_ID, INVALID_SESSION_TIMEOUT,
+                GROUP_MAX_SIZE_REACHED.
         """
         if assignor not in ASSIGNORS:
             raise error_for(ErrorCode.UNSUPPORTED_ASSIGNOR, f"assignor {assignor!r}")
+        self._check_session_timeout(session_timeout_ms)
         topics, pattern = _split_subscription(subscription)
         metadata = MemberMetadata(
             instance_id=instance_id,
@@ -146,8 +149,11 @@ class GroupCoordinator(GroupAdmin):
         prefix = instance_id or client_id or "consumer"
         new_id = member_id or f"{prefix}-{uuid.uuid4()}"
         catalogue = self._catalogue()
+        full = True
 
         def decide(table: GroupTable) -> Change:
+            nonlocal full
+            full = False
             group = table.groups.get(group_id) or Group(group_id)
             if new_id in group.members:
                 if group.members[new_id].metadata == metadata:
@@ -156,9 +162,14 @@ class GroupCoordinator(GroupAdmin):
             holder = None if instance_id is None else group.by_instance(instance_id)
             if holder is not None:
                 return rebalance.take_over(group, holder, new_id, metadata, catalogue)
+            full = len(group.members) >= self._config.group_max_size
+            if full:  # unless members are dead
+                return self._look_after(group, None, catalogue) or self._refuse_full(group)
             return rebalance.join(group, new_id, metadata, catalogue)
 
-        self._shard(group_id).change(decide)
+        shard = self._shard(group_id)
+        while full:
+            shard.change(decide)
         self._remember(group_id, new_id, rebalance_timeout_ms)
         return new_id
 
@@ -254,6 +265,23 @@ class GroupCoordinator(GroupAdmin):
         self._shard(group_id).change(decide)
 
     # Inside.
+
+    def _check_session_timeout(self, timeout_ms: int) -> None:
+        least = self._config.group_min_session_timeout_ms
+        most = self._config.group_max_session_timeout_ms
+        if not least <= timeout_ms <= most:
+            raise error_for(
+                ErrorCode.INVALID_SESSION_TIMEOUT,
+                f"session.timeout.ms is {timeout_ms}, group.min.session.timeout.ms {least} and "
+                f"group.max.session.timeout.ms {most}",
+            )
+
+    def _refuse_full(self, group: Group) -> Change:
+        raise error_for(
+            ErrorCode.GROUP_MAX_SIZE_REACHED,
+            f"group {group.group_id} has {len(group.members)} members, group.max.size is "
+            f"{self._config.group_max_size}",
+        )
 
     def _joined(
         self, table: GroupTable, group_id: str, member_id: str, instance_id: str | None

@@ -15,12 +15,12 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from eoslog.config import LogConfig
 from eoslog.coordinator import group_rebalance as rebalance
 from eoslog.coordinator.group_rebalance import Change
 from eoslog.coordinator.group_shard import GroupShard
 from eoslog.coordinator.group_state import Group, GroupTable
 from eoslog.coordinator.offset_records import (
-    MAX_METADATA_CHARACTERS,
     OffsetValue,
     encode_offset_key,
     encode_offset_value,
@@ -39,6 +39,7 @@ from eoslog.model import OffsetAndMetadata, TopicPartition
 DEFAULT_TIMEOUT_S = 60.0
 NO_GENERATION = -1
 _STABLE_POLL_S = 0.05
+_MAX_STRING_BYTES = 32_767  # of a string in a record
 
 OffsetMap = Mapping[TopicPartition, OffsetAndMetadata]
 
@@ -49,9 +50,10 @@ class GroupOffsets:
     Thread-safety: any thread.
     """
 
-    def __init__(self, host: Any) -> None:
-        """Serve the groups of a directory open in this process."""
+    def __init__(self, host: Any, config: LogConfig | None = None) -> None:
+        """Serve the groups of a directory open in this process, within its limits."""
         self._host = host
+        self._config = config or LogConfig.of()
         self._shards: dict[tuple[str, int], GroupShard] = {}
         self._shards_mutex = threading.Lock()
 
@@ -99,7 +101,7 @@ class GroupOffsets:
         Durability: durable on return.
         """
         self._check_partitions(offsets)
-        fitting, too_large = _split_by_metadata(offsets)
+        fitting, too_large = self._split_by_metadata(offsets)
         shard = self._shard(group_id)
 
         def decide(table: GroupTable) -> Change:
@@ -112,7 +114,7 @@ class GroupOffsets:
         if result is not None:
             shard.log.flush(result.last_offset + 1)
         if too_large:
-            raise too_large_error(too_large)
+            raise self._too_large(too_large)
 
     def txn_offset_commit(
         self,
@@ -145,9 +147,9 @@ class GroupOffsets:
         Durability: published on return; the transaction's commit makes it durable.
         """
         self._check_partitions(offsets)
-        _, too_large = _split_by_metadata(offsets)
+        _, too_large = self._split_by_metadata(offsets)
         if too_large:
-            raise too_large_error(too_large)
+            raise self._too_large(too_large)
         shard = self._shard(group_id)
         events = self._host.transactions.events
 
@@ -191,6 +193,28 @@ class GroupOffsets:
             )
             for partition, o in sorted(offsets.items(), key=lambda item: item[0])
         ]
+
+    def _split_by_metadata(
+        self, offsets: OffsetMap
+    ) -> tuple[dict[TopicPartition, OffsetAndMetadata], list[TopicPartition]]:
+        """What fits, and whose metadata is too long; Kafka counts characters too."""
+        limit = self._config.offset_metadata_max_bytes
+        fitting: dict[TopicPartition, OffsetAndMetadata] = {}
+        too_large = []
+        for partition, committed in offsets.items():
+            text = committed.metadata or ""
+            if len(text) > limit or len(text.encode()) > _MAX_STRING_BYTES:
+                too_large.append(partition)
+            else:
+                fitting[partition] = committed
+        return fitting, too_large
+
+    def _too_large(self, partitions: Collection[TopicPartition]) -> Exception:
+        return error_for(
+            ErrorCode.OFFSET_METADATA_TOO_LARGE,
+            f"{sorted(partitions)[0]}: offset metadata is longer than offset.metadata.max.bytes = "
+            f"{self._config.offset_metadata_max_bytes} characters, or {_MAX_STRING_BYTES} bytes",
+        )
 
     def _check_partitions(self, offsets: OffsetMap) -> None:
         for partition, committed in offsets.items():
@@ -364,28 +388,6 @@ def check_member(group: Group, member_id: str, instance_id: str | None) -> None:
             )
     if member_id not in group.members:
         raise UnknownMember(f"group {group.group_id} has no member {member_id!r}")
-
-
-def too_large_error(partitions: Collection[TopicPartition]) -> Exception:
-    """Offset metadata over the limit."""
-    return error_for(
-        ErrorCode.OFFSET_METADATA_TOO_LARGE,
-        f"{sorted(partitions)[0]}: offset metadata is longer than "
-        f"{MAX_METADATA_CHARACTERS} characters",
-    )
-
-
-def _split_by_metadata(
-    offsets: OffsetMap,
-) -> tuple[dict[TopicPartition, OffsetAndMetadata], list[TopicPartition]]:
-    fitting: dict[TopicPartition, OffsetAndMetadata] = {}
-    too_large = []
-    for partition, committed in offsets.items():
-        if len(committed.metadata or "") > MAX_METADATA_CHARACTERS:
-            too_large.append(partition)
-        else:
-            fitting[partition] = committed
-    return fitting, too_large
 
 
 def _public(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from eoslog.config import LogConfig
 from eoslog.coordinator import group_rebalance as rebalance
 from eoslog.coordinator.group_offsets import GroupOffsets
 from eoslog.coordinator.group_rebalance import Catalogue, Change
@@ -33,9 +34,9 @@ class GroupWatch(GroupOffsets):
     Thread-safety: any thread.
     """
 
-    def __init__(self, host: Any) -> None:
+    def __init__(self, host: Any, config: LogConfig | None = None) -> None:
         """Watch the groups of a directory open in this process."""
-        super().__init__(host)
+        super().__init__(host, config)
         # When this process first missed a member that is given time.
         self._absent_since: dict[tuple[str, str], float] = {}
         # Names of topic ids, kept after a deletion so that members can be told to let go.

@@ -20,7 +20,6 @@ from eoslog.model import OffsetAndMetadata, TopicPartition
 from eoslog.storage.serde import Reader, Writer
 
 KEY_VERSIONS = (0, 1)
-MAX_METADATA_CHARACTERS = 4096
 NO_EXPIRY = -1
 # The greatest value version that the layout above covers; later ones only add tagged fields.
 NEWEST_VALUE_VERSION = 4

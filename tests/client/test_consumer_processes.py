@@ -112,7 +112,7 @@ def test_A07_a_killed_consumers_successor_starts_at_the_committed_offset(engine,
 def test_a_killed_member_is_noticed_at_once_and_its_partitions_move(engine, start, local):
     mine = local()
     until(lambda: joined(mine, PARTITIONS))
-    other = start(session_timeout_ms=1_000 * 3600)  # nobody waits for its end
+    other = start(session_timeout_ms=1_800_000)  # nobody waits for its end
     until(lambda: shared(mine, other))
     other.kill()
     until(lambda: joined(mine, PARTITIONS))

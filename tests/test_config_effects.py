@@ -1,0 +1,167 @@
+"""Settings have the effect that Kafka documents; seen where a user sees it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+import eoslog
+from eoslog.config import ConsumerConfig, LogConfig, TopicConfig
+from eoslog.errors import ErrorCode, KafkaError
+from eoslog.log import Log
+from eoslog.model import OffsetAndMetadata, TopicPartition
+
+T0 = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "log")
+
+
+@pytest.fixture
+def log(path):
+    with eoslog.open(path) as opened:
+        yield opened
+
+
+def filled(log: Log, count: int, **topic: object) -> None:
+    """A topic `t` of batches of one record."""
+    log.create_topic("t", config=topic)
+    with log.producer() as producer:
+        for i in range(count):
+            producer.produce("t", b"v" * 100, b"%d" % i)
+            producer.flush()
+
+
+# --- what a directory takes ---------------------------------------------------------------------
+
+
+def test_the_longest_offset_metadata_is_what_open_was_told(path):
+    with eoslog.open(path, {"offset.metadata.max.bytes": 3}) as log:
+        log.create_topic("t")
+        log.reset_offsets("g", {T0: OffsetAndMetadata(0, -1, "abc")})
+        with pytest.raises(KafkaError, match=r"offset.metadata.max.bytes = 3") as caught:
+            log.engine.groups.commit_offsets("g", "", -1, {T0: OffsetAndMetadata(0, -1, "abcd")})
+        assert caught.value.code == ErrorCode.OFFSET_METADATA_TOO_LARGE
+
+
+def test_metadata_that_no_record_can_hold_is_refused_whatever_the_limit(path):
+    with eoslog.open(path, {"offset.metadata.max.bytes": 100_000}) as log:
+        log.create_topic("t")
+        commit = log.engine.groups.commit_offsets
+        commit("g", "", -1, {T0: OffsetAndMetadata(0, -1, "x" * 32_767)})
+        with pytest.raises(KafkaError) as caught:
+            commit("g", "", -1, {T0: OffsetAndMetadata(0, -1, "ü" * 16_384)})
+        assert caught.value.code == ErrorCode.OFFSET_METADATA_TOO_LARGE
+
+
+@pytest.mark.parametrize(("timeout_ms", "fits"), [(999, 0), (1000, 1), (2000, 1), (2001, 0)])
+def test_session_timeouts_lie_within_the_directorys_bounds(path, timeout_ms, fits):
+    bounds = {"group.min.session.timeout.ms": 1000, "group.max.session.timeout.ms": 2000}
+    with eoslog.open(path, bounds) as log:
+        log.create_topic("t")
+        join = log.engine.groups.join
+        if fits:
+            join("g", subscription=["t"], session_timeout_ms=timeout_ms)
+        else:
+            with pytest.raises(KafkaError, match=str(timeout_ms)) as caught:
+                join("g", subscription=["t"], session_timeout_ms=timeout_ms)
+            assert caught.value.code == ErrorCode.INVALID_SESSION_TIMEOUT
+
+
+def test_a_group_takes_no_more_members_than_it_may_have(path):
+    with eoslog.open(path, {"group.max.size": 2}) as log:
+        log.create_topic("t", 4)
+        groups = log.engine.groups
+        first = groups.join("g", subscription=["t"])
+        groups.join("g", subscription=["t"], instance_id="static")
+        with pytest.raises(KafkaError, match="has 2 members, group.max.size is 2") as caught:
+            groups.join("g", subscription=["t"])
+        assert caught.value.code == ErrorCode.GROUP_MAX_SIZE_REACHED
+        # Who is in stays in: a changed subscription, a static name that is taken over.
+        groups.join("g", first, subscription=["t", "u"])
+        groups.join("g", subscription=["t"], instance_id="static")
+        groups.leave("g", first)
+        groups.join("g", subscription=["t"])
+        assert len(groups.describe_group("g").members) == 2
+
+
+def test_retention_runs_every_log_retention_check_interval_ms_and_compaction_every_round(path):
+    settings = {"log.retention.check.interval.ms": 77_000, "log.cleaner.backoff.ms": 55_000}
+    with eoslog.open(path, settings) as log:
+        filled(log, 5, **{"segment.bytes": 200, "retention.bytes": 0})
+        calls: list[float] = []
+        cleaning = log.engine.cleaning
+        real = cleaning.round
+        cleaning.round = lambda *args: calls.append(args[1])  # type: ignore[method-assign]
+        tasks = log.engine._background._tasks
+        next(task for task in tasks if task.interval_s == 55).run()
+        log.engine._join_asides()
+        assert calls == [77.0]
+
+        assert real(0.0, 3600.0)  # the first round of a process looks at everything
+        start = log.engine.partition("t", 0).log_start
+        assert start > 0
+        with log.producer() as producer:
+            for _ in range(5):
+                producer.produce("t", b"v" * 100)
+                producer.flush()
+        assert not real(0.0, 3600.0)  # nothing is due
+        assert log.engine.partition("t", 0).log_start == start
+        log.engine.alter_topic("t", {"cleanup.policy": "compact,delete"})
+        assert real(0.0, 3600.0)  # the cleaner deletes from compacted topics itself, as in Kafka
+        assert log.engine.partition("t", 0).log_start > start
+
+
+# --- clients ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["fetch_max_bytes", "max_partition_fetch_bytes"])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_partitions_take_turns_after_a_fetch_of_so_many_bytes(log, key, batches):
+    log.create_topic("t", 2)
+    with log.producer() as producer:
+        for i in range(12):
+            producer.produce("t", b"v" * 100, partition=i % 2)
+            producer.flush()
+    size = len(log.engine.partition("t", 0).read(0, 1)[0].data)
+    limit = batches * size if batches > 1 else 0  # one batch is had in any case
+    with log.consumer("t", auto_offset_reset="earliest", **{key: limit}) as consumer:
+        turns = [consumer.poll(10).partition for _ in range(12)]
+    assert turns == ([0] * batches + [1] * batches) * (6 // batches)
+
+
+def test_the_producers_thread_bears_its_client_id(log):
+    log.create_topic("t")
+    with log.producer(client_id="ingest", linger_ms=0) as producer:
+        producer.produce("t", b"v")
+        producer.flush()
+        producer._sender.wake()
+        assert "eoslog-sender ingest" in {thread.name for thread in threading.enumerate()}
+
+
+# --- what is accepted and has no effect ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cls", "key"),
+    [
+        (ConsumerConfig, "fetch.min.bytes"),
+        (ConsumerConfig, "fetch.max.wait.ms"),
+        (ConsumerConfig, "fetch.wait.max.ms"),  # librdkafka's name of it
+        (ConsumerConfig, "request.timeout.ms"),
+        (ConsumerConfig, "retry.backoff.ms"),
+        (ConsumerConfig, "exclude.internal.topics"),
+        (TopicConfig, "file.delete.delay.ms"),
+        (TopicConfig, "preallocate"),
+        (LogConfig, "producer.id.expiration.ms"),
+        (LogConfig, "producer.id.expiration.check.interval.ms"),
+    ],
+)
+def test_what_makes_no_sense_in_a_library_is_accepted_and_listed_at_debug(cls, key, caplog):
+    caplog.set_level(logging.DEBUG, logger="eoslog.config")
+    assert cls.of({key: "1"}).given == frozenset()
+    assert cls._name(key) in caplog.text
