@@ -292,7 +292,10 @@ def test_snapshot_is_closed_and_monotone(tmp_path: Path) -> None:
                     child.tell("running", 1)
 
     def hold(child: Child) -> None:
-        with eoslog.open(path) as log, transactional(log, "long") as producer:
+        with (
+            eoslog.open(path) as log,
+            transactional(log, "long", transaction_timeout_ms=900_000) as producer,
+        ):
             producer.begin_transaction()
             for partition in range(3):
                 producer.produce("t", "long", partition=partition)
