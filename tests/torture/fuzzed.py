@@ -30,8 +30,8 @@ class Fuzzed:
         """Mutate for a while."""
         with tempfile.TemporaryDirectory(prefix="eoslog-fuzz-") as finds:
             done = subprocess.run(
-                [sys.executable, "-m", "tests.fuzz.run", "--seconds", "5", "--seed", str(seed),
-                 "--finds", finds],
+                [sys.executable, "-m", "tests.fuzz.run", "--seconds", "5", "--runs", "4000",
+                 "--seed", str(seed), "--finds", finds],
                 capture_output=True, text=True, timeout=800, check=False,
             )  # fmt: skip
         step = Step()
