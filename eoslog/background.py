@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from eoslog.errors import EoslogError
+from eoslog.storage.log_settings import FOR_EVER
 from eoslog.storage.partition_log import PartitionLog
 
 logger = logging.getLogger("eoslog.background")
@@ -44,11 +45,19 @@ class Background:
             self._tasks.append(_Task(time.monotonic() + interval_s, interval_s, run))
 
     def note_append(self, log: PartitionLog) -> None:
-        """Flush this log within its `flush.ms` unless somebody does before."""
-        if log in self._dirty or not log.strict:
+        """Flush this log within its `flush.ms` unless somebody does before.
+
+        At once when `flush.messages` records wait for it.
+        """
+        if not log.strict:
+            return
+        most = log.settings.flush_messages
+        full = most < FOR_EVER and log.log_end - log.durable_end >= most
+        if log in self._dirty and not full:
             return
         with self._mutex:
-            self._dirty[log] = time.monotonic() + log.settings.flush_ms / 1000
+            wait_ms = 0 if full else log.settings.flush_ms
+            self._dirty[log] = time.monotonic() + wait_ms / 1000
         self._wake.set()
 
     def forget(self, log: PartitionLog) -> None:

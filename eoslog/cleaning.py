@@ -33,8 +33,8 @@ from eoslog.model import TRANSACTION_STATE_TOPIC
 from eoslog.open_partitions import OpenPartitions
 from eoslog.storage import checkpoints, files
 from eoslog.storage.cleaner import clean_partition
-from eoslog.storage.compaction import FOR_EVER_MS, Cleaned, CleaningStopped, plan
-from eoslog.storage.log_settings import LogSettings
+from eoslog.storage.compaction import Cleaned, CleaningStopped, plan
+from eoslog.storage.log_settings import FOR_EVER, LogSettings
 from eoslog.storage.partition_log import PartitionLog
 from eoslog.storage.segments import LOG
 from eoslog.storage.session import SESSION_FILE, Session
@@ -155,7 +155,7 @@ class Cleaning:
                 if not settings.compacts and not (limits and deleting):
                     continue
                 # An active segment alone is not cleaned: such a partition need not even be opened.
-                least = 1 if limits or settings.max_compaction_lag_ms < FOR_EVER_MS else 2
+                least = 1 if limits or settings.max_compaction_lag_ms < FOR_EVER else 2
                 found += [
                     (name, number)
                     for number in info.partitions

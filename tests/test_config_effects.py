@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from eoslog.config import ConsumerConfig, LogConfig, TopicConfig
 from eoslog.errors import ErrorCode, KafkaError
 from eoslog.log import Log
 from eoslog.model import OffsetAndMetadata, TopicPartition
+from eoslog.storage import codecs
 
 T0 = TopicPartition("t", 0)
 
@@ -34,6 +37,12 @@ def filled(log: Log, count: int, **topic: object) -> None:
         for i in range(count):
             producer.produce("t", b"v" * 100, b"%d" % i)
             producer.flush()
+
+
+def read(log: Log) -> list[Any]:
+    """Every committed record of `t`."""
+    with log.consumer("t", auto_offset_reset="earliest") as consumer:
+        return consumer.consume(10_000, timeout=1)
 
 
 # --- what a directory takes ---------------------------------------------------------------------
@@ -116,7 +125,79 @@ def test_retention_runs_every_log_retention_check_interval_ms_and_compaction_eve
         assert log.engine.partition("t", 0).log_start > start
 
 
+# --- topics -------------------------------------------------------------------------------------
+
+
+def test_flush_messages_flushes_before_flush_ms_is_over(log):
+    log.create_topic("t", config={"flush.ms": 3_600_000, "flush.messages": 3})
+    partition = log.engine.partition("t", 0)
+    with log.producer(acks=1) as producer:
+        for _ in range(2):
+            producer.send("t", b"v").result(60)
+        assert partition.durable_end == 0
+        producer.send("t", b"v").result(60)
+        assert partition.wait(2, 60, of="durable_end")
+
+
+def test_a_topics_bounds_of_time_reach_the_producer_and_leave_it_usable(log):
+    log.create_topic("t", config={"message.timestamp.after.max.ms": 3_600_000})
+    far = int(time.time() * 1000) + 7_200_000
+    with log.producer() as producer:
+        with pytest.raises(KafkaError, match=r"message\.timestamp\.after\.max\.ms") as caught:
+            producer.send("t", b"ahead", timestamp=far).result(60)
+        assert caught.value.code == ErrorCode.INVALID_TIMESTAMP
+        assert not caught.value.retriable
+        producer.send("t", b"now").result(60)
+    assert [r.value for r in read(log)] == [b"now"]
+
+
+def test_a_transaction_with_a_record_out_of_bounds_is_aborted(log):
+    log.create_topic("t", config={"message.timestamp.before.max.ms": 3_600_000})
+    with log.producer(transactional_id="x") as producer:
+        producer.init_transactions()
+        with pytest.raises(KafkaError), producer.transaction():
+            producer.produce("t", b"now")
+            producer.flush()
+            producer.produce("t", b"old", timestamp=1000)
+        with producer.transaction():
+            producer.produce("t", b"again")
+    assert [r.value for r in read(log)] == [b"again"]
+
+
+def test_a_topics_codec_is_what_is_stored_and_read(log):
+    log.create_topic("t", config={"compression.type": "gzip"})
+    with log.producer(transactional_id="x", compression_type="zstd") as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            for i in range(100):
+                producer.produce("t", b"v%d" % i)
+    stored = log.engine.partition("t", 0).batches(0, 100)
+    assert {batch.compression for batch in stored} == {"gzip"}
+    assert [r.value for r in read(log)] == [b"v%d" % i for i in range(100)]
+
+
 # --- clients ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codec", "level", "key"),
+    [
+        ("gzip", 1, "compression.gzip.level"),
+        ("lz4", 12, "compression.lz4.level"),
+        ("zstd", 19, "compression.zstd.level"),
+        ("zstd", 19, "compression.level"),
+    ],
+)
+def test_a_codecs_level_is_what_the_producer_was_told(log, codec, level, key):
+    log.create_topic("t")
+    with log.producer({"compression.type": codec, key: level}, linger_ms=1000) as producer:
+        for i in range(300):
+            producer.produce("t", b"%d some words that are written again, %d times" % (i, i * 7))
+    batch = next(log.engine.partition("t", 0).batches(0, 300))
+    payload = batch.tobytes()[61:]
+    plain = codecs.decompress(codec, payload)
+    assert payload == codecs.compress(codec, plain, level)
+    assert payload != codecs.compress(codec, plain)
 
 
 @pytest.mark.parametrize("key", ["fetch_max_bytes", "max_partition_fetch_bytes"])

@@ -312,3 +312,24 @@ def first_without_key(Batch batch not None):
         if record.key_size < 0:
             return block.seen - 1
     return -1
+
+
+def first_older(Batch batch not None, int64_t horizon_ms):
+    """Index of the first record whose time (-1: none) lies before a horizon, -1 when there is none."""
+    cdef RecordBlock block = RecordBlock(batch)
+    cdef RecordFields record
+    cdef int64_t timestamp
+    while block.next(&record):
+        timestamp = add_timestamp(block.base_timestamp, record.timestamp_delta)
+        if -1 < timestamp < horizon_ms:
+            return block.seen - 1
+    return -1
+
+
+def recompressed(Batch batch not None, str compression):
+    """The batch with its records in another codec."""
+    cdef RecordBlock source = RecordBlock(batch)
+    source.codec = codec_id(compression)
+    source.attributes = (source.attributes & ~CODEC_MASK) | source.codec
+    return rebuilt(batch, source, source.p, <size_t>(source.end - source.p), source.count,
+                   load_i64(batch._p + MAX_TIMESTAMP_AT), -1)

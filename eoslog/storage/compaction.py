@@ -36,6 +36,7 @@ from eoslog.errors import CorruptRecord, EoslogError
 from eoslog.storage import files
 from eoslog.storage.cleaned_segment import CleanedSegment
 from eoslog.storage.cleaned_transactions import CleanedTransactions
+from eoslog.storage.log_settings import FOR_EVER
 from eoslog.storage.segment_files import AbortedEntry, read_txn_index
 from eoslog.storage.segment_swap import swap_in
 from eoslog.storage.segments import LOG, TXN_INDEX, file_name
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 MAP_MEMORY = 128 << 20
 """Bytes of a pass's key map (`log.cleaner.dedupe.buffer.size`); one segment always fits."""
-FOR_EVER_MS = (1 << 63) - 1
-"""`max.compaction.lag.ms` where nothing forces a pass."""
 _WINDOW = 8 << 20
 _MAX_SPAN = 0x7FFFFFFF
 
@@ -125,7 +124,7 @@ def plan(log: PartitionLog, dirty_start: int, now_ms: int, bound: int | None = N
     sizes = [log.segment(base).size() for base in bases]
     found = Plan(tuple(bases), tuple(sizes), dirty_start, stop, False)
     due = found.dirty_bytes > 0 and found.dirty_ratio > settings.min_cleanable_dirty_ratio
-    if not due and found.dirty_bytes and settings.max_compaction_lag_ms < FOR_EVER_MS:
+    if not due and found.dirty_bytes and settings.max_compaction_lag_ms < FOR_EVER:
         oldest = min(_first_timestamp(log, b) for b in bases if b >= dirty_start)
         due = 0 <= oldest < now_ms - settings.max_compaction_lag_ms
     return Plan(found.bases, found.sizes, dirty_start, stop, due)

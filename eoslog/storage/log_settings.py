@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+FOR_EVER = (1 << 63) - 1
+"""The value of a limit that is none."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
@@ -23,8 +26,13 @@ class LogSettings:
     cleanup_policy: str = "delete"
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
-    max_compaction_lag_ms: int = (1 << 63) - 1
+    max_compaction_lag_ms: int = FOR_EVER
     delete_retention_ms: int = 86_400_000
+    compression_type: str = "producer"
+    flush_messages: int = FOR_EVER
+    message_timestamp_after_max_ms: int = FOR_EVER
+    message_timestamp_before_max_ms: int = FOR_EVER
+    segment_jitter_ms: int = 0
 
     @property
     def compacts(self) -> bool:

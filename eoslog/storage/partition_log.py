@@ -8,13 +8,15 @@ What a crash leaves and who repairs it: `log_loader.py`.
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from eoslog import _core
-from eoslog.errors import ErrorCode, IllegalState, InvalidRecord, LockTimeout
+from eoslog.errors import ErrorCode, IllegalState, LockTimeout
 from eoslog.model import AppendOrigin, AppendResult, ProducerDescription
 from eoslog.storage import checkpoints, files
+from eoslog.storage.incoming import conforming, demands
 from eoslog.storage.log_flusher import LogFlusher
 from eoslog.storage.log_reader import LogReader, Slice
 from eoslog.storage.log_settings import LogSettings
@@ -87,9 +89,11 @@ class PartitionLog:
     def configure(self, settings: LogSettings) -> None:
         """Take changed topic settings."""
         self.settings = settings
+        self._demands = demands(settings)
+        jitter = min(settings.segment_jitter_ms, settings.segment_ms)
         self.core.configure(
             segment_bytes=settings.segment_bytes,
-            segment_ms=settings.segment_ms,
+            segment_ms=settings.segment_ms - (random.randrange(jitter) if jitter else 0),
             index_interval_bytes=settings.index_interval_bytes,
             segment_index_bytes=settings.segment_index_bytes,
             leader_epoch=self.leader_epoch,
@@ -163,6 +167,7 @@ class PartitionLog:
 
         Raises:
             InvalidRecord: a record without a key for a compacted topic.
+            KafkaError: INVALID_TIMESTAMP, a record's time is out of the topic's bounds.
             OutOfOrderSequence, InvalidProducerEpoch, InvalidTxnState, CorruptRecord,
             RecordTooLarge:
                 refused, nothing was written.
@@ -178,8 +183,8 @@ class PartitionLog:
         if data.readonly:
             data = memoryview(bytearray(batch))
         client = origin is AppendOrigin.CLIENT
-        if client and self.settings.compacts:
-            self._demand_keys(data)
+        if client and self._demands:
+            data = conforming(self, data)
         expected = [(log.core, end) for log, end in expect]
         limit = self.settings.max_message_bytes if client else 1 << 30
         stamp = int(time.time() * 1000) if self.settings.log_append_time else -1
@@ -202,16 +207,6 @@ class PartitionLog:
                 raise out_of_order(self, data)
             self._resolve(status, error, wait)
         raise LockTimeout(f"{self.name}: no append in {MAX_REPEATS} tries")
-
-    def _demand_keys(self, data: bytearray | memoryview) -> None:
-        """A record without a key would be gone with the first compaction: it is refused."""
-        for batch in _core.iter_batches(data):
-            index = _core.first_without_key(batch)
-            if index >= 0:
-                raise InvalidRecord(
-                    f"{self.name}: record {index} of a batch of {batch.count} has no key; "
-                    "the topic is compacted (cleanup.policy)"
-                )
 
     def _duplicate(
         self, data: memoryview, base: int, last: int, timestamp: int, origin: AppendOrigin
