@@ -40,30 +40,34 @@ class LogFlusher:
         self._entered = -1  # base of the newest segment that a writer's descriptor was given for
         self._retired: list[int] = []
         self._flushing = threading.Lock()
+        self._changing = threading.Lock()  # `_fds`: no fold goes back while some are let go
 
     def keep(self, base: int, fd: int, opened_at: int) -> None:
         """Flush the segment through this descriptor; of two the one that was opened first stays."""
-        held = self._fds.setdefault(base, (fd, opened_at))
-        if held[0] == fd:
-            return
-        if opened_at < held[1]:
-            self._fds[base] = (fd, opened_at)
-            fd = held[0]
+        with self._changing:
+            held = self._fds.setdefault(base, (fd, opened_at))
+            if held[0] == fd:
+                return
+            if opened_at < held[1]:
+                self._fds[base] = (fd, opened_at)
+                fd = held[0]
         self._close_later(fd)
 
     def replace(self, base: int, fd: int, opened_at: int) -> None:
         """Take a writer's descriptor for the segment that the fold is in."""
-        held = self._fds.get(base)
-        self._fds[base] = (fd, opened_at)
-        self._entered = max(self._entered, base)
+        with self._changing:
+            held = self._fds.get(base)
+            self._fds[base] = (fd, opened_at)
+            self._entered = max(self._entered, base)
         if held is not None and held[0] != fd:
             self._close_later(held[0])
 
     def retire(self, base: int, fd: int) -> None:
         """The descriptor of a segment is needed no more."""
-        held = self._fds.get(base)
-        if held is not None and held[0] == fd:
-            del self._fds[base]
+        with self._changing:
+            held = self._fds.get(base)
+            if held is not None and held[0] == fd:
+                del self._fds[base]
         if fd >= 0:
             self._close_later(fd)
 
@@ -173,15 +177,19 @@ class LogFlusher:
         except OSError as error:
             raise self._poison(error) from error
         self._core.publish_durable(target, time.monotonic_ns() - started)
-        # Copied: another thread may enter a segment meanwhile. What a held segment holds lies below
-        # the next one's base, so it may have been durable before it was sealed. The one that the
-        # fold is in stays open, also where other processes have rolled on: the fold reads it. So
-        # does one that was sealed just now: `WriterFiles` has not handed its descriptor over yet.
-        current = min(self._core.segment_base, self._entered)
-        bases = sorted({*list(self._fds), current})
-        for base, following in pairwise(bases):
-            if base < current and following <= target and base in self._fds:
-                files.close(self._fds.pop(base)[0])
+        self._let_go(target)
+
+    def _let_go(self, durable: int) -> None:
+        """Close what no flush needs any more. What a held segment holds lies below the next one's
+        base, so it may have been durable before it was sealed. The one that the fold is in stays
+        open, also where other processes have rolled on: the fold reads it. So does one that was
+        sealed just now: `WriterFiles` has not handed its descriptor over yet.
+        """
+        with self._changing:
+            current = min(self._core.segment_base, self._entered)
+            for base, following in pairwise(sorted({*self._fds, current})):
+                if base < current and following <= durable and base in self._fds:
+                    files.close(self._fds.pop(base)[0])
 
     def _poison(self, error: OSError) -> LogPoisoned:
         """Nobody appends, flushes or acknowledges here until all have closed."""

@@ -12,6 +12,7 @@ import pytest
 
 from eoslog._core import build_marker
 from eoslog.model import AppendOrigin
+from eoslog.storage import log_flusher as flushers
 from eoslog.storage.log_flusher import LogFlusher
 from eoslog.storage.partition_log import PartitionLog
 from eoslog.storage.segments import LOG, SNAPSHOT, TXN_INDEX, file_name, offsets_in
@@ -168,3 +169,42 @@ def test_what_is_appended_and_rolled_over_while_segments_are_listed_is_not_passe
         assert offsets_in(log.path, LOG) == [0, 2]
         assert state(log) == state(other)
         log.append(batch(1, producer_id=2, sequence=1, size=20))
+
+
+def test_a_fold_that_begins_anew_beside_a_flush_keeps_its_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flush has found what it needs no more; the fold goes back to the first of these segments."""
+    with opened(str(tmp_path), segment_bytes=SEGMENT) as log:
+        for producer in range(6):
+            log.append(batch(1, producer_id=producer, sequence=0, size=800))
+        for offset in offsets_in(log.path, SNAPSHOT):
+            os.remove(os.path.join(log.path, file_name(offset, SNAPSHOT)))
+        before, flushed = state(log), threading.Event()
+        real_pairwise, real_replace = flushers.pairwise, log.flusher.replace
+        again = threading.Thread(target=log.reload, daemon=True)
+
+        def replace(base: int, fd: int, opened_at: int) -> None:
+            real_replace(base, fd, opened_at)
+            flushed.wait()
+
+        def found(bases: list[int]) -> object:
+            if again.ident is None and threading.current_thread() is threading.main_thread():
+                again.start()
+                while log.core.segment_base:
+                    time.sleep(0.001)
+                again.join(0.05)  # then it may have to wait for us
+            return real_pairwise(bases)
+
+        monkeypatch.setattr(log.flusher, "replace", replace)
+        monkeypatch.setattr(flushers, "pairwise", found)
+        log.flush()
+        flushed.set()
+        again.join()
+        assert again.ident is not None
+        base, log_fd, *_ = log.core.current_files()
+        assert os.readlink(f"/proc/self/fd/{log_fd}") == os.path.join(
+            log.path, file_name(base, LOG)
+        )
+        assert state(log) == before
+        log.append(batch(1, producer_id=1, sequence=1))
