@@ -130,21 +130,38 @@ cdef int advance_log_start_locked(
 
 cdef int mark_swap_locked(PartitionState* state, bint begins, int64_t cleaned_to, uint64_t deadline) noexcept nogil:
     """Publish that sealed segments are being swapped (`cleaned_version` odd), or that they were;
-    the status. Who lists segments does so between two equal, even versions (protocol.md row 28)."""
+    the status. Who lists segments does so between two equal, even versions (protocol.md row 28).
+
+    Whoever begins is in the active segment, past all that goes. The end asks for no fold: others may
+    have rolled meanwhile, and who must enter the next segment lists, which waits for this very end."""
     cdef uint32_t version
-    cdef int rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)
-    if rc != 0:
-        return rc
-    rc = enter_lock(state, deadline, NULL, 0)
-    if rc != 0:
-        return rc
+    cdef int rc
+    if begins:
+        rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)
+        if rc == 0:
+            rc = enter_lock(state, deadline, NULL, 0)
+        if rc != 0:
+            return rc
+    else:
+        rc = lock_partition(state, deadline)
+        if rc != 0:
+            return rc
+        if atomic_load_u64(&state.slot.session) != atomic_load_u64(state.session):
+            rc = VOID_SLOT
+        elif atomic_load_u32(&state.slot.deleted):
+            rc = GONE
+        if rc != 0:
+            unlock_partition(state)
+            return rc
     version = atomic_load_u32(&state.slot.cleaned_version)
     if <bint>(version & 1) != begins:
         if begins and cleaned_to > state.slot.cleaned_to:
             atomic_store_i64(&state.slot.cleaned_to, cleaned_to)
         atomic_store_u32(&state.slot.cleaned_version, version + 1)
-        state.segments_version += 1
-        atomic_store_u32(&state.slot.segments_version, state.segments_version)
+        version = atomic_load_u32(&state.slot.segments_version) + 1
+        if state.segments_version == version - 1:
+            state.segments_version = version     # else this fold may be in what went: it begins anew
+        atomic_store_u32(&state.slot.segments_version, version)
     unlock_partition(state)
     wake_lane(state.lane)
     return 0

@@ -15,7 +15,7 @@ import threading
 import pytest
 
 from eoslog.errors import StorageError
-from eoslog.storage import files
+from eoslog.storage import files, log_reader
 from tests.storage.helpers import batch, opened, payloads
 from tests.storage.test_compaction import NOW, Writer, clean, committed, folded
 
@@ -178,6 +178,50 @@ def test_who_lists_segments_waits_for_the_end_of_a_swap(tmp_path):
         assert folded(committed(log)) == expected  # finishes it, and reads the new segments
         assert not log.core.cleaned_version & 1
         assert_whole(log, expected, end)
+
+
+def rolls(log):
+    """Appends until the active segment is another one; how many."""
+    before = log.core.active_base
+    for sequence in itertools.count():
+        log.append(batch(1, producer_id=60, sequence=sequence, size=100))
+        if log.core.active_base != before:
+            return sequence + 1
+
+
+def test_a_roll_in_the_middle_of_a_swap_keeps_nobody_from_ending_it(tmp_path, monkeypatch):
+    """Entering the next segment takes a list of them, which waits for the end of the swap."""
+    monkeypatch.setattr(log_reader, "_SWAP_TIMEOUT_S", 1)
+    path = str(tmp_path)
+    expected, end = fill(path)
+    with opened(path, **SETTINGS) as log, opened(path, **SETTINGS) as other:
+        appended, real = [], files.failpoint
+
+        def meanwhile(point):
+            if point == "clean.swap.begun" and not appended:
+                appended.append(rolls(other))
+            return real(point)
+
+        monkeypatch.setattr(files, "failpoint", meanwhile)
+        clean(log)
+        assert appended
+        assert not log.core.cleaned_version & 1
+        assert_whole(log, expected, end, appended=appended[0])
+
+
+def test_who_missed_a_roll_ends_the_swap_of_a_dead_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_reader, "_SWAP_TIMEOUT_S", 1)
+    path = str(tmp_path)
+    expected, end = fill(path)
+    with opened(path, **SETTINGS) as log, opened(path, **SETTINGS) as other:
+        assert folded(committed(log)) == expected
+        die(path, "clean.swap.begun", 1)
+        appended = rolls(other)
+        assert log.core.cleaned_version & 1
+        assert_whole(log, expected, end, appended=appended)
+        assert not log.core.cleaned_version & 1
+        log.append(batch(1, producer_id=60, sequence=appended))
+        assert [p.last_sequence for p in log.producers() if p.producer_id == 60] == [appended]
 
 
 READER = """
