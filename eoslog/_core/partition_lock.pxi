@@ -150,11 +150,8 @@ cdef int mark_swap_locked(PartitionState* state, bint begins, int64_t cleaned_to
             rc = VOID_SLOT
         elif atomic_load_u32(&state.slot.deleted):
             rc = GONE
-        if rc != 0:
-            unlock_partition(state)
-            return rc
     version = atomic_load_u32(&state.slot.cleaned_version)
-    if <bint>(version & 1) != begins:
+    if rc == 0 and <bint>(version & 1) != begins:
         if begins and cleaned_to > state.slot.cleaned_to:
             atomic_store_i64(&state.slot.cleaned_to, cleaned_to)
         atomic_store_u32(&state.slot.cleaned_version, version + 1)
@@ -164,4 +161,4 @@ cdef int mark_swap_locked(PartitionState* state, bint begins, int64_t cleaned_to
         atomic_store_u32(&state.slot.segments_version, version)
     unlock_partition(state)
     wake_lane(state.lane)
-    return 0
+    return rc

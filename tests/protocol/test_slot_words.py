@@ -165,15 +165,43 @@ def test_an_append_waits_for_its_lock(tmp_path: Path) -> None:
                 log.append(batch(1), timeout=0.02)
 
 
+def test_the_end_of_a_swap_waits_for_the_lock(tmp_path: Path) -> None:
+    from eoslog import _core
+
+    with opened(str(tmp_path)) as log:
+        log.mark_swap(True, 0)
+        name, at = lock_of(log)
+        with beside(tmp_path, name) as fd:
+            assert _core.try_lock(fd, at)
+            assert log.core.mark_swap(False, 0, 0.02)[0] == _core.STATUS["LOCKED_OUT"]
+            assert slot(log)["cleaned_version"] == 1
+        log.mark_swap(False, 0)
+
+
+def of_another_session(path: Path, log: PartitionLog) -> None:
+    page = (path / CONTROL_FILE).read_bytes()
+    at = page.index(slot(log)["session"].to_bytes(8, "little") + TOPIC_ID)
+    fd = os.open(path / CONTROL_FILE, os.O_RDWR)
+    os.pwrite(fd, (7).to_bytes(8, "little"), at)
+    os.close(fd)
+
+
 def test_a_slot_of_another_session_takes_no_append(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
-        page = (tmp_path / CONTROL_FILE).read_bytes()
-        at = page.index(slot(log)["session"].to_bytes(8, "little") + TOPIC_ID)
-        fd = os.open(tmp_path / CONTROL_FILE, os.O_RDWR)
-        os.pwrite(fd, (7).to_bytes(8, "little"), at)
-        os.close(fd)
+        of_another_session(tmp_path, log)
         with pytest.raises(IllegalState, match="another session"):
             log.append(batch(1))
+
+
+def test_a_slot_of_another_session_or_a_deleted_one_takes_no_end_of_a_swap(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        log.mark_swap(True, 0)
+        log.session.control.mark_deleted(SLOT)
+        with pytest.raises(UnknownTopicOrPartition):
+            log.mark_swap(False, 0)
+        of_another_session(tmp_path, log)
+        with pytest.raises(IllegalState, match="another session"):
+            log.mark_swap(False, 0)
 
 
 def test_a_deleted_and_a_poisoned_partition_take_no_append(tmp_path: Path) -> None:
