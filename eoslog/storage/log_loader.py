@@ -124,6 +124,32 @@ def _newest_snapshot(path: str, bases: list[int], *, delete_bad: bool) -> tuple[
     return bases[0], b""
 
 
+def demand_snapshot(log: PartitionLog, base: int) -> None:
+    """Make the producer snapshot at a sealed segment's end if it is not there: who rolled may have
+    died before writing it, and once what lies before it is gone nothing else knows its producers.
+
+    What is damaged can't tell them: then there is none, as when the segment itself is lost.
+
+    Raises:
+        StorageError: it can't be written.
+    """
+    if files.exists(os.path.join(log.path, file_name(base, SNAPSHOT))):
+        return
+    bases = [b for b in offsets_in(log.path, LOG) if b < base]
+    start, entries = _newest_snapshot(log.path, bases, delete_bad=False)
+    fold = _core.Partition(log.session.control, log.slot, -1, 0, log.path)
+    fold.load(start, entries)
+    for current in (b for b in bases if b >= start):
+        fds = _open_for_scan(log, current, read_only=True)
+        try:
+            fold.use_segment(current, *fds)
+            if fold.scan_segment(os.fstat(fds[0]).st_size, False)[-1] is not None:
+                return
+        finally:
+            files.close(fds[0])
+    write_snapshot(log.path, base, fold.export_producers()[1])
+
+
 def _recover(log: PartitionLog, last: LastSession) -> bool:
     if log.core.lock_for_recovery(LOCK_TIMEOUT_S) != S["APPENDED"]:
         raise LockTimeout(

@@ -94,10 +94,14 @@ def _expired(log: PartitionLog, start: int, end: int, active: bool, horizon_ms: 
 
 
 def _advance(log: PartitionLog, log_start: int) -> None:
+    from eoslog.storage.log_loader import demand_snapshot
+
     bases = log.reader.bases(beyond=log.log_end)
     # Data of an open transaction goes with its marker's decision, not before.
     limit = min(log_start, log.stable_end)
     gone = [base for base, following in pairwise(bases) if following <= limit]
+    if gone:
+        demand_snapshot(log, bases[len(gone)])
     log.publish_log_start(log_start, segments_changed=bool(gone))
     files.failpoint("log.start.advanced")
     log.on_log_start(log)

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from eoslog._core import build_marker
-from eoslog.model import AppendOrigin
+from eoslog.model import AppendOrigin, AppendResult
 from eoslog.storage.partition_log import PartitionLog
-from eoslog.storage.segments import LOG, offsets_in
+from eoslog.storage.segments import LOG, SNAPSHOT, offsets_in
 from tests.faults.harness import Child, live
 from tests.storage.helpers import batch, opened, payloads, state
 
@@ -140,3 +140,23 @@ def test_others_live_on_wherever_a_writer_dies(tmp_path: Path, act: str, first: 
             if not met and call != "point":
                 break
     assert deaths > 6
+
+
+def test_producers_of_a_deleted_segment_are_known_though_who_rolled_wrote_no_snapshot(
+    tmp_path: Path,
+) -> None:
+    """Else a batch that is sent again after a restart is there twice (KAFKA-9892)."""
+    path, again = str(tmp_path), batch(1, producer_id=7, sequence=0, size=1500)
+    with opened(path, **SETTINGS) as log:
+        log.append(again)
+        assert live(dies, path, rolls, faults=(("log.rolled", "kill", 1),)).killed
+        assert offsets_in(log.path, LOG) == [0, 1]
+        assert offsets_in(log.path, SNAPSHOT) == []
+        log.fold()
+        expected = log.producers()
+        log.flush()
+        log.delete_records(1)
+        assert offsets_in(log.path, LOG) == offsets_in(log.path, SNAPSHOT) == [1]
+    with opened(path, **SETTINGS) as log:
+        assert log.producers() == expected
+        assert log.append(again) == AppendResult(0, 0, True, 1000)
