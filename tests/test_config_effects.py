@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import eoslog
+from eoslog import engine as engine_module
 from eoslog.config import ConsumerConfig, LogConfig, TopicConfig
-from eoslog.errors import ErrorCode, KafkaError
+from eoslog.errors import CorruptRecord, ErrorCode, KafkaError
 from eoslog.log import Log
 from eoslog.model import OffsetAndMetadata, TopicPartition
 from eoslog.storage import codecs
@@ -125,6 +126,21 @@ def test_retention_runs_every_log_retention_check_interval_ms_and_compaction_eve
         assert log.engine.partition("t", 0).log_start > start
 
 
+def test_committed_offsets_live_as_long_as_open_was_told(path):
+    with eoslog.open(path, {"offsets.retention.minutes": 1}) as log:
+        log.create_topic("t")
+        log.reset_offsets("g", {T0: 0})
+        engine = log.engine
+        task = next(
+            t for t in engine._background._tasks if t.interval_s == engine_module._OFFSETS_CHECK_S
+        )
+        for later, groups in ((30, ["g"]), (61, [])):
+            engine.clock = lambda until=time.time() + later: until
+            task.run()
+            engine._join_asides()
+            assert log.groups() == groups
+
+
 # --- topics -------------------------------------------------------------------------------------
 
 
@@ -176,6 +192,11 @@ def test_a_topics_codec_is_what_is_stored_and_read(log):
     assert [r.value for r in read(log)] == [b"v%d" % i for i in range(100)]
 
 
+def test_an_index_that_is_full_ends_its_segment(log):
+    filled(log, 9, **{"segment.index.bytes": 24, "index.interval.bytes": 0})
+    assert len(log.engine.partition("t", 0).reader.bases()) > 2
+
+
 # --- clients ------------------------------------------------------------------------------------
 
 
@@ -222,6 +243,90 @@ def test_the_producers_thread_bears_its_client_id(log):
         producer.flush()
         producer._sender.wake()
         assert "eoslog-sender ingest" in {thread.name for thread in threading.enumerate()}
+
+
+def partitions_of(log: Log, count: int, **options: object) -> list[int]:
+    with log.producer(**options) as producer:
+        sent = [producer.send("t", b"v", b"one key") for _ in range(count)]
+        return [one.result(60).partition for one in sent]
+
+
+def test_who_chooses_the_partition(log):
+    log.create_topic("t", 4)
+    assert len(set(partitions_of(log, 8))) == 1
+    assert sorted(partitions_of(log, 8, partitioner_class="round_robin")) == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
+    assert partitions_of(log, 2, partitioner_class=lambda topic, key, count: count - 1) == [3, 3]
+    # By chance for each batch: 64 times the same one has odds of 4 ** -63.
+    assert len(set(partitions_of(log, 64, partitioner_ignore_keys=True, batch_size=0))) > 1
+
+
+@pytest.mark.parametrize(("when", "committed"), [("before", {T0: 1}), ("after", {})])
+def test_auto_commit_before_or_after_records_are_handed_out(log, when, committed):
+    filled(log, 3)
+    options = {"auto_commit_interval_ms": 0, "auto_offset_reset": "earliest"}
+    with log.consumer("t", group_id="g", auto_commit_when=when, **options) as consumer:
+        assert consumer.poll(60).offset == 0
+        found = log.engine.groups.fetch_offsets("g")
+        assert {p: o.offset for p, o in found.items()} == committed
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_checksums_are_compared_unless_the_consumer_was_told_not_to(log, check):
+    filled(log, 1)
+    name = f"{log.path}/t-0/00000000000000000000.log"
+    with open(name, "r+b") as file:
+        file.seek(-2, 2)
+        file.write(b"!")
+    with log.consumer("t", auto_offset_reset="earliest", check_crcs=check) as consumer:
+        if check:
+            with pytest.raises(CorruptRecord):
+                consumer.poll(60)
+        else:
+            assert consumer.poll(60).value.endswith(b"v!")
+
+
+def test_undecided_offsets_are_waited_for_as_long_as_default_api_timeout_ms(log):
+    filled(log, 1)
+    with (
+        log.producer(transactional_id="x") as producer,
+        log.consumer(
+            "t", group_id="g", default_api_timeout_ms=7, enable_auto_commit=False
+        ) as consumer,
+    ):
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({T0: OffsetAndMetadata(1)}, "other")
+        producer.send_offsets_to_transaction({T0: OffsetAndMetadata(1)}, "g")
+        with pytest.raises(KafkaError, match=r"after 0\.007 s"):
+            consumer.committed(T0)
+        producer.abort_transaction()
+
+
+def test_a_member_takes_its_next_step_within_heartbeat_interval_ms(log):
+    filled(log, 1)
+    for interval_ms in (1, 50):
+        with log.consumer("t", group_id="g", heartbeat_interval_ms=interval_ms) as consumer:
+            begun = time.monotonic()
+            consumer.poll(0)
+            due = consumer._membership.next_step
+            assert begun < due - interval_ms / 1000 <= time.monotonic()
+
+
+def test_a_members_client_id_is_shown(log):
+    filled(log, 1)
+    with log.consumer("t", group_id="g", client_id="reader-7") as consumer:
+        consumer.poll(0)
+        (member,) = log.engine.groups.describe_group("g").members
+        assert member.client_id == "reader-7"
 
 
 # --- what is accepted and has no effect ----------------------------------------------------------

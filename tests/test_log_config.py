@@ -6,6 +6,7 @@ import pytest
 
 from eoslog.errors import ConfigError, InvalidTransactionTimeout
 from eoslog.log import open as open_log
+from eoslog.model import TopicPartition
 
 
 @pytest.fixture
@@ -46,10 +47,13 @@ def test_the_cleanup_runs_as_often_as_open_was_told(path):
 
 
 def test_counts_of_internal_partitions_are_fixed_at_creation(path):
-    with open_log(path, {"transaction.state.log.num.partitions": 3}) as log:
+    counts = {"transaction.state.log.num.partitions": 3, "offsets.topic.num.partitions": 1}
+    with open_log(path, counts) as log:
         log.engine.transactions.init_producer_id("x", 1000)
         assert log.engine.properties.transaction_partitions == 3
-        assert log.engine.properties.offsets_partitions == 50
+        log.create_topic("t")
+        log.reset_offsets("g", {TopicPartition("t", 0): 0})
+        assert [p.name for p in log.engine.group_partitions()] == ["__consumer_offsets-0"]
     with pytest.raises(ConfigError, match=r"partitions 4 asked.*with 3"):
         open_log(path, {"transaction.state.log.num.partitions": 4})
     open_log(path, {"transaction.state.log.num.partitions": 3}).close()

@@ -80,6 +80,12 @@ def test_a_full_buffer_raises_after_max_block_ms_though_the_partition_is_locked(
     producer.close(0.0)
 
 
+def test_a_locked_partition_is_tried_for_request_timeout_ms(log: Log, locked: Any) -> None:
+    with log.producer(retries=0, linger_ms=0, request_timeout_ms=30) as producer:
+        with pytest.raises(LockTimeout, match=r"not free within 0\.03 s"):
+            producer.send("one", b"v").result(60)
+
+
 def test_flush_returns_after_its_timeout_though_the_partition_is_locked(
     log: Log, locked: Any
 ) -> None:
