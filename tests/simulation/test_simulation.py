@@ -43,7 +43,7 @@ def test_nothing_that_was_promised_is_lost_in_a_crash() -> None:
 
 def test_planted_bugs_are_found() -> None:
     """A simulator that finds nothing proves nothing."""
-    code, out = simulate("--self-test", "--runs", "40")
+    code, out = simulate("--self-test", "--runs", "150")
     assert code == 0, out
 
 
