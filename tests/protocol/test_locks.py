@@ -61,6 +61,44 @@ def test_a_reader_keeps_no_writer_out(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_who_joins_a_living_session_takes_its_number(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        first = Session(str(tmp_path))
+        stack.callback(first.close)
+        number = first.control.session
+        second = Session(str(tmp_path))
+        stack.callback(second.close)
+        assert not second.began
+        assert first.control.session == second.control.session == number
+
+
+def test_a_reader_beside_writers_shares_their_session_and_their_end_of_it(tmp_path: Path) -> None:
+    writer = Session(str(tmp_path))
+    reader = Session(str(tmp_path), read_only=True)
+    try:
+        assert not reader.private
+        writer.close()
+        with beside(tmp_path, SESSION_FILE) as fd:
+            assert not _core.try_lock(fd, SESSION)  # nobody is alone while it looks at the page
+            reader.close()
+            assert _core.try_lock(fd, SESSION)
+    finally:
+        reader.close()
+        writer.close()
+
+
+def test_a_process_is_alive_while_it_holds_its_byte(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        first, second = Session(str(tmp_path)), Session(str(tmp_path))
+        stack.callback(first.close)
+        stack.callback(second.close)
+        place = second.process_number, second.process_nonce
+        assert first.process_alive(*place)
+        assert not first.process_alive(place[0], place[1] ^ 2)
+        second.close()
+        assert not first.process_alive(*place)
+
+
 def test_who_opens_grows_or_prepares_a_directory_has_the_bootstrap_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
