@@ -27,6 +27,7 @@ from eoslog.client.inspect import inspect
 from eoslog.client.scan import read_segments
 from eoslog.model import TopicPartition
 from eoslog.storage import checkpoints
+from tests.captures import unpack
 from tests.reference import codec
 
 pytest.importorskip("pyarrow")
@@ -302,8 +303,7 @@ def test_topic_ids_that_disagree_are_named_with_their_file(worlds: Path, tmp_pat
 def test_a_record_of_a_newer_version_is_named_with_its_place(
     topic: str, key: bytes, value: bytes, words: str, tmp_path: Path
 ) -> None:
-    with tarfile.open(KAFKA / "broker-4.3.1.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
+    unpack(KAFKA / "broker-4.3.1.tar.xz", tmp_path)
     root = tmp_path / "logs"
     log = sorted((root / f"{topic}-0").glob("*.log"))[-1]
     size, end = log.stat().st_size, inspect(root / f"{topic}-0", records=False)["log_end_offset"]

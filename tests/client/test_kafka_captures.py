@@ -6,7 +6,6 @@ Made by `python -m tests.kafka.capture`; `make test-kafka` does the same with a 
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 import eoslog
+from tests.captures import unpack
 
 ARCHIVES = sorted((Path(__file__).parent.parent / "data" / "kafka").glob("broker-*.tar.xz"))
 ISOLATIONS = ("read_committed", "read_uncommitted")
@@ -27,8 +27,7 @@ def capture(
 ) -> Iterator[Capture]:
     """The log directory of a broker, and what was seen of it, by topic."""
     place = tmp_path_factory.mktemp("capture")
-    with tarfile.open(request.param) as tar:
-        tar.extractall(place, filter="data")
+    unpack(request.param, place)
     yield place / "logs", json.loads((place / "seen.json").read_text())
 
 

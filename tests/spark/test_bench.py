@@ -32,7 +32,8 @@ def test_processor_time_of_a_child_counts_to_the_case_that_ran_it():
         "nothing": lambda number: None,
     }
     found = in_turns(cases, 1)
-    assert found["child"].processor[0] >= 0.5 > found["nothing"].processor[0]
+    # The kernel's clock of other processes is coarse: a tick, or a stolen one, may be missing.
+    assert found["child"].processor[0] > 0.2 > found["nothing"].processor[0]
 
 
 def test_columns_are_as_wide_as_they_need():

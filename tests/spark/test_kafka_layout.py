@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from pyspark_eoslog.splitting import plan
 
 import eoslog
 from eoslog.errors import ConfigError
+from tests.captures import unpack
 
 from .helpers import message_of
 
@@ -66,8 +66,7 @@ def test_what_kafka_wrote_is_read_as_kafka_reads_it(isolation, split):
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 @pytest.mark.parametrize("archive", ["broker-3.9.2", "broker-4.3.1"])
 def test_directories_of_brokers_are_read_as_their_readers_gave_them(tmp_path, archive, isolation):
-    with tarfile.open(DATA.parent / f"{archive}.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
+    unpack(DATA.parent / f"{archive}.tar.xz", tmp_path)
     topics = json.loads((tmp_path / "seen.json").read_text())
     for topic in topics:
         whole = eoslog.read_segments(tmp_path / "logs" / f"{topic}-0", isolation=isolation)

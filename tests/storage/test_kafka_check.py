@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import eoslog
 from eoslog import _core, errors
 from eoslog.client.inspect import inspect
 from eoslog.storage import checkpoints
+from tests.captures import unpack
 
 KAFKA = Path(__file__).parent.parent / "data" / "kafka"
 TXN = KAFKA / "segments" / "txn-0"
@@ -19,8 +19,7 @@ TXN = KAFKA / "segments" / "txn-0"
 
 @pytest.mark.parametrize("version", ["3.9.2", "4.3.1"])
 def test_nothing_is_wrong_with_what_a_broker_left(version: str, tmp_path: Path) -> None:
-    with tarfile.open(KAFKA / f"broker-{version}.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
+    unpack(KAFKA / f"broker-{version}.tar.xz", tmp_path)
     report = eoslog.check(tmp_path / "logs", full=True)
     assert report.problems == []
     assert report.partitions > 10
@@ -84,8 +83,7 @@ def test_a_header_that_makes_no_sense_is_named_though_its_checksum_is_right(
 
 
 def test_topic_ids_that_disagree_are_named_with_their_file(tmp_path: Path) -> None:
-    with tarfile.open(KAFKA / "broker-4.3.1.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
+    unpack(KAFKA / "broker-4.3.1.tar.xz", tmp_path)
     checkpoints.write_partition_metadata(str(tmp_path / "logs" / "nulls-0"), bytes(range(16)))
     report = eoslog.check(tmp_path / "logs")
     (problem,) = report.problems
