@@ -49,7 +49,8 @@ test-kafka: build  ## Run the tests against a real Kafka broker, fetched by Mave
 
 differential: build  ## Put COUNT=10000 random sequences (SEED=1, KIND=groups) to a real Kafka and to eoslog: 15 minutes
 	@$(BIN)/python tests/kafka/jars.py
-	$(call timed,compare,$(BIN)/python -m tests.kafka.differential $(or $(COUNT),10000) $(or $(SEED),1) $(KIND))
+	@rm -rf .make/differential && mkdir -p .make/differential && cp -a tests .make/differential/
+	$(call timed,compare,cd .make/differential && $(abspath $(BIN))/python -m tests.kafka.differential $(or $(COUNT),10000) $(or $(SEED),1) $(KIND))
 
 run: build  ## Take 336,776 flights through kills, zombies and Spark, exactly once
 	$(call timed,demo,$(BIN)/eoslog demo flights $(DEMO_ARGS))
