@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--pause-at", type=int)
     options = parser.parse_args(argv)
     table = dataset.load(options.limit)
-    with eoslog.open(options.dir, create=False) as log:
+    with eoslog.open(options.dir, plan.SETTINGS, create=False) as log:
         ingest = Ingest(log, table, plan.Script.for_rows(table.num_rows), options.instance)
         try:
             ingest.run(options.pause_at)

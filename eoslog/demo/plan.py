@@ -21,6 +21,12 @@ INGEST_GROUP = "flights-ingest"
 WORKER_GROUP = "delays"
 AGGREGATE_ID = "carrier-delays"
 
+SETTINGS = {
+    "transaction.state.log.segment.bytes": 1 << 30,
+    "offsets.topic.segment.bytes": 1 << 30,
+}
+"""Nothing of the internal topics is compacted: the check at the end reads all of their records."""
+
 WRITER_HEADER = "writer"
 """Header of each record: role, instance and process id of its writer, e.g. `ingest-2/4711`."""
 

@@ -81,7 +81,7 @@ class Stage:
         self.table = dataset.load(self.limit)
         self._progress.advance(loading)
         self.script = plan.Script.for_rows(self.table.num_rows)
-        self.log = self._cleanup.enter_context(eoslog.open(self.directory))
+        self.log = self._cleanup.enter_context(eoslog.open(self.directory, plan.SETTINGS))
         for topic, partitions in TOPICS.items():
             self.log.create_topic(topic, partitions)
         self.notes = faults.Notes(self.log)

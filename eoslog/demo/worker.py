@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--chunk", type=int, required=True)
     parser.add_argument("--pause-after", type=int)
     options = parser.parse_args(argv)
-    with eoslog.open(options.dir, create=False) as log:
+    with eoslog.open(options.dir, plan.SETTINGS, create=False) as log:
         worker = Worker(log, options.slot, options.instance, options.chunk)
         worker.run(options.pause_after)
         worker.close()
