@@ -40,7 +40,7 @@ inplace: setup  ## Compile the core beside its source, for work on it
 test: build  ## Run every test on the installed wheel
 	$(call timed,tests,.ci/test $(BIN) $(PYTEST_ARGS))
 
-test-fast: build  ## Run what needs no other process and no JVM: a minute
+test-fast: build  ## Run what needs no other process and no JVM: a few minutes
 	$(call timed,tests,.ci/test $(BIN) -m '$(FAST)' -q $(PYTEST_ARGS))
 
 test-kafka: build  ## Run the tests against a real Kafka broker, fetched by Maven: ten minutes

@@ -104,16 +104,21 @@ def test_a_roll_while_a_segment_is_entered_is_not_taken_back(
         assert len(opened_to_write(log)) == len(set(opened_to_write(log)))
 
 
+def write_without_snapshots(log: PartitionLog) -> None:
+    """Several segments of one producer each; only a fold from the start knows them all."""
+    for producer in range(6):
+        log.append(batch(1, producer_id=producer, sequence=0, size=800))
+    assert len(offsets_in(log.path, LOG)) > 2
+    for offset in offsets_in(log.path, SNAPSHOT):
+        os.remove(os.path.join(log.path, file_name(offset, SNAPSHOT)))
+
+
 def test_an_append_while_the_fold_begins_anew_is_folded_from_its_own_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the fold goes on in the file it had, from the start, and knows too few producers."""
     with opened(str(tmp_path), segment_bytes=SEGMENT) as log:
-        for producer in range(6):
-            log.append(batch(1, producer_id=producer, sequence=0, size=800))
-        assert len(offsets_in(log.path, LOG)) > 2
-        for offset in offsets_in(log.path, SNAPSHOT):
-            os.remove(os.path.join(log.path, file_name(offset, SNAPSHOT)))
+        write_without_snapshots(log)
         late = batch(1, producer_id=9, sequence=0, size=10)
         other = Meanwhile(monkeypatch, log, file_name(0, LOG), late)
         log.reload()
@@ -176,10 +181,7 @@ def test_a_fold_that_begins_anew_beside_a_flush_keeps_its_descriptor(
 ) -> None:
     """The flush has found what it needs no more; the fold goes back to the first of these segments."""
     with opened(str(tmp_path), segment_bytes=SEGMENT) as log:
-        for producer in range(6):
-            log.append(batch(1, producer_id=producer, sequence=0, size=800))
-        for offset in offsets_in(log.path, SNAPSHOT):
-            os.remove(os.path.join(log.path, file_name(offset, SNAPSHOT)))
+        write_without_snapshots(log)
         before, flushed = state(log), threading.Event()
         real_pairwise, real_replace = flushers.pairwise, log.flusher.replace
         again = threading.Thread(target=log.reload, daemon=True)
