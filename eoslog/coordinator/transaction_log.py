@@ -286,7 +286,7 @@ class TransactionLog:
             if self._position != first:
                 return
             for offset, value in enumerate(values, first):
-                self._note(self._fold.state(value.placed(offset)))
+                self._note(self._fold.state(value._replace(offset=offset)))
             self._position = first + len(values)
 
     def append_tombstones(self, ids: Iterable[str], end: int, now_ms: int) -> int | None:

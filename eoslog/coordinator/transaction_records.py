@@ -33,9 +33,8 @@ Source: Kafka `TransactionLog`, `TransactionLogValue.json`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 
 from eoslog.coordinator.transaction_state import (
     NO_EPOCH,
@@ -57,9 +56,24 @@ TAG_PREVIOUS_ID, TAG_NEXT_ID, TAG_CLIENT_VERSION = 0, 1, 2
 TAG_SPANS, TAG_OWNER, TAG_MARKERS, TAG_DECIDED, TAG_LAST_EPOCH = range(10000, 10005)
 _HEAD, _TIMES = struct.Struct(">hqhib"), struct.Struct(">qq")
 _OWNER, _DECIDED = struct.Struct(">iQ"), struct.Struct(">qh?b")
-_I16, _I64 = struct.Struct(">h"), struct.Struct(">q")
+_SPAN, _MARKER = struct.Struct(">iqq"), struct.Struct(">iq")
 _CAUSES = {int(cause): cause for cause in Cause}
 _NULL_ARRAY, _EMPTY_ARRAY = b"\x00", b"\x01"
+
+
+def _fixed(tag: int, form: str) -> Callable[..., bytes]:
+    """Packs a tagged field of a fixed size: tag, size and values at once."""
+    head = Writer().uvarint(tag).uvarint(struct.calcsize(form)).take()
+    return partial(struct.Struct(f">{len(head)}s{form[1:]}").pack, head)
+
+
+_previous_id, _next_id = _fixed(TAG_PREVIOUS_ID, ">q"), _fixed(TAG_NEXT_ID, ">q")
+_client_version, _last_epoch = _fixed(TAG_CLIENT_VERSION, ">h"), _fixed(TAG_LAST_EPOCH, ">h")
+_owner, _decided = _fixed(TAG_OWNER, _OWNER.format), _fixed(TAG_DECIDED, _DECIDED.format)
+
+
+def _sized(tag: int, data: bytes) -> bytes:
+    return Writer().uvarint(tag).uvarint(len(data)).take() + data
 
 
 @lru_cache(maxsize=4096)
@@ -81,17 +95,27 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     return grouped
 
 
+@lru_cache(maxsize=4096)
+def _named(topic: str, rows: int, between: bytes = b"") -> bytes:
+    """What stands before a topic's rows: its name, `between`, their count."""
+    return Writer().compact_string(topic).raw(between).compact_array(rows).take()
+
+
+@lru_cache(maxsize=128)
+def _count(count: int) -> bytes:
+    return Writer().compact_array(count).take()
+
+
 def _encode_spans(spans: Mapping[TopicPartition, Span]) -> bytes:
     # Grouped by topic id too: a topic deleted and made again during the transaction is two.
-    groups: dict[tuple[str, bytes], list[tuple[int, Span]]] = {}
-    for tp in sorted(spans):
-        groups.setdefault((tp.topic, spans[tp].topic_id), []).append((tp.partition, spans[tp]))
-    out = Writer().compact_array(len(groups))
+    groups: dict[tuple[str, bytes], list[bytes]] = {}
+    for tp, span in sorted(spans.items()) if len(spans) > 1 else spans.items():
+        row = _SPAN.pack(tp.partition, span.first, span.last)
+        groups.setdefault((tp.topic, span.topic_id), []).append(row)
+    parts = [_count(len(groups))]
     for (topic, topic_id), rows in groups.items():
-        out.compact_string(topic).uuid(topic_id).compact_array(len(rows))
-        for partition, span in rows:
-            out.i32(partition).i64(span.first).i64(span.last)
-    return out.take()
+        parts += _named(topic, len(rows), topic_id), *rows
+    return b"".join(parts)
 
 
 def _decode_spans(data: bytes) -> dict[TopicPartition, Span]:
@@ -105,13 +129,13 @@ def _decode_spans(data: bytes) -> dict[TopicPartition, Span]:
 
 
 def _encode_markers(markers: Mapping[TopicPartition, int]) -> bytes:
-    grouped = _by_topic(markers)
-    out = Writer().compact_array(len(grouped))
-    for topic, partitions in grouped.items():
-        out.compact_string(topic).compact_array(len(partitions))
-        for partition in partitions:
-            out.i32(partition).i64(markers[TopicPartition(topic, partition)])
-    return out.take()
+    groups: dict[str, list[bytes]] = {}
+    for tp, offset in sorted(markers.items()) if len(markers) > 1 else markers.items():
+        groups.setdefault(tp.topic, []).append(_MARKER.pack(tp.partition, offset))
+    parts = [_count(len(groups))]
+    for topic, rows in groups.items():
+        parts += _named(topic, len(rows)), *rows
+    return b"".join(parts)
 
 
 def _decode_markers(data: bytes) -> dict[TopicPartition, int]:
@@ -124,16 +148,16 @@ def _decode_markers(data: bytes) -> dict[TopicPartition, int]:
     return markers
 
 
-def _encode_partitions(metadata: TransactionMetadata) -> bytes:
-    if metadata.state is TransactionState.EMPTY:
-        return _NULL_ARRAY
-    if not metadata.partitions:
-        return _EMPTY_ARRAY
-    grouped = _by_topic(metadata.partitions)
-    out = Writer().compact_array(len(grouped))
-    for topic, partitions in grouped.items():
-        out.compact_string(topic).compact_array(len(partitions))
-        out.raw(struct.pack(f">{len(partitions)}i", *partitions)).tagged()
+@lru_cache(maxsize=64)
+def _encode_partitions(partitions: frozenset[TopicPartition]) -> bytes:
+    """The array of topics. A producer names the same partitions again and again."""
+    groups: dict[str, list[int]] = {}
+    for tp in sorted(partitions):
+        groups.setdefault(tp.topic, []).append(tp.partition)
+    out = Writer().compact_array(len(groups))
+    for topic, numbers in groups.items():
+        out.raw(_named(topic, len(numbers)))
+        out.raw(struct.pack(f">{len(numbers)}i", *numbers)).tagged()
     return out.take()
 
 
@@ -142,27 +166,34 @@ def encode_value(metadata: TransactionMetadata) -> bytes:
 
     Three of these are written for each transaction: whole structures are packed at once.
     """
-    tags = {TAG_CLIENT_VERSION: _I16.pack(metadata.client_version)}
-    if metadata.previous_producer_id != NO_ID:
-        tags[TAG_PREVIOUS_ID] = _I64.pack(metadata.previous_producer_id)
-    if metadata.next_producer_id != NO_ID:
-        tags[TAG_NEXT_ID] = _I64.pack(metadata.next_producer_id)
-    if metadata.spans:
-        tags[TAG_SPANS] = _encode_spans(metadata.spans)
-    if metadata.owner is not None:
-        tags[TAG_OWNER] = _OWNER.pack(*metadata.owner)
-    if metadata.markers:
-        tags[TAG_MARKERS] = _encode_markers(metadata.markers)
-    if metadata.decided is not None:
-        d = metadata.decided
-        tags[TAG_DECIDED] = _DECIDED.pack(d.producer_id, d.data_epoch, d.commit, d.cause)
-    if metadata.last_producer_epoch != NO_EPOCH:
-        tags[TAG_LAST_EPOCH] = _I16.pack(metadata.last_producer_epoch)
-    head = _HEAD.pack(
-        1, metadata.producer_id, metadata.producer_epoch, metadata.timeout_ms, metadata.state
+    m = metadata
+    tags = []  # by rising tag
+    if m.previous_producer_id != NO_ID:
+        tags.append(_previous_id(m.previous_producer_id))
+    if m.next_producer_id != NO_ID:
+        tags.append(_next_id(m.next_producer_id))
+    tags.append(_client_version(m.client_version))
+    if m.spans:
+        tags.append(_sized(TAG_SPANS, _encode_spans(m.spans)))
+    if m.owner is not None:
+        tags.append(_owner(*m.owner))
+    if m.markers:
+        tags.append(_sized(TAG_MARKERS, _encode_markers(m.markers)))
+    if m.decided is not None:
+        tags.append(_decided(*m.decided))
+    if m.last_producer_epoch != NO_EPOCH:
+        tags.append(_last_epoch(m.last_producer_epoch))
+    empty = m.state is TransactionState.EMPTY
+    partitions = _encode_partitions(m.partitions) if m.partitions else _EMPTY_ARRAY
+    return b"".join(
+        (
+            _HEAD.pack(1, m.producer_id, m.producer_epoch, m.timeout_ms, m.state),
+            _NULL_ARRAY if empty else partitions,
+            _TIMES.pack(m.last_update_timestamp, m.start_timestamp),
+            bytes((len(tags),)),
+            *tags,
+        )
     )
-    times = _TIMES.pack(metadata.last_update_timestamp, metadata.start_timestamp)
-    return head + _encode_partitions(metadata) + times + Writer().tagged(tags).take()
 
 
 def _enum_state(number: int, transactional_id: str) -> TransactionState:
@@ -240,4 +271,4 @@ def _as_ours(metadata: TransactionMetadata) -> TransactionMetadata:
     commit = metadata.state is TransactionState.PREPARE_COMMIT
     spans = {tp: Span() for tp in metadata.partitions}
     decided = Decided(metadata.producer_id, epoch, commit)
-    return replace(metadata, spans=spans, decided=decided)
+    return metadata._replace(spans=spans, decided=decided)

@@ -17,10 +17,9 @@ Source: Kafka `TransactionMetadata`, KIP-98, KIP-360, KIP-890.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from eoslog.errors import IllegalState, ProducerFenced
 from eoslog.model import TopicPartition
@@ -52,6 +51,8 @@ class TransactionState(IntEnum):
     PARKED = 65
     BEGIN = 1  # the books' name for Ongoing
 
+    __hash__ = int.__hash__  # Enum's own is a Python call for each look into a table
+
     @property
     def wire_name(self) -> str:
         """Kafka's spelling, as `CompleteCommit`."""
@@ -60,12 +61,12 @@ class TransactionState(IntEnum):
     @property
     def preparing(self) -> bool:
         """Whether an end is decided and its markers are still to be written."""
-        return self in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
+        return self in _PREPARING
 
     @property
     def complete(self) -> bool:
         """Whether the last transaction has ended and its markers are written."""
-        return self in (TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT)
+        return self in _COMPLETE
 
     @property
     def expirable(self) -> bool:
@@ -74,6 +75,8 @@ class TransactionState(IntEnum):
 
 
 _S = TransactionState
+_PREPARING = frozenset({_S.PREPARE_COMMIT, _S.PREPARE_ABORT})
+_COMPLETE = frozenset({_S.COMPLETE_COMMIT, _S.COMPLETE_ABORT})
 VALID_PREVIOUS: Mapping[TransactionState, frozenset[TransactionState]] = {
     _S.EMPTY: frozenset({_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT}),
     _S.ONGOING: frozenset({_S.ONGOING, _S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT}),
@@ -143,8 +146,7 @@ END_TXN_ANSWERS = _answers()
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A transaction's part of one partition; `first` and `last` are -1 where it wrote nothing."""
 
     first: int = -1
@@ -157,8 +159,7 @@ class Span:
         return self.first < 0
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(NamedTuple):
     """Which transaction was decided, and how: (producer id, epoch of its data) names it."""
 
     producer_id: int
@@ -177,12 +178,7 @@ NOTHING: Mapping[TopicPartition, Any] = MappingProxyType({})
 """Empty and shared: nearly all ids are idle, and an empty set of its own takes 232 bytes."""
 
 
-def _nothing() -> Mapping[TopicPartition, Any]:
-    return NOTHING
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionMetadata:
+class TransactionMetadata(NamedTuple):
     """A transactional id as one record of `__transaction_state` states it.
 
     Invariants:
@@ -204,11 +200,11 @@ class TransactionMetadata:
     next_producer_id: int = NO_ID
     last_producer_epoch: int = NO_EPOCH
     client_version: int = TRANSACTION_VERSION
-    spans: Mapping[TopicPartition, Span] = field(default_factory=_nothing)
+    spans: Mapping[TopicPartition, Span] = NOTHING
     owner: tuple[int, int] | None = None
-    markers: Mapping[TopicPartition, int] = field(default_factory=_nothing)
+    markers: Mapping[TopicPartition, int] = NOTHING
     decided: Decided | None = None
-    offset: int = field(default=-1, compare=False)
+    offset: int = -1
 
     # -- what may be asked
 
@@ -239,12 +235,7 @@ class TransactionMetadata:
             raise IllegalState(
                 f"{self.transactional_id}: {state.wire_name} may not follow {self.state.wire_name}"
             )
-        return replace(self, state=state, last_update_timestamp=now_ms, offset=-1, **changes)  # type: ignore[arg-type]
-
-    def placed(self, offset: int) -> TransactionMetadata:
-        """This record, no longer only proposed: it was appended at `offset`."""
-        object.__setattr__(self, "offset", offset)
-        return self
+        return self._replace(state=state, last_update_timestamp=now_ms, offset=-1, **changes)  # type: ignore[arg-type]
 
     def needs_new_id(self, expected_epoch: int) -> bool:
         """Whether `initialised` has to rotate the producer id.
