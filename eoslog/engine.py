@@ -307,12 +307,12 @@ class Engine:
     def transaction_partition(self, transactional_id: str) -> PartitionLog:
         """The `__transaction_state` partition of an id, made at first use."""
         number = shard_of(transactional_id, self.properties.transaction_partitions)
-        return self.partition(TRANSACTION_STATE_TOPIC, number)
+        return self.partitions.partition(TRANSACTION_STATE_TOPIC, number)
 
     def group_partition(self, group_id: str) -> PartitionLog:
         """The `__consumer_offsets` partition of a group, made at first use."""
         number = shard_of(group_id, self.properties.offsets_partitions)
-        return self.partition(CONSUMER_OFFSETS_TOPIC, number)
+        return self.partitions.partition(CONSUMER_OFFSETS_TOPIC, number)
 
     def transaction_partitions(self) -> list[PartitionLog]:
         """Every `__transaction_state` partition that exists."""

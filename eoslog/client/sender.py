@@ -40,7 +40,7 @@ from eoslog.errors import (
     OutOfOrderSequence,
     UnknownTopicOrPartition,
 )
-from eoslog.model import AppendResult, TopicPartition
+from eoslog.model import AppendResult
 from eoslog.storage import files
 
 __all__ = ["GROUP_BYTES", "Sender"]
@@ -187,7 +187,7 @@ class Sender:
             self._accumulator._refresh_topics()
         self._collect(now, force)
         if self._transactions is not None:
-            self._transactions.coming = {TopicPartition(*place) for place in self._pending}
+            self._transactions.coming = set(map(self._transactions.name, self._pending))
         for place in list(self._pending):
             self._send(place, self._pending[place])
             if not self._pending[place]:
@@ -297,7 +297,7 @@ class Sender:
             self._take(place, batch)
             self._appended(log, place, batch, result)
             queue.popleft()
-            if result.base_offset >= 0:
+            if result.base_offset >= 0 and len(group) > 1:
                 result = result._replace(base_offset=result.base_offset + batch.count)
         return True
 
@@ -352,8 +352,8 @@ class Sender:
         self.stats.bytes += len(batch)
         self.stats.duplicates += result.duplicate
         self.stats.retries += batch.attempts > 1
-        if not log.settings.log_append_time:
-            result = result._replace(timestamp=-1)  # each record has its own
+        if not log.settings.log_append_time:  # each record has its own
+            result = AppendResult(result.base_offset, result.last_offset, result.duplicate)
         if self._transactions is not None:
             self._transactions.note_span(log, place, batch.count, result)
         if self._waits_for_flush and log.strict:

@@ -111,6 +111,7 @@ class TransactionManager:
         self.coming: set[TopicPartition] = set()  # partitions with batches on their way
         self.spans: dict[TopicPartition, tuple[int, int]] = {}
         self._expected: Any = None  # what the last listing says about the coordinator's log
+        self._names: dict[Place, TopicPartition] = {}
 
     # -- states -------------------------------------------------------------------------------
 
@@ -280,7 +281,8 @@ class TransactionManager:
             self.fail(error, _FATAL_AT_COORDINATOR)
             raise error from None
         if place.offset is not None and place.offset >= 0:
-            self._widen(place, place.offset, place.offset + len(offsets) - 1)
+            name = self.name((place.topic, place.partition))
+            self._widen(name, place.offset, place.offset + len(offsets) - 1)
 
     # -- the sender's calls -------------------------------------------------------------------
 
@@ -291,7 +293,7 @@ class TransactionManager:
 
         Source: protocol.md row 19.
         """
-        partition = TopicPartition(*place)
+        partition = self.name(place)
         if partition in self.partitions:
             result = log.append(data, timeout=timeout)
             assert result is not None  # nothing was expected
@@ -329,7 +331,7 @@ class TransactionManager:
 
     def note_span(self, log: Any, place: Place, count: int, result: AppendResult) -> None:
         """Remember where the transaction's records lie."""
-        partition = TopicPartition(*place)
+        partition = self.name(place)
         if result.base_offset >= 0:
             self._widen(partition, result.base_offset, result.base_offset + count - 1)
             return
@@ -339,10 +341,18 @@ class TransactionManager:
 
     # -- helpers ------------------------------------------------------------------------------
 
+    def name(self, place: Place) -> TopicPartition:
+        """The partition's name, one object for each: such are told to be equal without a call."""
+        found = self._names.get(place)
+        if found is None:
+            found = self._names[place] = TopicPartition(*place)
+        return found
+
     def _widen(self, partition: TopicPartition, first: int, last: int) -> None:
-        key = TopicPartition(partition.topic, partition.partition)
-        old = self.spans.get(key, (first, last))
-        self.spans[key] = (min(old[0], first), max(old[1], last))
+        old = self.spans.get(partition)
+        self.spans[partition] = (
+            (first, last) if old is None else (min(old[0], first), max(old[1], last))
+        )
 
     def _forget(self) -> None:
         self.partitions.clear()

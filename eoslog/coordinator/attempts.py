@@ -16,15 +16,15 @@ class Attempts:
     """Counts tries of one request, and pauses as for a busy lock when they become many.
 
     Args:
-        what: names the request in the error.
+        what: the words that name the request in an error; joined only there.
         limit_s: seconds until the caller is told to try again itself.
     """
 
-    def __init__(self, what: str, limit_s: float = 10.0) -> None:
-        """Start the clock."""
+    def __init__(self, *what: object, limit_s: float = 10.0) -> None:
+        """Nothing has been tried; the clock starts with the first `again`."""
         self._what = what
         self._limit_s = limit_s
-        self._deadline = time.monotonic() + limit_s
+        self._deadline = 0.0
         self._tries = 0
 
     def again(self) -> None:
@@ -34,11 +34,14 @@ class Attempts:
             ConcurrentTransactions: it has been moving for `limit_s`; retriable.
         """
         self._tries += 1
+        if self._tries == 1:
+            self._deadline = time.monotonic() + self._limit_s
         if self._tries <= _AT_ONCE:
             return
         if time.monotonic() >= self._deadline:
             raise ConcurrentTransactions(
-                f"{self._what}: the transaction log moved {self._tries} times in {self._limit_s} s"
+                f"{' '.join(map(str, self._what))}: the transaction log moved {self._tries} times "
+                f"in {self._limit_s} s"
             )
         pause = min(_FIRST_PAUSE_S * 2 ** min(self._tries - _AT_ONCE, 10), _LONGEST_PAUSE_S)
         time.sleep(pause * (0.5 + random.random() / 2))

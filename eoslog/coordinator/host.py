@@ -32,6 +32,9 @@ class HostLog(FoldedLog, Protocol):
     def open_transactions(self) -> list[tuple[int, int, int, int]]:
         """(producer id, epoch, first offset, last offset) of what is undecided here."""
 
+    def open_transaction(self, producer_id: int) -> tuple[int, int, int] | None:
+        """(epoch, first offset, last offset) of what a producer has undecided here."""
+
     def producer_state(self, producer_id: int) -> ProducerDescription | None:
         """What the partition knows of a producer."""
 

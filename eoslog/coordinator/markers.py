@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from eoslog._core import build_marker
 from eoslog.coordinator.attempts import Attempts
@@ -46,10 +46,8 @@ _PATIENCE_S = (0.2, 5.0)
 
 def open_span(log: HostLog, producer_id: int) -> tuple[int, Span] | None:
     """(epoch, span) of the transaction that a producer has open in a partition."""
-    for pid, epoch, first, last in log.open_transactions():
-        if pid == producer_id:
-            return epoch, Span(first, last, log.topic_id)
-    return None
+    found = log.open_transaction(producer_id)
+    return None if found is None else (found[0], Span(found[1], found[2], log.topic_id))
 
 
 class MarkerDriver:
@@ -127,8 +125,10 @@ class MarkerDriver:
         transaction, whose Ongoing a power cut took, it ends this one first.
         """
         for tp in decision.spans if decision is not None and not decision.complete else ():
-            with suppress(EoslogError):  # met again, and kept, where it is marked
+            try:
                 self._host.partition(tp.topic, tp.partition)
+            except EoslogError:
+                continue  # met again, and kept, where it is marked
 
     def failure(self, key: Key) -> str:
         """Why the last drive of a transaction did not complete it; empty if it did."""
@@ -157,7 +157,7 @@ class MarkerDriver:
             CorruptRecord: the decision is commit, and the partition lacks records it names.
             LockTimeout: the partition's lock is held.
         """
-        attempts = Attempts(f"marker of producer {key[0]} in {tp}")
+        attempts = Attempts("marker of producer", key[0], "in", tp)
         while True:
             end = clog.refresh()
             decision = clog.decision(key)
@@ -192,16 +192,17 @@ class MarkerDriver:
                     return int(log.log_end) - 1  # another driver was faster
                 raise
             if result is not None:
-                self._events.emit(
-                    "WriteTxnMarkers",
-                    decision.prepared.transactional_id,
-                    producer_id=key[0],
-                    producer_epoch=epoch,
-                    commit=commit,
-                    partition=tp,
-                    offset=result.base_offset,
-                    error=None,
-                )
+                if self._events.heard:
+                    self._events.emit(
+                        "WriteTxnMarkers",
+                        decision.prepared.transactional_id,
+                        producer_id=key[0],
+                        producer_epoch=epoch,
+                        commit=commit,
+                        partition=tp,
+                        offset=result.base_offset,
+                        error=None,
+                    )
                 return int(result.base_offset)
             attempts.again()
 
@@ -250,7 +251,7 @@ class MarkerDriver:
         self, clog: TransactionLog, decision: Decision, markers: dict[TopicPartition, int]
     ) -> None:
         name, key = decision.prepared.transactional_id, decision.decided.key
-        attempts = Attempts(f"completion of {name}")
+        attempts = Attempts("completion of", name)
         while True:
             end = clog.refresh()
             current = clog.get(name)

@@ -218,7 +218,7 @@ class Resolver:
     def _abort_unknown(self, key: Key, tp: TopicPartition, span: Span) -> None:
         name = f"{RECOVERY_PREFIX}{key[0]}"
         clog = self._logs.of(name)
-        attempts = Attempts(f"abort of open data of producer {key[0]}")
+        attempts = Attempts("abort of open data of producer", key[0])
         while True:
             end = clog.refresh()
             current = clog.get(name)

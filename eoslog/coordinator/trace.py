@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 Listener = Callable[[dict[str, Any]], None]
+
+
+class _Unheard(AbstractContextManager[dict[str, Any]]):
+    """A request that nobody hears of."""
+
+    def __enter__(self) -> dict[str, Any]:
+        return {}
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_UNHEARD = _Unheard()
 
 
 class Trace:
@@ -25,28 +38,33 @@ class Trace:
 
         return remove
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
     def emit(self, request: str, transactional_id: str | None, **details: Any) -> None:
         """Tell every listener."""
         for listener in self._listeners:
             listener({"request": request, "transactional_id": transactional_id, **details})
 
-    @contextmanager
     def request(
         self, name: str, transactional_id: str | None, producer_id: int = -1,
         producer_epoch: int = -1, **details: Any,
-    ) -> Iterator[dict[str, Any]]:  # fmt: skip
+    ) -> AbstractContextManager[dict[str, Any]]:  # fmt: skip
         """One request: the event goes out when it is answered, with `error` None or the exception.
 
-        The body may put what it answered into the yielded dict.
+        The body may put what it answered into the dict that it is given.
         """
         if not self._listeners:
-            yield {}
-            return
-        event: dict[str, Any] = {
-            "producer_id": producer_id,
-            "producer_epoch": producer_epoch,
-            **details,
-        }
+            return _UNHEARD
+        details |= {"producer_id": producer_id, "producer_epoch": producer_epoch}
+        return self._told(name, transactional_id, details)
+
+    @contextmanager
+    def _told(
+        self, name: str, transactional_id: str | None, event: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
         try:
             yield event
         except BaseException as error:

@@ -148,7 +148,7 @@ class TransactionCoordinator:
 
     def _init(self, name: str, timeout_ms: int, producer_id: int, epoch: int) -> InitResult:
         clog = self.logs.of(name)
-        attempts = Attempts(f"init of {name}")
+        attempts = Attempts("init of", name)
         new_id = NO_ID
         while True:
             end = clog.refresh()
@@ -240,7 +240,7 @@ class TransactionCoordinator:
     ) -> tuple[Any, int]:
         check_id(name)
         clog = self.logs.of(name)
-        attempts = Attempts(f"adding partitions to {name}")
+        attempts = Attempts("adding partitions to", name)
         while True:
             end = clog.refresh()
             current = check_identity(name, clog.get(name), producer_id, epoch)
@@ -311,25 +311,14 @@ class TransactionCoordinator:
         ):
             check_id(transactional_id)
             clog = self.logs.of(transactional_id)
+
+            def answer(now: TransactionMetadata | None) -> Answer:
+                return end_txn_answer(transactional_id, now, producer_id, producer_epoch, commit)
+
+            def may(now: TransactionMetadata) -> bool:
+                return answer(now) is Answer.DECIDE
+
             while True:
-                clog.refresh()
-                current = clog.get(transactional_id)
-                answer = end_txn_answer(
-                    transactional_id, current, producer_id, producer_epoch, commit
-                )
-                assert current is not None
-                if answer is Answer.DONE:
-                    return current.producer_id, current.producer_epoch
-                if answer is Answer.WAIT:
-                    self._await_completion(clog, current)
-                    continue
-
-                def may(now: TransactionMetadata) -> bool:
-                    asked = end_txn_answer(
-                        transactional_id, now, producer_id, producer_epoch, commit
-                    )
-                    return asked is Answer.DECIDE
-
                 record = self._endings.end(clog, transactional_id, commit, may=may, claimed=spans)
                 if record is not None:
                     self._admin.prune_now_and_then()
@@ -339,6 +328,13 @@ class TransactionCoordinator:
                         if rotated != NO_ID
                         else (record.producer_id, record.producer_epoch)
                     )
+                current = clog.get(transactional_id)
+                found = answer(current)
+                assert current is not None
+                if found is Answer.DONE:
+                    return current.producer_id, current.producer_epoch
+                if found is Answer.WAIT:
+                    self._await_completion(clog, current)
 
     def _await_completion(self, clog: TransactionLog, current: TransactionMetadata) -> None:
         """Drive what is decided, as Kafka's clients wait for it."""

@@ -81,7 +81,7 @@ class Endings:
 
         **Durability**: on return the decision is durable, and with a commit all of its data.
         """
-        attempts = Attempts(f"end of {transactional_id}")
+        attempts = Attempts("end of", transactional_id)
         new_id = NO_ID
         while True:
             end = clog.refresh()

@@ -164,6 +164,8 @@ class TransactionLog:
     def refresh(self) -> int:
         """Fold up to the published end, and return that end."""
         with self._lock:
+            if self.log.log_end == self._position and self.log.cleaned_to == self._cleaned:
+                return self._position  # nearly always: an own append is folded already
             while True:
                 cleaned = self.log.cleaned_to
                 behind = self._position < cleaned and self._cleaned < cleaned
@@ -286,7 +288,7 @@ class TransactionLog:
             if self._position != first:
                 return
             for offset, value in enumerate(values, first):
-                self._note(self._fold.state(value._replace(offset=offset)))
+                self._note(self._fold.state(value.placed(offset)))
             self._position = first + len(values)
 
     def append_tombstones(self, ids: Iterable[str], end: int, now_ms: int) -> int | None:

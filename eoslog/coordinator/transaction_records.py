@@ -88,13 +88,6 @@ def decode_key(data: bytes) -> str | None:
     return reader.string() if reader.i16() == 0 else None
 
 
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    grouped: dict[str, list[int]] = {}
-    for tp in sorted(partitions):
-        grouped.setdefault(tp.topic, []).append(tp.partition)
-    return grouped
-
-
 @lru_cache(maxsize=4096)
 def _named(topic: str, rows: int, between: bytes = b"") -> bytes:
     """What stands before a topic's rows: its name, `between`, their count."""

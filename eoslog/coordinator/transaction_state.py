@@ -170,7 +170,7 @@ class Decided(NamedTuple):
     @property
     def key(self) -> tuple[int, int]:
         """What decisions are looked up by: never the id, whose next transaction may have begun."""
-        return (self.producer_id, self.data_epoch)
+        return self[:2]
 
 
 NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
@@ -235,7 +235,15 @@ class TransactionMetadata(NamedTuple):
             raise IllegalState(
                 f"{self.transactional_id}: {state.wire_name} may not follow {self.state.wire_name}"
             )
-        return self._replace(state=state, last_update_timestamp=now_ms, offset=-1, **changes)  # type: ignore[arg-type]
+        fields: list[Any] = list(self)
+        fields[_STATE], fields[_UPDATED], fields[_OFFSET] = state, now_ms, -1
+        for name, value in changes.items():
+            fields[_AT[name]] = value
+        return TransactionMetadata._make(fields)
+
+    def placed(self, offset: int) -> TransactionMetadata:
+        """This record, no longer only proposed: it was appended at `offset`."""
+        return TransactionMetadata._make((*self[:-1], offset))
 
     def needs_new_id(self, expected_epoch: int) -> bool:
         """Whether `initialised` has to rotate the producer id.
@@ -355,3 +363,7 @@ class TransactionMetadata(NamedTuple):
             markers=dict(markers),
             **identity,
         )
+
+
+_AT = {name: at for at, name in enumerate(TransactionMetadata._fields)}
+_STATE, _UPDATED, _OFFSET = _AT["state"], _AT["last_update_timestamp"], _AT["offset"]

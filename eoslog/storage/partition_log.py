@@ -107,22 +107,22 @@ class PartitionLog:
     @property
     def log_start(self) -> int:
         """First offset that may be read."""
-        return int(self.core.log_start)
+        return self.core.log_start
 
     @property
     def log_end(self) -> int:
         """Offset of the next record to be appended."""
-        return int(self.core.log_end)
+        return self.core.log_end
 
     @property
     def stable_end(self) -> int:
         """First offset of the earliest open transaction, else the log end."""
-        return int(self.core.stable_end)
+        return self.core.stable_end
 
     @property
     def durable_end(self) -> int:
         """Everything below has been through fdatasync."""
-        return int(self.core.durable_end)
+        return self.core.durable_end
 
     @property
     def high_watermark(self) -> int:
@@ -185,7 +185,7 @@ class PartitionLog:
         client = origin is AppendOrigin.CLIENT
         if client and self._demands:
             data = conforming(self, data)
-        expected = [(log.core, end) for log, end in expect]
+        expected = [(log.core, end) for log, end in expect] if expect else []
         limit = self.settings.max_message_bytes if client else 1 << 30
         stamp = int(time.time() * 1000) if self.settings.log_append_time else -1
         wait = LOCK_TIMEOUT_S if timeout is None else timeout
@@ -316,7 +316,7 @@ class PartitionLog:
     @property
     def cleaned_to(self) -> int:
         """A fold that stands below this offset, and began before it rose, must begin anew."""
-        return int(self.core.cleaned_to)
+        return self.core.cleaned_to
 
     def _cleaned_by_a_broker(self) -> int:
         path = os.path.join(self.session.path, checkpoints.CLEANER_CHECKPOINT)
@@ -325,7 +325,7 @@ class PartitionLog:
     @property
     def cleaned_version(self) -> int:
         """Changes with each swap of cleaned segments."""
-        return int(self.core.cleaned_version)
+        return self.core.cleaned_version
 
     def wait(self, beyond: int, timeout: float, *, of: str = "last_stable_offset") -> bool:
         """Block until a published end is past an offset; False on timeout (s).
@@ -363,6 +363,12 @@ class PartitionLog:
         """(producer id, epoch, first offset, last data offset), by first offset."""
         self.fold()
         return list(self.core.open_transactions())
+
+    def open_transaction(self, producer_id: int) -> tuple[int, int, int] | None:
+        """(epoch, first offset, last data offset) of what a producer has open here."""
+        self.fold()
+        found = self.core.producer(producer_id)
+        return None if found is None or found[4] < 0 else (found[0], found[4], found[5])
 
     def roll(self) -> None:
         """Seal the active segment unless it is empty."""

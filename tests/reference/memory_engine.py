@@ -153,6 +153,9 @@ class MemoryLog:
             for pid, epoch, first in self.model.open_transactions()
         ]
 
+    def open_transaction(self, producer_id: int) -> tuple[int, int, int] | None:
+        return next((row[1:] for row in self.open_transactions() if row[0] == producer_id), None)
+
     def producer_state(self, producer_id: int) -> ProducerDescription | None:
         p = self.model.producers.get(producer_id)
         if p is None:
