@@ -21,6 +21,9 @@ def main() -> int:
         "--runs", type=int, default=None, help="at most so many seeds, however long it takes"
     )
     parser.add_argument(
+        "--images", type=int, default=8, help="power cuts of each life beside its own end (8)"
+    )
+    parser.add_argument(
         "--sweep", type=int, metavar="N", help="fail every Nth call of the workload instead"
     )
     parser.add_argument("--part", type=int, default=0, help="which of those calls: 0 to N - 1")
@@ -61,8 +64,9 @@ def main() -> int:
     else:
         with planted(args.plant) if args.plant else contextlib.nullcontext():
             report = run(
-                seconds, args.seed, runs=args.runs, say=say, stop_at_first=args.plant is not None
-            )
+                seconds, args.seed, plan=Plan(images=args.images), runs=args.runs, say=say,
+                stop_at_first=args.plant is not None,
+            )  # fmt: skip
     swept = f"{report.counts['fault points']} fault points, " if args.sweep is not None else ""
     say(swept + report.line())
     say(f"trace {report.trace[-32:]}")
@@ -70,7 +74,7 @@ def main() -> int:
         say(what)
     if report.violations and args.sweep is None:
         seed = report.violations[0].split(":")[0].removeprefix("seed ")
-        say(f"again: python -m tests.simulation --seed {seed} --runs 1")
+        say(f"again: python -m tests.simulation --seed {seed} --runs 1 --images {args.images}")
     return 1 if report.violations else 0
 
 

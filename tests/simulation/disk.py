@@ -90,9 +90,9 @@ class File:
         kept[at : at + PAGE] = part + kept[at + len(part) : at + PAGE]
         self.durable = bytes(kept)
 
-    def draw(self, rng: Random) -> bytes:
-        """What a power cut leaves of it."""
-        now, old = self.bytes(), self.durable
+    def draw(self, rng: Random, now: bytes) -> bytes:
+        """What a power cut leaves of it, which has these bytes now."""
+        old = self.durable
         if now == old:
             return old
         mode = rng.randrange(8)
@@ -275,6 +275,14 @@ class Disk:
 
     def power_cut(self, rng: Random) -> Image:
         """Draw one of the states in which a power cut may leave the disk."""
+        return self.power_cuts(rng, 1)[0]
+
+    def power_cuts(self, rng: Random, count: int) -> list[Image]:
+        """Draw several of them; what the files hold now is read once."""
+        now: dict[File, bytes] = {}
+        return [self._draw(rng, now) for _ in range(count)]
+
+    def _draw(self, rng: Random, now: dict[File, bytes]) -> Image:
         drawn: dict[File, bytes] = {}
         image: Image = {}
 
@@ -287,8 +295,10 @@ class Disk:
                     image[below] = None
                     lay(node, below)
                 else:
+                    if node not in now:
+                        now[node] = node.bytes()
                     if node not in drawn:
-                        drawn[node] = node.draw(rng)
+                        drawn[node] = node.draw(rng, now[node])
                     image[below] = drawn[node]
 
         lay(self.top, "")

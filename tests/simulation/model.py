@@ -59,6 +59,14 @@ class Model:
     def violated(self, what: str) -> None:
         self.violations.append(what)
 
+    def version(self) -> int:
+        """Changes with what was promised."""
+        told = (self.tried, self.acked, self.at, self.topics, self.chores.tried, self.chores.acked)
+        return hash((
+            *map(len, told), self.events, sum(map(len, self.positions.values())), tuple(self.floor.items()),
+            self.chores.start, self.chores.wanted, self.chores.deletions, self.chores.deleting, len(self.chores.dead),
+        ))  # fmt: skip
+
     # -- what clients tell ------------------------------------------------------------------------
 
     def begin(self, name: str) -> Txn:

@@ -349,13 +349,13 @@ def bury(process: Process) -> None:
 
 
 @contextlib.contextmanager
-def installed(world: World) -> Iterator[World]:
-    """Route everything of eoslog in this process through a world."""
+def installed(world: World, only: tuple[str, ...] = ()) -> Iterator[World]:
+    """Route everything of eoslog in this process through a world; of the table, these entries or all."""
     calls = Calls(world)
     entries = {
         n: _guarded(world, n, getattr(calls, n))
         for n, _ in _SIGNATURES
-        if world.reads or n != "pread"
+        if (n in only if only else world.reads or n != "pread")
     }
     clock, drawn, armed = modules.Clock(world), modules.Secrets(world), files._armed
     pool: Any = modules.Pool

@@ -9,7 +9,6 @@ look     by a process that nothing disturbs: the oracles, and live state = repla
 
 from __future__ import annotations
 
-import copy
 import gc
 import hashlib
 import os
@@ -21,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-import eoslog
 from eoslog.storage import checkpoints, files
-from tests.simulation import chores, looks, seam
+from tests.simulation import oracle, seam
 from tests.simulation.disk import Disk, Image
+from tests.simulation.fates import Fates
 from tests.simulation.model import Model
 from tests.simulation.workload import Client
 from tests.simulation.world import Faults, Process, World
@@ -59,9 +58,7 @@ class Plan:
     """What a run does; a seed draws from it."""
 
     lives: int = 4
-    images: int = (
-        8  # power cuts drawn at random moments of a life, and looked at beside its own end
-    )
+    images: int = 8  # about so many power cuts of each life, beside its own end
     processes: int = 3
     operations: int = 10
     faults: bool = True
@@ -122,9 +119,7 @@ class Run:
                 seam.bury(process)
             self.report.counts["steps"] += world.steps
             self.traces.append(world.trace.hexdigest())
-        for problem in world.kept:
-            if isinstance(problem, BaseException):
-                raise problem
+        world.raise_kept()
 
     def _life(self, number: int, image: Image) -> Image:
         rng = self.rng
@@ -145,10 +140,17 @@ class Run:
             self.report.counts["kills"] += 1
 
         world.on_kill = killed
-        fates = self._sample(world)
+        fates = Fates(
+            Random(f"{self.seed} {number} fates"), self.plan.images, self._disk, self._run,
+            self.report.counts,
+        )  # fmt: skip
+        fates.watch(world, self.model)
         self._run(world, [(client.name, client) for client in clients])
-        for cut, promised in fates:
-            self._other_fate(cut, promised)
+        if world.crashed:
+            fates.keep(disk, self.model)
+        self.model.violations += fates.follow()
+        if self.model.violations:
+            return {}
         if not world.crashed:
             self.report.counts["clean ends"] += 1
             return self._look(disk, depth=0)
@@ -192,85 +194,43 @@ class Run:
         if depth < 3 and rng.random() < 0.5:
             world = World(rng, disk, Faults(writeback=0.05))
             world.crash_at = rng.choice((rng.randrange(1, 100), rng.randrange(1, 1200)))
-            self._run(world, [(f"recovery{depth}", lambda: self._open_all(disk.root))])
+            self._run(world, [(f"recovery{depth}", lambda: oracle.open_all(disk.root))])
             if world.crashed:
                 return self._after_crash(disk, depth + 1)
             self.report.counts["recoveries"] += 1
         return self._look(disk, depth)
 
-    def _sample(self, world: World) -> list[tuple[Image, Model]]:
-        """Power cuts at moments of the life that is about to begin, with what was promised by then."""
-        moments = {self.rng.randrange(30, 1500) for _ in range(self.plan.images)}
-        fates: list[tuple[Image, Model]] = []
-
-        def sample() -> None:
-            if world.steps in moments:
-                fates.append((world.disk.power_cut(self.rng), copy.deepcopy(self.model)))
-
-        world.sampler = sample
-        return fates
-
-    def _other_fate(self, image: Image, promised: Model) -> None:
-        """If the power had gone then. What this resolves binds only itself."""
-        kept, self.model = self.model, promised
-        already = len(promised.violations)
-        try:
-            self.report.counts["crashes"] += 1
-            self.report.counts["power cuts"] += 1
-            self._look(self._disk(image), depth=0)
-            kept.violations += self.model.violations[already:]
-        finally:
-            self.model = kept
-
-    @staticmethod
-    def _open_all(path: str) -> None:
-        log = eoslog.open(path)
-        looks.all_partitions(log.engine)
-        log.close()
-
     def _look(self, disk: Disk, depth: int) -> Image:
         """Open, check everything, compare with a second opening; what is on the disk then."""
         self.report.counts["looks"] += 1
-        found: list[dict[str, object]] = []
+        found: list[oracle.State] = []
 
-        def look(path: str, settle: bool) -> None:
-            with eoslog.open(path) as log:
-                engine = log.engine
-                logs = looks.all_partitions(engine)
-                for one in logs:
-                    engine.transactions.resolve_blockers(one)
-                looks.check_structure(engine, self.model, settled=True)
-                if settle:
-                    seen = looks.everything(engine)
-                    for topic in chores.TOPICS:
-                        seen.pop((topic, 0), None)
-                    self.model.settle(seen, looks.positions(engine, set(self.model.positions)))
-                    self.model.chores.settle(*chores.looked_at(engine), self.model.violated)
-                found.append(looks.state(engine))
-                if settle and self.rng.random() < 0.5:
-                    world.crash()  # the second one replays what this one had live
-                    world.alive()
+        def look() -> None:
+            oracle.inspect(disk.root, self.model, found, settle=True, then=end)
+
+        def end() -> None:
+            if self.rng.random() < 0.5:
+                world.crash()  # the second one replays what this one had live
+                world.alive()
 
         world = World(self.rng, disk, Faults(writeback=0))
-        self._run(world, [("look", lambda: look(disk.root, True))])
-        if not world.crashed and not os.path.exists(
-            os.path.join(disk.root, checkpoints.CLEAN_SHUTDOWN)
-        ):
-            self.model.violated("O7 the last one out closed, and the directory is not clean")
+        self._run(world, [("look", look)])
+        if not world.crashed:
+            oracle.closed_clean(disk.root, self.model)
         if self.model.violations:
             return {}
         if self.rng.random() < 0.5:
             if self.rng.random() < 0.5:  # all of it was flushed: not even the power may change it
                 disk = self._disk(disk.power_cut(self.rng))
             world = World(self.rng, disk, Faults(writeback=0))
-            self._run(world, [("again", lambda: look(disk.root, False))])
-            for what in looks.difference(found[0], found[1]):
-                self.model.violated(f"O6 live is not replayed: {what}")
+            again = disk.root
+            self._run(
+                world,
+                [("again", lambda: oracle.inspect(again, self.model, found, settle=False))],
+            )
+            oracle.same(found, self.model)
         self.report.counts["max depth"] = max(self.report.counts["max depth"], depth)
         return disk.power_cut(self.rng)
-
-    def shown(self) -> str:
-        return f"python -m tests.simulation --seed {self.seed} --runs 1"
 
 
 def run(

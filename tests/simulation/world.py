@@ -146,6 +146,12 @@ class World:
                 raise process.error
         self.processes.clear()
 
+    def raise_kept(self) -> None:
+        """Raise what went wrong in a C frame."""
+        for problem in self.kept:
+            if isinstance(problem, BaseException):
+                raise problem
+
     def _give(self, process: Process) -> None:
         self.current = process
         self.on_switch(process)
@@ -221,7 +227,10 @@ class World:
         """The caller sleeps; others run, or the clock jumps."""
         me = self.current
         if me is None:
-            self.clock_ns += max(ns, 0)
+            self.clock_ns += max(ns, 1)
+            self.steps += 1
+            if self.steps > self.step_limit:
+                raise Hang(f"O7 {self.steps} sleeps of a process that is alone")
             return
         if not self.step("sleep"):
             return

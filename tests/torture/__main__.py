@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.torture.processes import Interruption, adopt_orphans, die_with, end_descendants, reap
 from tests.torture.registry import harnesses
-from tests.torture.report import Report
+from tests.torture.report import Report, done_before
 
 # Imported here, so that the lives that are forked need not.
 import eoslog.client.consumer  # isort: skip
@@ -35,9 +35,12 @@ LONGEST_STEP_S = 900
 
 def worker(
     pipe: int, chosen: list[tuple[Any, float]], deadline: float, seed: int, steps: int, most: int,
-    interruption: Interruption,
+    goals: dict[str, float], interruption: Interruption,
 ) -> None:  # fmt: skip
-    """Take steps of the harness that has had the least of its share, and tell each."""
+    """Take steps of the harness that has had the least of its share, and tell each.
+
+    A harness that has counted this worker's part of its goal waits until all have.
+    """
     taken: Counter[str] = Counter()
     # One for each harness: how fast the others are does not change what it draws.
     rngs = {harness.name: random.Random(f"{seed} {harness.name}") for harness, _ in chosen}
@@ -51,13 +54,15 @@ def worker(
             left_over = [one for one in chosen if not most or taken[one[0].name] < most]
             if not left_over or (steps and taken.total() >= steps):
                 break
-            harness, share = min(left_over, key=lambda one: spent[one[0].name] / one[1])
+            short = [one for one in left_over if goals[one[0].name] > 0] or left_over
+            harness, share = min(short, key=lambda one: spent[one[0].name] / one[1])
             drawn = seed if steps == 1 else rngs[harness.name].randrange(1 << 30)
             start = time.monotonic()
             signal.alarm(LONGEST_STEP_S)
             try:
                 step = harness.step(drawn)
                 found = {"counts": step.counts, "violations": step.violations}
+                goals[harness.name] -= step.counts[harness.goal[0]]
             except Exception:
                 text = f"the harness failed: {traceback.format_exc()}"
                 found = {"counts": {}, "violations": [text]}
@@ -96,6 +101,7 @@ def main() -> int:
     wanted = set(filter(None, arguments.only.split(",")))
     chosen, report = [], Report(arguments.seed)
     for harness, share in harnesses():
+        report.goals[harness.name] = harness.goal
         if wanted and harness.name not in wanted:
             continue
         why = harness.missing()
@@ -104,7 +110,12 @@ def main() -> int:
         else:
             print(f"not run: {harness.name}: {why}", flush=True)
             report.not_run[harness.name] = why
-        report.goals[harness.name] = harness.goal
+    before = Counter[str]() if arguments.report is None else done_before(arguments.report)
+    goals = {
+        harness.name: (harness.goal[1] - before[": ".join((harness.name, harness.goal[0]))])
+        / arguments.jobs
+        for harness, _ in chosen
+    }
     deadline = time.monotonic() + 60 * arguments.minutes
     pipes: dict[int, bytes] = {}
     pids = []
@@ -122,7 +133,7 @@ def main() -> int:
                 die_with(main_pid)
                 seed = arguments.seed + job
                 steps, most = arguments.steps, arguments.most
-                worker(write, chosen, deadline, seed, steps, most, interruption)
+                worker(write, chosen, deadline, seed, steps, most, goals, interruption)
                 code = 0
             finally:
                 os._exit(code)

@@ -57,7 +57,7 @@ class Refusals:
 class Full:
     """A tmpfs and an ext4 that fill up; then there is room again, and the log goes on."""
 
-    name, goal = "full disk", ("full disks", 500)
+    name, goal = "full disk", ("full disks", 100)
 
     def __init__(self) -> None:
         """No disk before the first step."""

@@ -22,7 +22,7 @@ NAMED = (
 
 
 class Kills:
-    """Thousands a minute."""
+    """Sixteen lives a verdict."""
 
     name, goal = "kill", ("kills", 10_000)
 
@@ -34,9 +34,9 @@ class Kills:
         """Nothing is shared."""
 
     def step(self, seed: int) -> Step:
-        """Eight lives, each killed somewhere, then the verdict."""
+        """Sixteen lives, each killed somewhere, then the verdict."""
         with Round(seed) as round_:
-            for _ in range(8):
+            for _ in range(16):
                 name, life_seed = round_.name(), round_.seed()
                 company = None
                 if round_.rng.random() < 0.2 and round_.path.exists():

@@ -1,6 +1,7 @@
 """What a torture run found, and `docs/reliability-report.md`, whose counts add up over runs.
 
-The figures behind the page lie beside it in `reliability-report.json`: one entry a run.
+The figures behind the page lie beside it in `reliability-report.json`: one entry a run. What a violation came from and
+the commit that mended it is told in `reliability-mended.json`, by harness and seed; the page takes it from there.
 """
 
 from __future__ import annotations
@@ -89,11 +90,27 @@ class Report:
         runs = json.loads(figures.read_text()) if figures.exists() else []
         runs.append(self.entry())
         figures.write_text(json.dumps(runs, indent=1) + "\n")
-        page.write_text("\n".join(render(runs, self.goals)) + "\n")
+        notes = page.with_name("reliability-mended.json")
+        mended = json.loads(notes.read_text()) if notes.exists() else []
+        page.write_text("\n".join(render(runs, self.goals, mended)) + "\n")
 
 
-def render(runs: list[dict[str, Any]], goals: dict[str, tuple[str, int]]) -> Iterator[str]:
-    """The page of some runs."""
+def done_before(page: Path) -> Counter[str]:
+    """What earlier runs have counted, by harness and count: the keys are "harness: count"."""
+    figures = page.with_suffix(".json")
+    total: Counter[str] = Counter()
+    for run in json.loads(figures.read_text()) if figures.exists() else []:
+        for name, counts in run["counts"].items():
+            total.update({f"{name}: {what}": n for what, n in counts.items()})
+    return total
+
+
+def render(
+    runs: list[dict[str, Any]],
+    goals: dict[str, tuple[str, int]],
+    mended: list[dict[str, str]] | None = None,
+) -> Iterator[str]:
+    """The page of some runs; `mended` says of violations what they came from."""
     total: dict[str, Counter[str]] = {}
     for run in runs:
         for name, counts in run["counts"].items():
@@ -117,6 +134,21 @@ def render(runs: list[dict[str, Any]], goals: dict[str, tuple[str, int]]) -> Ite
             f"| {run['date']} | {run['commit']} | {run['seed']} | {run['machine']} | {run['seconds']} s"
             f" | {len(run['violations'])} | {left} |"
         )
+    if bad:
+        yield "\nEach violation, and what became of it:\n"
+    for run in runs:
+        for violation in run["violations"]:
+            yield (
+                f"- at {run['commit']}, {violation.split(': ')[0].removeprefix('VIOLATION ')}: "
+                + next(
+                    (
+                        f"{note['what']}; mended by {note['commit']}, held by `{note['test']}`"
+                        for note in mended or ()
+                        if f"VIOLATION {note['harness']} seed {note['seed']}:" in violation
+                    ),
+                    "**open**",
+                )
+            )
 
 
 def _commit() -> str:

@@ -64,7 +64,7 @@ class Holders:
     goes on, or is killed and the next holder repairs what it left.
     """
 
-    name, goal = "holder", ("holders stopped", 1_000)
+    name, goal = "holder", ("holders stopped", 200)
     WHERE = (("point", 7), ("pwrite", 110), ("fdatasync", 40), ("ftruncate", 10), ("rename", 12))
 
     def missing(self) -> str | None:

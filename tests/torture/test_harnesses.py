@@ -11,7 +11,7 @@ import pytest
 
 from tests.torture.harness import Step
 from tests.torture.registry import harnesses
-from tests.torture.report import Report, render
+from tests.torture.report import Report, done_before, render
 from tests.torture.verify import verify
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -69,4 +69,21 @@ def test_the_counts_of_runs_add_up(tmp_path):
         report.add_to(page)
     text = page.read_text()
     assert "| kill | 42 kills | 10,000 |" in text and text.count("power: needs root") == 2
+    assert done_before(page)["kill: kills"] == 42
     assert list(render(json.loads(page.with_suffix(".json").read_text()), {}))
+
+
+def test_a_violation_stays_open_until_somebody_says_what_mended_it(tmp_path):
+    page = tmp_path / "report.md"
+    report = Report(1)
+    for seed in (7, 77):
+        report.take(
+            {"harness": "kill", "seed": seed, "seconds": 1.0, "counts": {}, "violations": ["lost: 3"]}
+        )  # fmt: skip
+    note = {"harness": "kill", "seed": "7", "commit": "abc", "what": "a page", "test": "test_x"}
+    (tmp_path / "reliability-mended.json").write_text(json.dumps([note]))
+    report.add_to(page)
+    lines = [line for line in page.read_text().splitlines() if line.startswith("- at")]
+    assert [line.partition(", ")[2] for line in lines] == [
+        "kill seed 7: a page; mended by abc, held by `test_x`", "kill seed 77: **open**"
+    ]  # fmt: skip

@@ -1,0 +1,125 @@
+"""The many ends that one life could have had: the power is cut at many of its moments.
+
+One execution stands for all crashes that could have ended it: at each moment that is drawn, several of the states in
+which the disk may be left are kept, with what had been promised by then, and each is opened afterwards. In the
+recovery of some the power goes again, and again in the recovery of those. An image that equals another one of the
+same promises is not looked at twice, and not counted.
+
+An image is opened on the real table of OS calls, on tmpfs: there is one process, and nothing stops it any more. Clocks,
+draws and threads are the simulation's, so a seed is still a run.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+from tests.simulation import oracle, seam
+from tests.simulation.disk import Disk, Image
+from tests.simulation.model import Model
+from tests.simulation.world import Faults, World
+
+AT_ONCE = 2
+"""Images of one moment."""
+RECOVERIES = ((0.2, 4), (0.1, 2))
+"""By depth: in which share of the recoveries the power goes again, and how many such images are kept."""
+_REAL = ("clock_ns", "wait")
+
+
+class Fates:
+    """The other ends of one life.
+
+    Args:
+        rng: draws moments and images; the life's own draws are not touched.
+        images: about how many.
+        disk: makes a disk of an image.
+        run: runs processes in a world.
+        counts: crashes, power cuts, nested, looks.
+    """
+
+    def __init__(
+        self, rng: Random, images: int, disk: Callable[[Image], Disk],
+        run: Callable[[World, list[tuple[str, Callable[[], None]]]], None], counts: Counter[str],
+    ) -> None:  # fmt: skip
+        """Nothing is kept yet."""
+        self._rng, self._disk, self._run, self._counts = rng, disk, run, counts
+        # Lives are of very different length: half of the moments lie early.
+        self._moments = Counter(
+            rng.randrange(20, rng.choice((500, 1500))) for _ in range(images // AT_ONCE)
+        )
+        self._kept: list[tuple[Image, Model]] = []
+        self._seen: set[tuple[int, int]] = set()
+
+    def watch(self, world: World, model: Model) -> None:
+        """Keep images of the life that is about to begin."""
+
+        def sample() -> None:
+            if world.steps in self._moments:
+                self.keep(world.disk, model, AT_ONCE * self._moments[world.steps])
+
+        world.sampler = sample
+
+    def keep(self, disk: Disk, model: Model, images: int = AT_ONCE) -> None:
+        """States in which a power cut at this moment may leave the disk."""
+        for image in disk.power_cuts(self._rng, images):
+            if self._is_new(image, model):
+                self._kept.append((image, copy.deepcopy(model)))
+
+    def _is_new(self, image: Image, model: Model) -> bool:
+        key = (hash(tuple(sorted(image.items()))), model.version())
+        new = key not in self._seen
+        self._seen.add(key)
+        return new
+
+    def follow(self) -> list[str]:
+        """Open all that was kept; what is violated."""
+        violations: list[str] = []
+        kept, self._kept = self._kept, []
+        for image, promised in kept:
+            violations += self._follow(image, promised, 0)
+            if violations:
+                break
+        gc.collect()
+        return violations
+
+    def _follow(self, image: Image, promised: Model, depth: int) -> list[str]:
+        self._counts.update(crashes=1, looks=1, **{"power cuts": 1, "nested": int(depth > 0)})
+        if depth < len(RECOVERIES) and self._rng.random() < RECOVERIES[depth][0]:
+            for nested in self._recoveries(image, promised, RECOVERIES[depth][1]):
+                if wrong := self._follow(nested, copy.deepcopy(promised), depth + 1):
+                    return wrong
+        return self._look(image, promised)
+
+    def _recoveries(self, image: Image, promised: Model, images: int) -> list[Image]:
+        """What is left when the power goes in the recovery, too."""
+        disk, kept = self._disk(image), []
+        world = World(self._rng, disk, Faults(writeback=0.05))
+        moments = {self._rng.randrange(1, self._rng.choice((80, 400))) for _ in range(images)}
+
+        def sample() -> None:
+            if world.steps in moments:
+                kept.append(disk.power_cut(self._rng))
+
+        world.sampler = sample
+        self._run(world, [("recovery", lambda: oracle.open_all(disk.root))])
+        shutil.rmtree(disk.root)
+        self._counts["recoveries"] += 1
+        return [one for one in kept if self._is_new(one, promised)]
+
+    def _look(self, image: Image, promised: Model) -> list[str]:
+        already, found = len(promised.violations), list[oracle.State]()
+        disk = self._disk(image)
+        world = World(self._rng, disk)
+        with seam.installed(world, only=_REAL):
+            oracle.inspect(disk.root, promised, found, settle=True)
+            oracle.closed_clean(disk.root, promised)
+            if len(promised.violations) == already and self._rng.random() < 0.25:
+                oracle.inspect(disk.root, promised, found, settle=False)
+                oracle.same(found, promised)
+        world.raise_kept()
+        shutil.rmtree(disk.root)
+        return promised.violations[already:]

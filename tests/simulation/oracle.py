@@ -1,0 +1,61 @@
+"""One opening of what a crash left, and everything that must hold of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import eoslog
+from eoslog.storage import checkpoints
+from tests.simulation import chores, looks
+from tests.simulation.model import Model
+
+State = dict[str, Any]
+
+
+def inspect(
+    path: str, model: Model, found: list[State], *, settle: bool,
+    then: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """Open, let everything settle, hold it against what was promised, and close.
+
+    Args:
+        path: the directory; nobody else has it open.
+        model: is told what is violated.
+        found: gets the state of all folds.
+        settle: resolve what is unknown; the first opening after a crash does.
+        then: called before it is closed.
+    """
+    with eoslog.open(path) as log:
+        engine = log.engine
+        for one in looks.all_partitions(engine):
+            engine.transactions.resolve_blockers(one)
+        looks.check_structure(engine, model, settled=True)
+        if settle:
+            seen = looks.everything(engine)
+            for topic in chores.TOPICS:
+                seen.pop((topic, 0), None)
+            model.settle(seen, looks.positions(engine, set(model.positions)))
+            model.chores.settle(*chores.looked_at(engine), model.violated)
+        found.append(looks.state(engine))
+        then()
+
+
+def open_all(path: str) -> None:
+    """What a recovery does, without anybody who looks."""
+    log = eoslog.open(path)
+    looks.all_partitions(log.engine)
+    log.close()
+
+
+def closed_clean(path: str, model: Model) -> None:
+    """The last one out has closed."""
+    if not os.path.exists(os.path.join(path, checkpoints.CLEAN_SHUTDOWN)):
+        model.violated("O7 the last one out closed, and the directory is not clean")
+
+
+def same(found: list[State], model: Model) -> None:
+    """What the first opening had live is what the second one replayed."""
+    for what in looks.difference(found[0], found[1]):
+        model.violated(f"O6 live is not replayed: {what}")
