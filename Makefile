@@ -40,7 +40,7 @@ inplace: setup  ## Compile the core beside its source, for work on it
 test: build  ## Run every test on the installed wheel
 	$(call timed,tests,.ci/test $(BIN) $(PYTEST_ARGS))
 
-test-fast: build  ## Run what needs no other process and no JVM: a few minutes
+test-fast: build  ## Run what needs no other process, no JVM and no second: a minute
 	$(call timed,tests,.ci/test $(BIN) -m '$(FAST)' -q $(PYTEST_ARGS))
 
 test-kafka: build  ## Run the tests against a real Kafka broker, fetched by Maven: ten minutes
@@ -108,7 +108,7 @@ rows: build  ## Run the tests of the mission's rows with the figures of long run
 	$(call timed,rows,EOSLOG_ROW_SCALE=$(or $(SCALE),10) .ci/test $(BIN) tests/rows tests/protocol $(PYTEST_ARGS))
 
 asan: build  ## Build the core with ASan and UBSan and run its tests on it
-	$(call timed,asan,.ci/asan $(VENV) $(or $(ASAN_ARGS),tests/core tests/fuzz tests/storage tests/properties -m 'not process and not slow'))
+	$(call timed,asan,.ci/asan $(VENV) $(or $(ASAN_ARGS),tests/core tests/fuzz tests/storage tests/properties -m 'not process'))
 
 fuzz: build  ## Fuzz every parser for SECONDS=60 in all; FUZZ_ARGS='--target record'
 	$(call timed,fuzz,.ci/fuzz $(VENV) $(SECONDS_) $(FUZZ_ARGS))

@@ -30,6 +30,7 @@ def test_every_pass_begins_one_contender_later():
     assert names == "abcbcacababc"
 
 
+@pytest.mark.slow
 def test_peers_run_between_our_runs_and_each_is_checked_once(benchmark):
     ran, checked = [], []
 

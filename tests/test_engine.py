@@ -288,6 +288,7 @@ def test_a_full_disk_is_an_error_and_the_log_goes_on_when_there_is_room(path):
         assert log.check(full=True).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["open", "pread", "pwrite", "fdatasync", "fsync", "rename"])
 def test_an_opening_that_failed_keeps_nobody_out_and_nothing_open(path, call):
     """Each call of an unclean opening fails once; what it had taken by then is given back."""

@@ -79,6 +79,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(path):
         open_log(path, {"transaction.max.timout.ms": 1000})
 
 
+@pytest.mark.slow
 def test_the_segments_of_the_internal_topics_are_as_large_as_open_was_told(path):
     """Whoever opens one of their partitions folds what is not compacted: a broker's 100 MiB is too much."""
     with open_log(path) as log:

@@ -55,6 +55,7 @@ def test_a_table_and_json_for_whoever_reads(cli):
     assert len(json.loads(cli(*QUICK, "--picture", "", form="json").out)) == 11
 
 
+@pytest.mark.slow
 def test_the_picture_is_1200_pixels_wide(cli, tmp_path):
     pytest.importorskip("matplotlib")
     outcome = cli(*QUICK)

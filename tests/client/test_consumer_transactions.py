@@ -133,6 +133,7 @@ def test_A12_without_a_committed_offset_it_rewinds_to_where_it_began(
     assert c.poll(5).value == b"0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "expected"),
     [("produce first", [*"0123", *"23456789"]), ("commit first", [*"01", *"456789"]),

@@ -98,6 +98,7 @@ def adopted(imported: Any, tmp_path: Path) -> Iterator[Any]:
         yield source, log, report
 
 
+@pytest.mark.slow
 def test_every_record_is_there_as_kafka_had_it(adopted: Any) -> None:
     source, log, report = adopted
     assert log.topics() == TOPICS

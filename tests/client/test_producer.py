@@ -58,6 +58,7 @@ def test_result_gives_up_at_its_timeout_and_may_be_asked_again(log: Log) -> None
         assert delivery.result(0).offset == 0
 
 
+@pytest.mark.slow
 def test_linger_is_kept_without_anybody_polling(log: Log) -> None:
     with log.producer(linger_ms=1500) as producer:
         part = log.engine.partition("one", 0)

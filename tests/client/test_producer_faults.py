@@ -59,6 +59,7 @@ def values(log: Log, partition: int) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_each_record_is_stored_once_in_order_and_told_where(
     log: Log, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -91,6 +92,7 @@ def test_each_record_is_stored_once_in_order_and_told_where(
             assert values(log, metadata.partition)[metadata.offset] == number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_transactions_are_whole_or_absent(
     log: Log, monkeypatch: pytest.MonkeyPatch, seed: int

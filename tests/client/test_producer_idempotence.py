@@ -163,6 +163,7 @@ def test_a_gap_that_the_log_reports_is_left_behind_by_a_new_epoch(
     assert [(b.producer_epoch, b.base_sequence) for b in batches(log)] == [(0, 0), (1, 0)]
 
 
+@pytest.mark.slow
 def test_delivery_timeout_of_what_was_never_written(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_delivery_timeout_of_what_was_never_written(
         assert producer.producer_epoch == 0
 
 
+@pytest.mark.slow
 def test_delivery_timeout_in_doubt_starts_a_new_epoch(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

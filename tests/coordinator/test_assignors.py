@@ -34,6 +34,7 @@ def loads(target: Target) -> list[int]:
     return sorted(len(owned) for owned in target.values())
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(ASSIGNORS)), members_strategy, partitions_strategy)
 def test_each_partition_of_a_subscribed_topic_has_one_owner_that_subscribes(
     assignor, members, partitions
@@ -49,6 +50,7 @@ def test_each_partition_of_a_subscribed_topic_has_one_owner_that_subscribes(
     assert target == assign(assignor, dict(reversed(members.items())), partitions)
 
 
+@pytest.mark.slow
 @given(members_strategy, partitions_strategy)
 def test_sticky_is_balanced_as_far_as_subscriptions_allow(members, partitions):
     target = assign("sticky", members, partitions)
@@ -58,6 +60,7 @@ def test_sticky_is_balanced_as_far_as_subscriptions_allow(members, partitions):
                 assert len(owned) - len(other) <= 1, (giver, taker)
 
 
+@pytest.mark.slow
 @given(members_strategy, partitions_strategy)
 def test_sticky_does_not_move_anything_without_a_reason(members, partitions):
     target = assign("sticky", members, partitions)

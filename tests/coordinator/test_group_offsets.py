@@ -344,7 +344,7 @@ class OffsetsMachine(RuleBasedStateMachine):
         assert visible(GroupCoordinator(self.host)) == visible(self.host.groups)
 
 
-TestOffsetsMachine = OffsetsMachine.TestCase
+TestOffsetsMachine = pytest.mark.slow(OffsetsMachine.TestCase)
 TestOffsetsMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 

@@ -70,6 +70,7 @@ def test_unknown_key_types_are_skipped() -> None:
     assert records.decode_key(None) is None
 
 
+@pytest.mark.slow
 @given(
     st.builds(
         MemberMetadata,
@@ -95,6 +96,7 @@ def test_a_member_of_another_implementation_has_no_process() -> None:
     assert member.process_number == -1
 
 
+@pytest.mark.slow
 @given(owned, owned, st.integers(-2, 2**31 - 1), st.sampled_from(MemberState))
 def test_assignments_round_trip(
     assigned: records.Owned, pending: records.Owned, epoch: int, state: MemberState

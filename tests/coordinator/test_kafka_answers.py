@@ -32,6 +32,7 @@ def replay(log: eoslog.Log, recorded: Recorded) -> Counter[str]:
     return sequence(kafka, side(log, recorded.kind), recorded.seed).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_eoslog_answers_as_kafka_did_but_for_listed_rows(kind: str, tmp_path: Path) -> None:
     met: Counter[str] = Counter()

@@ -107,6 +107,7 @@ FIRST: dict[str, Callable[[RealWorld], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", list(FIRST))
 def test_nothing_stays_open_whatever_a_power_cut_left_and_whoever_comes_first(
     place: Path, first: str
@@ -130,6 +131,7 @@ def test_nothing_stays_open_whatever_a_power_cut_left_and_whoever_comes_first(
     assert seen == 5 * 3 * 3 * 2
 
 
+@pytest.mark.slow
 def test_the_sweep_ends_what_the_recovery_of_a_partition_did_not_come_to(place: Path) -> None:
     """Who recovered the partition was killed before it looked its open transactions up."""
     for image, cut in Images(place):

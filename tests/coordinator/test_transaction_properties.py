@@ -278,7 +278,7 @@ class Transactions(RuleBasedStateMachine):
         assert {v for tp in PARTITIONS for v in self.world.values(tp)} == self.committed
 
 
-TestTransactions = Transactions.TestCase
+TestTransactions = pytest.mark.slow(Transactions.TestCase)
 TestTransactions.settings = settings(
     max_examples=40, stateful_step_count=30, deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

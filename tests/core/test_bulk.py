@@ -44,6 +44,7 @@ def by_partition(a: Accumulator) -> dict[int, list[tuple[Any, Any]]]:
     return dict(seen)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     pattern=st.lists(st.tuples(PLAIN, PLAIN), min_size=1, max_size=12),
@@ -85,6 +86,7 @@ def test_the_records_are_those_of_single_calls(
     assert many.used == one.used == 0
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     rows=st.lists(

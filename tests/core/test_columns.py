@@ -103,6 +103,7 @@ records = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     batches=st.lists(st.tuples(records, st.sampled_from(codec.CODECS)), min_size=1, max_size=5),
@@ -251,6 +252,7 @@ EDGES = [0, 1, 50, 63, 64, 8191, 8192, (1 << 20) - 1, 1 << 20]
 """Sizes on both sides of where a varint grows by a byte."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", [True, False])
 def test_sizes_and_deltas_of_every_width(view: bool) -> None:
     sizes = [None, *EDGES[:-2]]
@@ -265,6 +267,7 @@ def test_sizes_and_deltas_of_every_width(view: bool) -> None:
     assert plain_rows(decode(data, view=view)) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 3, 100])
 def test_each_changed_byte_of_a_record_is_judged_as_the_format_says(size: int) -> None:
     """Every value of every byte of a batch's records: what the reference refuses is refused, the rest is equal."""

@@ -176,6 +176,7 @@ def test_truncation_at_every_byte_gives_typed_errors_only(compression: str) -> N
             batch.records()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["mixed_none", "mixed_lz4", "txn_zstd", "mixed_snappy", "mixed_gzip"]
 )

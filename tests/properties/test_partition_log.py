@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -134,4 +135,4 @@ class PartitionMachine(RuleBasedStateMachine):
 PartitionMachine.TestCase.settings = settings(
     max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestPartitionLog = PartitionMachine.TestCase
+TestPartitionLog = pytest.mark.slow(PartitionMachine.TestCase)

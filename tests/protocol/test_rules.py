@@ -190,6 +190,7 @@ def test_P37_what_others_appended_is_folded_before_the_lock_is_asked_for(tmp_pat
         assert two.core.next_offset == 2001
 
 
+@pytest.mark.slow
 def test_P38_many_partitions_share_few_lock_files_and_one_control_file(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with eoslog.open(path, durability="os") as log:

@@ -67,6 +67,7 @@ def test_R34_after_a_failed_sync_nothing_is_appended_or_acknowledged(log: Any) -
     assert part.durable_end == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(2**31 - 6, 2**31))
 @pytest.mark.parametrize("size", [1, 2, 5, 10])
 def test_R35_sequences_go_round_at_their_end(log: Any, first: int, size: int) -> None:
@@ -102,6 +103,7 @@ def test_R39_what_follows_a_failed_batch_does_not_slip_in(log: Any) -> None:
     assert part.append(numbered(5)).base_offset == 5
 
 
+@pytest.mark.slow
 def test_R42_a_damaged_snapshot_is_never_believed(directory: Path) -> None:
     with eoslog.open(directory) as log:
         log.create_topic("small", config={"segment.bytes": 2000, "segment.index.bytes": 4096})

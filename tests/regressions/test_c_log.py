@@ -127,6 +127,7 @@ def test_R57_many_threads_touch_segments_for_the_first_time_at_once(directory: P
     assert sorted(found, key=len) == sorted((expected[n * 5 :] for n in range(24)), key=len)
 
 
+@pytest.mark.slow
 def test_R58_retention_flushes_and_appends_at_once_end_in_a_clean_close(directory: Path) -> None:
     with eoslog.open(directory) as log:
         log.create_topic(

@@ -139,6 +139,7 @@ def test_A12_an_abort_puts_the_position_back_and_hides_the_outputs(log: Any) -> 
     assert values(log, "two", "read_uncommitted") == [b"B", b"C"]
 
 
+@pytest.mark.slow
 def test_A13_who_sees_what(log: Any) -> None:
     with log.producer() as plain, transactional(log, "a") as a, transactional(log, "b") as b:
         put(plain, "plain")
@@ -160,6 +161,7 @@ def test_A13_who_sees_what(log: Any) -> None:
     assert values(log) == [b"plain", b"committed", b"behind the open one"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "expected"), [("offset first", [b"A"]), ("output first", [b"A", b"B", b"B"])]
 )
@@ -294,6 +296,7 @@ def test_A24_run_transaction_is_all_or_nothing_and_repeats_what_may_be_repeated(
     assert values(log, "two") == [b"debit", b"credit"]
 
 
+@pytest.mark.slow
 def test_A25_a_state_and_its_changelog_come_back_together(log: Any) -> None:
     counts: dict[str, int] = {}
     with log.producer() as producer:

@@ -23,6 +23,7 @@ def send(engine: Engine, sequence: int, *items: str, epoch: int = 0, producer_id
     )
 
 
+@pytest.mark.slow
 def test_C01_producer_ids_are_never_given_twice(tmp_path: Path) -> None:
     seen: set[int] = set()
     for _ in range(100):
@@ -166,6 +167,7 @@ def test_C08_dying_between_append_and_answer_leaves_one_copy(log: Any, ack_lost:
     assert values(log) == [b"a"]
 
 
+@pytest.mark.slow
 def test_C13_after_a_delivery_that_timed_out_in_doubt_the_producer_goes_on(
     log: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +189,7 @@ def test_C13_after_a_delivery_that_timed_out_in_doubt_the_producer_goes_on(
     assert found[0] == b"before" and found[-2:] == [b"after", b"wards"]
 
 
+@pytest.mark.slow
 def test_B09_a_fault_that_stays_ends_at_the_delivery_timeout(log: Any, busy: Any) -> None:
     with log.producer(
         linger_ms=0, retry_backoff_ms=10, delivery_timeout_ms=2000, request_timeout_ms=500

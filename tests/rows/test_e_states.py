@@ -99,6 +99,7 @@ def test_E32_a_new_epoch_starts_at_sequence_0(log: Any, engine: Any) -> None:
     assert len(starts) == 3 and set(starts.values()) == {0}
 
 
+@pytest.mark.slow
 def test_E34_many_batches_in_many_partitions_are_one_transaction(log: Any, engine: Any) -> None:
     log.create_topic("wide", partitions=100)
     with transactional(log, batch_size=1, transaction_timeout_ms=900_000) as producer:

@@ -136,6 +136,7 @@ def test_E06_consume_transform_produce(log: Any) -> None:
     assert values(log, "two") == [b"%d" % (2 * n) for n in range(30)]
 
 
+@pytest.mark.slow
 def test_E07_nothing_begins_where_nothing_was_polled(log: Any, engine: Any) -> None:
     with transactional(log) as producer, reader(log, "g") as consumer:
         consumer.subscribe(["t"])
@@ -356,6 +357,7 @@ def test_E22_the_coordinator_notes_the_end(log: Any, commit: bool, expected: str
         assert state_of(log) == expected
 
 
+@pytest.mark.slow
 def test_E23_a_thousand_transactions_leave_one_state(tmp_path: Path) -> None:
     count = 2000 * SCALE
     with eoslog.open(tmp_path / "log", durability="os") as log:
@@ -415,6 +417,7 @@ def test_E29_outputs_and_offsets_appear_together(log: Any) -> None:
             assert (values(log, "two"), position == 1) == ([b"out"] if commit else [], commit)
 
 
+@pytest.mark.slow
 def test_E30_a_snapshot_never_cuts_a_transaction(tmp_path: Path) -> None:
     """Six producers and a reader of snapshots, until there were so many transactions."""
     wanted = 1000 * SCALE
@@ -483,6 +486,7 @@ def test_E17_a_failed_delivery_fails_the_commit(log: Any, engine: Any) -> None:
     assert values(log, "two") == [b"b"]
 
 
+@pytest.mark.slow
 def test_E01_read_committed_consumers_follow_a_live_producer(log: Any) -> None:
     with transactional(log) as producer, assigned(log) as consumer:
         for commit in (True, False, True):

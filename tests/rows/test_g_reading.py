@@ -38,6 +38,7 @@ def test_G02_markers_are_kafkas_78_bytes(log: Any, engine: Any) -> None:
     assert commit.transactional and commit.base_sequence == -1 and commit.coordinator_epoch >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_G03_read_committed_drops_what_was_aborted(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -73,6 +74,7 @@ def test_G03_read_committed_drops_what_was_aborted(tmp_path: Path, seed: int) ->
         assert values(log, isolation="read_uncommitted") == everything
 
 
+@pytest.mark.slow
 def test_G05_an_open_transaction_stops_readers_at_its_first_offset(log: Any) -> None:
     with log.producer() as plain, transactional(log) as producer, assigned(log) as consumer:
         put(plain, "before")
@@ -97,6 +99,7 @@ def with_topic(log: Any) -> Any:
     return log
 
 
+@pytest.mark.slow
 def test_G05_a_held_up_reader_keeps_nothing_in_memory(tmp_path: Path) -> None:
     size = (32 << 20) * SCALE
     with (
@@ -137,6 +140,7 @@ def test_G07_retention_never_cuts_an_open_transaction(tmp_path: Path) -> None:
             assert consumer.poll(2).value == b"y" * 500
 
 
+@pytest.mark.slow
 def test_G08_seeking_anywhere_still_filters(log: Any) -> None:
     with log.producer() as plain, transactional(log) as producer:
         for number in range(4):

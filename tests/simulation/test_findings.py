@@ -121,6 +121,7 @@ def test_a_segment_that_ends_at_the_recovery_point_is_scanned(power: Power) -> N
     assert found == ["kept"]
 
 
+@pytest.mark.slow
 def test_a_first_opening_that_lost_the_bytes_of_its_files_is_opened_again(tmp_path: Path) -> None:
     """Their lengths were kept, as XFS and ext4 may do it: no file is there under its name unsynced."""
     for step in range(1, 1000):

@@ -22,6 +22,7 @@ def test_cases_take_turns_and_the_first_round_does_not_count():
     assert [len(found[name].walls) for name in "ab"] == [2, 2]
 
 
+@pytest.mark.slow
 def test_processor_time_of_a_child_counts_to_the_case_that_ran_it():
     import subprocess
     import sys

@@ -63,6 +63,7 @@ def test_what_kafka_wrote_is_read_as_kafka_reads_it(isolation, split):
         assert read(parsed) == expected(name, isolation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 @pytest.mark.parametrize("archive", ["broker-3.9.2", "broker-4.3.1"])
 def test_directories_of_brokers_are_read_as_their_readers_gave_them(tmp_path, archive, isolation):

@@ -60,6 +60,7 @@ def test_offsets_count_everything(topic):
     assert values == [b"%03d" % n for n in range(60)] and max(batches)[0] <= 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [3000, 5000, 20_000])
 def test_bytes_are_never_more_unless_one_batch_is(topic, limit):
     for n in range(30):

@@ -139,6 +139,7 @@ def test_what_unfolds_to_far_more_than_its_size_comes_out_whole(name: str, size:
                 codecs.decompress(name, packed[:-5])
 
 
+@pytest.mark.slow
 def test_a_zstd_frame_without_its_size_and_one_that_lies_about_it() -> None:
     import zstandard
 

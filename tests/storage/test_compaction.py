@@ -349,6 +349,7 @@ def test_lag_and_ratio_say_when(tmp_path):
         assert clean_partition(log, 4, NOW + 1001) is None  # one of five: not dirty enough
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_any_history_folds_to_the_same_after_any_cleaning(tmp_path, seed):
     """Item 70: fold(before) == fold(after), for readers and for producer state, at each pass. (R28 of docs/reliability.md)"""

@@ -58,6 +58,7 @@ def test_the_index_of_a_whole_log_is_believed(path):
         assert [v.split(b".")[0] for v in values(log)][::3] == [b"0", b"1", b"3", b"6", b"7", b"8", b"10", b"11"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_each_flipped_bit_of_an_abort_index_is_found_or_harmless(path, which):
     index = indexes(path)[which]

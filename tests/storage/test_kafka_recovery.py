@@ -67,6 +67,7 @@ def captured() -> tuple[dict[str, Any], dict[str, dict[str, dict[str, bytes]]]]:
     return cases, found
 
 
+@pytest.mark.slow
 def test_all_captured_recoveries_come_out_as_kafkas_own(tmp_path: Path) -> None:
     cases, found = captured()
     assert len(cases) == len(found) == 60

@@ -151,6 +151,7 @@ def test_a_topic_is_one_batch_durable_on_return(metadata, log):
     assert MetadataLog(log).topic("orders") == info
 
 
+@pytest.mark.slow
 def test_a_batch_of_the_largest_topic_fits_one_mebibyte(metadata, log):
     info = metadata.create_topic("x" * 249, MAX_PARTITIONS)
     assert len(info.partitions) == MAX_PARTITIONS

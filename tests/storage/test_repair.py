@@ -71,6 +71,7 @@ def test_a_sound_directory_has_no_problems(place):
     assert len(values(place)) == 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("byte", [8, 16, 17, 61], ids=["length", "magic", "crc", "record"])
 def test_a_bad_batch_in_the_middle_is_reported_with_what_a_cut_would_lose(place, byte):
     path = the_log(place, 1)
@@ -105,6 +106,7 @@ def test_junk_at_the_end_loses_nothing_but_itself(place):
     assert len(values(place)) == 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".txnindex"])
 def test_a_missing_index_is_reported_and_made_again(place, suffix):
     path = place / "t-0" / ("0" * 20 + suffix)
@@ -118,6 +120,7 @@ def test_a_missing_index_is_reported_and_made_again(place, suffix):
     assert eoslog.repair(place).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "what"),
     [
@@ -144,6 +147,7 @@ def test_damage_beside_the_log_costs_no_record(place, name, what):
     assert eoslog.repair(place).ok
 
 
+@pytest.mark.slow
 def test_the_command_exits_with_5_and_says_where_as_json(place):
     path = the_log(place, 0)
     flip(path, batches(path)[-1]["position"] + 61)
