@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from eoslog.coordinator.group_state import GroupTable
@@ -131,7 +130,7 @@ def state(engine: Engine) -> dict[str, Any]:
 
 def _shown(metadata: TransactionMetadata) -> str:
     """What a record states; the order of a mapping or a set is no part of that."""
-    parts = ((f.name, getattr(metadata, f.name)) for f in fields(metadata))
+    parts = metadata._asdict().items()
     return repr([
         (name, sorted(part.items()) if isinstance(part, Mapping) else
          sorted(part) if isinstance(part, frozenset) else part)
