@@ -267,7 +267,7 @@ cdef class RecordAccumulator:
         fresh.ratio = 1.0
         fresh.bulk_limit = max_message_bytes
         fresh.grow(partitions)                      # complete before another thread can see it
-        fresh.sticky = self.spread(fresh)
+        self.move_on(fresh)
         entry = self.topics.setdefault(topic, fresh)
         if partitions < entry.count:                # deleted and made anew
             self.topics[topic] = entry = fresh
@@ -306,6 +306,10 @@ cdef class RecordAccumulator:
             if point < 0:
                 return index
         return entry.count - 1
+
+    cdef void move_on(self, TopicBuilders entry) noexcept:
+        entry.sticky = self.spread(entry)
+        entry.stuck = 0
 
     cdef int put(self, TopicBuilders entry, Span key, Span value, const uint8_t* headers,
                  size_t headers_size, int32_t partition, int64_t stamp, object target,
@@ -346,8 +350,8 @@ cdef class RecordAccumulator:
             if builder.count == 0 or builder.buffer.size + size <= limit:
                 break
             self.seal(builder)
-            if sticky:
-                entry.sticky = self.spread(entry)
+            if sticky and builder.partition == entry.sticky:
+                self.move_on(entry)
 
         # From here to the end no object is made.
         if builder.count == 0:
@@ -403,6 +407,10 @@ cdef class RecordAccumulator:
         builder.count = 0
         builder.callbacks = None
         builder.outstanding += 1
+        if builder.partition == builder.topic.sticky:   # small batches count as one of their size (KIP-794)
+            builder.topic.stuck += batch.reserved
+            if builder.topic.stuck >= self.full_at(builder.topic):
+                self.move_on(builder.topic)
         del self.active[builder]
         self.ready.append(batch)
         if self.codec:

@@ -65,6 +65,7 @@ cdef class TopicBuilders:
     cdef list builders
     cdef int32_t count
     cdef int32_t sticky
+    cdef size_t stuck                   # bytes of its batches since it was chosen
     cdef uint32_t turn
     cdef size_t bulk_limit              # max.message.bytes: what a batch may reach at most
     cdef double ratio                   # compressed / plain, as learned

@@ -109,7 +109,7 @@ cdef class BulkEncoder:
                     self.give(self.full)
                     accumulator.seal(<PartitionBuilder>self.entry.builders[self.full])
                     if self.full == self.entry.sticky:
-                        self.entry.sticky = accumulator.spread(self.entry)
+                        accumulator.move_on(self.entry)
                     if accumulator.must_wake:
                         accumulator.wake()
                 elif self.stopped == NOT_FOR_BULK:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -95,6 +96,22 @@ def test_keyless_records_stay_in_a_partition_until_its_batch_is_full() -> None:
     assert len({batch.partition for batch in batches}) == 4
     assert all(batch.count == 8 for batch in batches[:-4])
     assert all(len(batch) <= 1000 for batch in batches)
+
+
+def test_keyless_records_that_leave_one_by_one_move_on_after_the_bytes_of_a_batch() -> None:
+    a = make(partitions=3, batch_size=1000)
+    sent: list[tuple[int, int]] = []
+    for _ in range(400):
+        a.produce("t", bytes(100))
+        (batch,) = a._drain(0, True)
+        sent.append((batch.partition, len(batch)))
+        a._release(batch)
+    stays = [
+        sum(size for _, size in stay) for _, stay in itertools.groupby(sent, key=lambda item: item[0])
+    ]
+    assert {partition for partition, _ in sent} == {0, 1, 2}
+    assert min(stays[:-1]) >= 1000
+    assert max(stays) < 20 * 1000
 
 
 @pytest.mark.parametrize(
