@@ -33,7 +33,19 @@ __all__ = ["ConsumerConfig", "LogConfig", "ProducerConfig", "TopicConfig"]
 
 ACKS_ALL = -1
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+"""By id in a batch's attributes."""
+CODEC_LEVELS = {"gzip": (-1, 9), "lz4": (1, 17), "zstd": (-131_072, 22)}
+"""Smallest and largest level; gzip has no 0, snappy none at all."""
 TRANSACTION_MAX_TIMEOUT_MS = 900_000
+
+
+def check_codec_level(key: str, codec: str, level: int) -> None:
+    """Raises ConfigError, naming `key`, for a level that the codec does not have."""
+    lowest, highest = CODEC_LEVELS.get(codec, (level, level))
+    if not lowest <= level <= highest or (codec == "gzip" and level == 0):
+        levels = "-1 or 1..9" if codec == "gzip" else f"{lowest}..{highest}"
+        raise ConfigError(f"{key}: expected {levels} for {codec}, got {level}")
+
 
 _NETWORK = frozenset(
     """
@@ -124,9 +136,9 @@ class ProducerConfig(Settings):
     retry_backoff_ms: int = setting(100, integer(0, LONG_MAX))
     compression_type: str = setting("none", choice(*CODECS, uncompressed="none"))
     compression_level: int | None = setting(None, optional(integer(-131_072, 22)))
-    compression_gzip_level: int = setting(-1, integer(-1, 9))
-    compression_lz4_level: int = setting(9, integer(1, 17))
-    compression_zstd_level: int = setting(3, integer(-131_072, 22))
+    compression_gzip_level: int = setting(-1, integer(*CODEC_LEVELS["gzip"]))
+    compression_lz4_level: int = setting(9, integer(*CODEC_LEVELS["lz4"]))
+    compression_zstd_level: int = setting(3, integer(*CODEC_LEVELS["zstd"]))
     transactional_id: str | None = setting(None, optional(text))
     transaction_timeout_ms: int = setting(60_000, integer(-INT_MAX - 1))
     partitioner_class: str | Callable[..., int] | None = setting(None, _partitioner)
@@ -165,6 +177,13 @@ class ProducerConfig(Settings):
                 raise ConfigError(conflict)
             values["enable_idempotence"] = False
         cls._fit_delivery_timeout(values, given, value)
+        codec, level = value("compression_type"), value("compression_level")
+        key = "compression.level"
+        if level is None and codec in CODEC_LEVELS:
+            key = f"compression.{codec}.level"
+            level = value(key.replace(".", "_"))
+        if level is not None:
+            check_codec_level(key, codec, level)
         return values
 
     @staticmethod

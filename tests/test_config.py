@@ -273,6 +273,25 @@ def test_compression_level_is_the_chosen_codecs():
     assert ProducerConfig.of(compression_type="gzip", compression_level=2).codec_level == 2
 
 
+@pytest.mark.parametrize(
+    ("codec", "key", "level", "message"),
+    [
+        (
+            "gzip",
+            "compression.level",
+            10,
+            "compression.level: expected -1 or 1..9 for gzip, got 10",
+        ),
+        ("gzip", "compression.gzip.level", 0, "compression.gzip.level: expected -1 or 1..9"),
+        ("lz4", "compression.level", 0, "compression.level: expected 1..17 for lz4, got 0"),
+        ("zstd", "compression.zstd.level", 23, "compression.zstd.level"),
+    ],
+)
+def test_a_level_that_the_codec_does_not_have_is_refused(codec, key, level, message):
+    with pytest.raises(ConfigError, match=message):
+        ProducerConfig.of({"compression.type": codec, key: level})
+
+
 def test_a_topic_config_is_stored_as_strings_and_read_back():
     config = TopicConfig.of(
         {"retention_ms": 5, "segment.bytes": "77", "cleanup.policy": "delete,compact"}

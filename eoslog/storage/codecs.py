@@ -23,15 +23,10 @@ from collections.abc import Callable
 from typing import Any
 
 from eoslog import _core
+from eoslog.config import CODECS, check_codec_level
 from eoslog.errors import ConfigError, CorruptRecord
 
-__all__ = ["CODECS", "LEVELS", "MAX_DECOMPRESSED", "compress", "decompress", "require"]
-
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-"""By id in a batch's attributes."""
-
-LEVELS = {"gzip": (-1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
-"""Smallest and largest `compression.<codec>.level`; snappy has none."""
+__all__ = ["CODECS", "MAX_DECOMPRESSED", "compress", "decompress", "require"]
 
 MAX_DECOMPRESSED = 256 << 20
 
@@ -73,17 +68,15 @@ def compress(name: str, data: bytes, level: int | None = None) -> bytes:
     Args:
         name: one of `CODECS`.
         data: encoded records.
-        level: within `LEVELS`; None for the codec's default.
+        level: within `config.CODEC_LEVELS`; None for the codec's default.
 
     Raises:
         ConfigError: an unknown codec or level, or a missing library.
     """
     if name not in CODECS:
         raise ConfigError(f"compression type {name!r} is none of {', '.join(CODECS)}")
-    if level is not None and name in LEVELS:
-        lowest, highest = LEVELS[name]
-        if not lowest <= level <= highest or (name == "gzip" and level == 0):
-            raise ConfigError(f"{name} level {level} is not in {lowest}..{highest}")
+    if level is not None:
+        check_codec_level("level", name, level)
     return _COMPRESS[name](data, level)
 
 

@@ -107,7 +107,8 @@ def test_keyless_records_that_leave_one_by_one_move_on_after_the_bytes_of_a_batc
         sent.append((batch.partition, len(batch)))
         a._release(batch)
     stays = [
-        sum(size for _, size in stay) for _, stay in itertools.groupby(sent, key=lambda item: item[0])
+        sum(size for _, size in stay)
+        for _, stay in itertools.groupby(sent, key=lambda item: item[0])
     ]
     assert {partition for partition, _ in sent} == {0, 1, 2}
     assert min(stays[:-1]) >= 1000
