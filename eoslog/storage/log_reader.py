@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -210,6 +210,7 @@ class LogReader:
             )
             if base_offset >= 0:
                 found = position + first - at
+                self._check_reach(base, next_offset, found)
                 out.append(Slice(_sub(buffer, first, stop), base_offset, next_offset, found, base))
                 left -= stop - first
                 position = found + stop - first
@@ -267,6 +268,19 @@ class LogReader:
             raise CorruptRecord(
                 f"{self.name}: segment {base} at byte {position}: batch of base offset {offset} "
                 f"and {needed or 'enough'} bytes, the log ends at offset {self._core.log_end}"
+            )
+
+    def _check_reach(self, base: int, next_offset: int, position: int) -> None:
+        """Batches end before the next segment begins, and with the log: a base offset is under no
+        CRC, and after the last batch of a segment nothing in there contradicts it.
+        """
+        bases = self._bases
+        later = bisect_right(bases, base)
+        end = bases[later] if later < len(bases) else self._core.log_end
+        if next_offset > end:
+            raise CorruptRecord(
+                f"{self.name}: segment {base} from byte {position} on: its batches reach to offset "
+                f"{next_offset - 1}, what follows them begins at {end}"
             )
 
     def batches(self, start: int, end: int) -> Iterator[Any]:

@@ -79,3 +79,24 @@ def _batches(part):
         if not b.valid:
             raise CorruptRecord("found by its CRC")
         yield b
+
+
+@pytest.mark.parametrize("raised", [1, 2, 5, 64, 1 << 20])
+def test_the_last_batch_of_a_segment_hides_none_of_the_next(tmp_path, raised):
+    """Nothing follows in its segment that would contradict it; the next segment's name does."""
+    with opened(str(tmp_path)) as log:
+        for _ in range(3):
+            for i in range(5):
+                log.append(batch(2, timestamp=i))
+            log.roll()
+        log.append(batch(2))
+        log.flush()
+        name = os.path.join(log.path, "0" * 20 + ".log")
+        size = os.path.getsize(name) // 5
+        with open(name, "r+b") as file:
+            file.seek(4 * size)
+            file.write((8 + raised).to_bytes(8, "big"))
+        with pytest.raises(CorruptRecord):
+            everything(log)
+        with pytest.raises(CorruptRecord):
+            list(log.batches(0, log.log_end))
