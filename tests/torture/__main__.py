@@ -35,11 +35,12 @@ LONGEST_STEP_S = 900
 
 def worker(
     pipe: int, chosen: list[tuple[Any, float]], deadline: float, seed: int, steps: int, most: int,
-    goals: dict[str, float], interruption: Interruption,
+    goals: dict[str, float], parts: dict[str, int], jobs: int, interruption: Interruption,
 ) -> None:  # fmt: skip
     """Take steps of the harness that has had the least of its share, and tell each.
 
-    A harness that has counted this worker's part of its goal waits until all have.
+    A harness that has counted this worker's part of its goal waits until all have. Of what has parts,
+    this worker takes one in `jobs`, from those in `parts` on.
     """
     taken: Counter[str] = Counter()
     # One for each harness: how fast the others are does not change what it draws.
@@ -56,7 +57,12 @@ def worker(
                 break
             short = [one for one in left_over if goals[one[0].name] > 0] or left_over
             harness, share = min(short, key=lambda one: spent[one[0].name] / one[1])
-            drawn = seed if steps == 1 else rngs[harness.name].randrange(1 << 30)
+            drawn = rngs[harness.name].randrange(1 << 30)
+            if steps == 1:
+                drawn = seed
+            elif hasattr(harness, "whole"):  # a part of it
+                drawn = parts[harness.name] % harness.whole
+                parts[harness.name] += jobs
             start = time.monotonic()
             signal.alarm(LONGEST_STEP_S)
             try:
@@ -70,6 +76,7 @@ def worker(
             if left := end_descendants():
                 found["violations"].append(f"the step left processes behind: {left}")
             spent[harness.name] += time.monotonic() - start
+            found["part"] = drawn % harness.whole if hasattr(harness, "whole") else None
             found |= {"harness": harness.name, "seed": drawn, "seconds": time.monotonic() - start}
             os.write(pipe, json.dumps(found).encode() + b"\n")
             taken[harness.name] += 1
@@ -133,7 +140,11 @@ def main() -> int:
                 die_with(main_pid)
                 seed = arguments.seed + job
                 steps, most = arguments.steps, arguments.most
-                worker(write, chosen, deadline, seed, steps, most, goals, interruption)
+                parts = {h.name: before[f"{h.name}: steps"] + job for h, _ in chosen}
+                worker(
+                    write, chosen, deadline, seed, steps, most, goals, parts, arguments.jobs,
+                    interruption,
+                )  # fmt: skip
                 code = 0
             finally:
                 os._exit(code)

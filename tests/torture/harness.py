@@ -29,10 +29,15 @@ class Step:
 
 
 class Harness(Protocol):
-    """One kind of fault. `goal` names a count and the figure to reach, zero violations."""
+    """One kind of fault. `goal` names a count and the figure to reach, zero violations.
+
+    Where steps are parts of a whole, `whole` says of how many: they are taken one after another, from
+    run to run, and the seed of a step is the number of its part.
+    """
 
     name: str
     goal: tuple[str, int]
+    whole: int
 
     def missing(self) -> str | None:
         """Why it cannot run on this machine; None if it can."""

@@ -34,6 +34,7 @@ class Report:
         self.goals: dict[str, tuple[str, int]] = {}
         self.not_run: dict[str, str] = {}
         self.violations: list[str] = []
+        self.parts: dict[str, list[int]] = {}
 
     def take(self, step: dict[str, Any]) -> list[str]:
         """Add a step; its violations as text."""
@@ -41,6 +42,8 @@ class Report:
         self.counts.setdefault(name, Counter()).update(step["counts"])
         self.counts[name]["steps"] += 1
         self.seconds[name] += step["seconds"]
+        if step.get("part") is not None:
+            self.parts.setdefault(name, []).append(step["part"])
         texts = [f"VIOLATION {name} seed {step['seed']}: {v[:2000]}" for v in step["violations"]]
         self.violations += texts
         return texts
@@ -80,6 +83,7 @@ class Report:
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release().split('-')[0]}",
             "seconds": round(sum(self.seconds.values())),
             "counts": {name: dict(counts) for name, counts in sorted(self.counts.items())},
+            "parts": self.parts,
             "not_run": self.not_run,
             "violations": self.violations[:20],
         }  # fmt: skip
@@ -118,6 +122,8 @@ def render(
     yield HEAD
     yield "| faults | done | goal | all counts |"
     yield "|---|---|---|---|"
+    for name, parts in sorted(_parts(runs).items()):
+        total[name]["distinct parts"] = len(parts)
     for name, counts in sorted(total.items()):
         unit, goal = goals.get(name, ("steps", 0))
         rest = ", ".join(
@@ -149,6 +155,15 @@ def render(
                     "**open**",
                 )
             )
+
+
+def _parts(runs: list[dict[str, Any]]) -> dict[str, set[int]]:
+    """Which parts of what is a whole have been taken."""
+    found: dict[str, set[int]] = {}
+    for run in runs:
+        for name, parts in run.get("parts", {}).items():
+            found.setdefault(name, set()).update(parts)
+    return found
 
 
 def _commit() -> str:

@@ -14,7 +14,7 @@ from tests.torture.harness import Step
 
 _PARTS = 64
 _WORKLOADS = 8
-_FLIP_PARTS = 4096
+_FLIP_PARTS = 128
 
 
 class _Simulation:
@@ -74,6 +74,7 @@ class Swept(_Simulation):
 
     name, goal = "failing calls", ("failing calls", 12_000)
     names = {"fault points": "failing calls", "crashes": "crashes behind them"}
+    whole = _PARTS * _WORKLOADS
 
     def arguments(self, seed: int) -> list[str]:
         """One in 64 of the calls of a workload; each step is a part of the same eight wholes."""
@@ -86,9 +87,10 @@ class Flipped(_Simulation):
     """A part of all bits of two directories of 64 KiB, each flipped by itself."""
 
     name, goal = "flipped bits", ("flipped bits", 1_000_000)
-    names = {"flips": "flipped bits"}
+    names = {"flips": "flipped bits", "openings": "openings"}
+    whole = _FLIP_PARTS
 
     def arguments(self, seed: int) -> list[str]:
-        """One in 4,096 of the bits."""
+        """One in 128 of the bits."""
         return ["tests.simulation.flips", "--every", str(_FLIP_PARTS), "--part",
-                str(seed % _FLIP_PARTS), "--seconds", "60"]  # fmt: skip
+                str(seed % _FLIP_PARTS), "--seconds", "600"]  # fmt: skip

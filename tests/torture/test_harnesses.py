@@ -6,6 +6,9 @@ What this machine cannot run is named and counted, and nothing else is left out.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +74,22 @@ def test_the_counts_of_runs_add_up(tmp_path):
     assert "| kill | 42 kills | 10,000 |" in text and text.count("power: needs root") == 2
     assert done_before(page)["kill: kills"] == 42
     assert list(render(json.loads(page.with_suffix(".json").read_text()), {}))
+
+
+def test_parts_of_a_whole_are_taken_one_after_another_from_run_to_run(tmp_path):
+    page = tmp_path / "report.md"
+    page.with_suffix(".json").write_text(
+        json.dumps([{"counts": {"flipped bits": {"steps": 127}}, "seconds": 1, "violations": [],
+                     "date": "", "commit": "", "seed": 1, "machine": "", "not_run": {}}])
+    )  # fmt: skip
+    words = ("--only", "flipped bits", "--most", "2", "--jobs", "1", "--report", str(page))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.torture", *words],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = json.loads(page.with_suffix(".json").read_text())[-1]
+    assert last["parts"] == {"flipped bits": [127, 0]}
 
 
 def test_a_violation_stays_open_until_somebody_says_what_mended_it(tmp_path):
