@@ -23,7 +23,15 @@ from eoslog.errors import ConfigError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["COLUMNS", "decoded_columns", "record_batch", "require_pyarrow", "schema_of"]
+__all__ = [
+    "COLUMNS",
+    "decoded_columns",
+    "primitive",
+    "record_batch",
+    "require_pyarrow",
+    "schema_of",
+    "text",
+]
 
 COLUMNS = ("topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers")
 _OF_THE_PARTITION = ("topic", "partition")
@@ -97,10 +105,10 @@ def record_batch(
     arrays = []
     for field in schema:
         if field.name == "topic":
-            indices = pa.array(np.full(rows, topic, np.int32))
-            arrays.append(pa.DictionaryArray.from_arrays(indices, pa.array(topics, pa.utf8())))
+            indices = primitive(pa.int32(), np.full(rows, topic, np.int32))
+            arrays.append(pa.DictionaryArray.from_arrays(indices, text(topics)))
         elif field.name == "partition":
-            arrays.append(pa.array(np.full(rows, partition, np.int32)))
+            arrays.append(primitive(pa.int32(), np.full(rows, partition, np.int32)))
         elif field.name == "headers":
             arrays.append(_headers(pa, field.type, rows, taken["headers"], blocks))
         elif field.name in ("key", "value"):
@@ -109,6 +117,25 @@ def record_batch(
             buffers = [None, pa.py_buffer(taken[field.name])]
             arrays.append(pa.Array.from_buffers(field.type, rows, buffers, null_count=0))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+# `pa.array`, `pa.scalar` and `to_numpy` import pandas where it is installed: half a second and some
+# 30,000 objects for the garbage collector. What follows makes arrays without them.
+
+
+def primitive(kind: pa.DataType, values: np.ndarray) -> pa.Array:
+    """An array of fixed width, without nulls, over the memory of `values` (of the same width)."""
+    pa = require_pyarrow()
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], null_count=0)
+
+
+def text(values: Sequence[str]) -> pa.Array:
+    """A utf8 array without nulls."""
+    pa = require_pyarrow()
+    encoded = [value.encode() for value in values]
+    ends = np.cumsum([0, *(len(one) for one in encoded)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.utf8(), len(encoded), buffers, null_count=0)
 
 
 def _cells(pa: Any, kind: Any, rows: int, taken: tuple[Any, ...], blocks: list[Any]) -> pa.Array:

@@ -16,6 +16,7 @@ from eoslog.errors import ConfigError, CorruptRecord, OffsetOutOfRange, StorageE
 from pyspark_eoslog.schema import SCAN_COLUMNS, arrow_schema, check_source_schema
 from pyspark_eoslog.segments import PartitionFiles, Span, log_path, windows
 from pyspark_eoslog.splitting import Piece, Pinned, plan
+from pyspark_eoslog.tasks import settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,6 +59,7 @@ def read_task(options: Options, schema: StructType, task: ReadTask) -> Iterator[
     from eoslog.client.scan import Scan, Source
     from eoslog.storage import codecs, files  # noqa: F401  binds the codecs of batches
 
+    settle()
     target = arrow_schema(schema)
     names = [SCAN_COLUMNS[name] for name in schema.fieldNames()]
     sources = [
@@ -186,24 +188,24 @@ class Converter:
 
     def _topic(self, array: pa.Array) -> pa.Array:
         """The rows of a batch are of one topic: its name is laid out once for many batches."""
-        import pyarrow as pa
-
         name = array[0].as_py()
         if self._names is None or name != self._name or len(self._names) < len(array):
-            self._name, self._names = name, pa.repeat(name, len(array))
+            self._name, self._names = name, array.dictionary_decode()
         return self._names.slice(0, len(array))
 
 
 def _microseconds(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    import pyarrow as pa
+    import numpy as np
 
-    milliseconds = array.cast(pa.int64()).to_numpy()
+    from eoslog.client.arrow import primitive
+
+    milliseconds = np.frombuffer(array.buffers()[1], np.int64, len(array), array.offset * 8)
     for extreme in (int(milliseconds.min()), int(milliseconds.max())):
         if abs(extreme) > LAST_MS:
             raise CorruptRecord(
                 f"a record's timestamp is {extreme} ms, Spark's timestamps end at {LAST_MS} ms"
             )
-    return pa.array(milliseconds * 1000).view(wanted)
+    return primitive(wanted, milliseconds * 1000)
 
 
 class EoslogReader(DataSourceReader):

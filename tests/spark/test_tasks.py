@@ -1,6 +1,8 @@
 """What a reading task does on its own, without Spark around it."""
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,3 +142,28 @@ def test_filters_are_not_taken_from_spark():
     from pyspark.sql.datasource import DataSourceReader
 
     assert EoslogReader.pushFilters is DataSourceReader.pushFilters
+
+
+IN_A_WORKER = """
+import gc, sys
+from pyspark import TaskContext
+from pyspark_eoslog.options import Options
+from pyspark_eoslog.reader import ReadTask, read_task
+from pyspark_eoslog.schema import source_schema
+from pyspark_eoslog.splitting import Pinned, plan
+
+parsed = Options.parse({"path": sys.argv[1], "subscribe": "t"})
+tasks = [ReadTask(one) for one in plan([Pinned("t", 0, 0, 10)], parsed)]
+for in_a_task in (False, True):
+    if in_a_task:
+        TaskContext._getOrCreate()
+    batches = [batch for one in tasks for batch in read_task(parsed, source_schema(parsed), one)]
+    assert sum(batch.num_rows for batch in batches) == 10
+    assert (gc.get_freeze_count() > 0) == in_a_task
+assert "pyarrow" in sys.modules and "pandas" not in sys.modules
+"""
+
+
+def test_a_worker_loads_no_pandas_and_collects_no_modules(topic):
+    # pandas takes half a second to load; a collection of all modules, 30 ms after every task.
+    subprocess.run([sys.executable, "-c", IN_A_WORKER, topic.path], check=True)
