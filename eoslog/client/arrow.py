@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "decoded_columns",
+    "nulls",
+    "numbers",
     "primitive",
     "record_batch",
     "require_pyarrow",
@@ -123,10 +125,37 @@ def record_batch(
 # 30,000 objects for the garbage collector. What follows makes arrays without them.
 
 
-def primitive(kind: pa.DataType, values: np.ndarray) -> pa.Array:
-    """An array of fixed width, without nulls, over the memory of `values` (of the same width)."""
+def primitive(kind: pa.DataType, values: np.ndarray, null: np.ndarray | None = None) -> pa.Array:
+    """An array of fixed width over the memory of `values` (of the same width).
+
+    Args:
+        kind: its type.
+        values: one a row.
+        null: true where a row has no value; None where each has one.
+    """
     pa = require_pyarrow()
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], null_count=0)
+    validity = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))
+    return pa.Array.from_buffers(
+        kind, len(values), [validity, pa.py_buffer(values)], 0 if null is None else -1
+    )
+
+
+def nulls(array: pa.Array) -> np.ndarray:
+    """Of each row, whether it has no value."""
+    if array.null_count == 0:
+        return np.zeros(len(array), bool)
+    found = array.is_null()
+    bits = np.unpackbits(np.frombuffer(found.buffers()[1], np.uint8), bitorder="little")
+    return bits[found.offset : found.offset + len(found)].view(bool)
+
+
+def numbers(array: pa.Array, kind: type[np.integer[Any]]) -> np.ndarray:
+    """The values of an array of integers of this width, 0 where there is none."""
+    if len(array) == 0:  # may come without a buffer
+        return np.zeros(0, kind)
+    size = np.dtype(kind).itemsize
+    values = np.frombuffer(array.buffers()[1], kind, len(array), array.offset * size)
+    return np.where(nulls(array), 0, values) if array.null_count else values
 
 
 def text(values: Sequence[str]) -> pa.Array:

@@ -20,13 +20,18 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from eoslog import _core
-from eoslog.errors import ConfigError, CorruptRecord
+from eoslog.errors import ConfigError, CorruptRecord, StorageError
 from eoslog.model import TopicPartition
 from eoslog.storage import codecs as _codecs  # noqa: F401  binds the codecs of batches
 from eoslog.storage import files
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
 STAGING = "eoslog-staging-0"
 _FORMAT = 1
 _CHUNK_BYTES = 1 << 20
+_DONE = ".done"
+"""Ends the name of a retired job's folder."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +251,10 @@ def publish(
     targets = sorted({(span.topic, span.partition) for source in sources for span in source.spans})
     with producer.transaction():
         for topic, partition in targets:
-            batches = (batch for source in sources for batch in source.batches(topic, partition))
-            producer.produce_batches(topic, partition, batches)
+            found = (one for source in sources for one in source.windows(topic, partition))
+            # Read while those before are checked and appended; not worth a thread for what is here.
+            windows = _ahead(found) if any(one.data is None for one in attempts) else found
+            producer.produce_batches(topic, partition, chain.from_iterable(windows))
         if offsets is not None and group is not None:
             producer.send_offsets_to_transaction(dict(offsets), group)
         files.failpoint("staging.published")
@@ -276,32 +285,56 @@ class _Source:
             raise CorruptRecord(f"{self._path}: {size} bytes, the task wrote {self._attempt.size}")
         return [Span(**span) for span in json.loads(raw)["spans"]]
 
-    def batches(self, topic: str, partition: int) -> Iterator[bytes]:
-        """Batches of one partition in the order they were added; each batch's own CRC is checked
-        when it is stamped.
+    def windows(self, topic: str, partition: int) -> Iterator[list[memoryview]]:
+        """Batches of one partition in the order they were added, about 1 MiB of them at a time;
+        each batch's own CRC is checked when it is stamped.
         """
         spans = [span for span in self.spans if (span.topic, span.partition) == (topic, partition)]
         if not spans:
             return
-        data = self._attempt.data
-        fd = -1 if data is not None else files.open_file(self._path, read_only=True)
+        inline = self._attempt.data
+        fd = -1 if inline is not None else files.open_file(self._path, read_only=True)
         try:
             for span in spans:
                 position = span.position
-                for size in span.sizes:
-                    batch: bytes | bytearray | memoryview
-                    if data is not None:
-                        batch = data[position : position + size]
+                for sizes in _about(_CHUNK_BYTES, span.sizes):
+                    size = sum(sizes)
+                    if inline is not None:
+                        data = memoryview(inline)[position : position + size]
                     else:
-                        batch = _core.os_pread(fd, size, position)
-                    if len(batch) != size:
+                        data = memoryview(_core.os_pread(fd, size, position))
+                    if len(data) != size:
                         raise CorruptRecord(
-                            f"{self._path}: {len(batch)} bytes at {position}, {size} expected"
+                            f"{self._path}: {len(data)} bytes at {position}, {size} expected"
                         )
-                    yield bytes(batch)
+                    ends = list(accumulate(sizes, initial=0))
+                    yield [data[start:end] for start, end in pairwise(ends)]
                     position += size
         finally:
             files.close(fd)
+
+
+def _about(most: int, sizes: Sequence[int]) -> Iterator[list[int]]:
+    """The sizes in lists that add up to about `most`."""
+    group: list[int] = []
+    held = 0
+    for size in sizes:
+        if group and held + size > most:
+            yield group
+            group, held = [], 0
+        group.append(size)
+        held += size
+    if group:
+        yield group
+
+
+def _ahead(windows: Iterator[list[memoryview]]) -> Iterator[list[memoryview]]:
+    """The same, each read by another thread while the one before is worked on."""
+    with ThreadPoolExecutor(1, "eoslog-staging-read") as pool:
+        coming = pool.submit(next, windows, None)
+        while (window := coming.result()) is not None:
+            coming = pool.submit(next, windows, None)
+            yield window
 
 
 def begin_job(directory: str, job: str) -> None:
@@ -333,8 +366,29 @@ def discard_job(directory: str, job: str) -> None:
             return
 
 
+def retire(directory: str, jobs: Sequence[str], older_than_s: float) -> threading.Thread:
+    """Takes decided jobs away at once and removes their files, and `sweep`s, in the background.
+
+    To free a staged file's blocks takes a file system longer than to write them, and nobody needs
+    to wait for it. What a process leaves half removed when it dies, the next sweep removes.
+
+    Returns:
+        The thread that removes.
+    """
+    for job in jobs:
+        folder = os.path.join(directory, STAGING, job)
+        with suppress(StorageError):  # gone, and so nothing is left to do
+            files.rename(folder, f"{folder}.{uuid.uuid4().hex[:12]}{_DONE}")
+    thread = threading.Thread(
+        target=sweep, args=(directory, older_than_s), name="eoslog-staging-sweep", daemon=True
+    )
+    thread.start()
+    return thread
+
+
 def sweep(directory: str, older_than_s: float) -> list[str]:
-    """Removes the jobs in which nothing was written for so long; returns their names.
+    """Removes retired jobs, and those in which nothing was written for so long; returns their
+    names.
 
     A staged file is never needed once its job is decided, and published data lies in the topics:
     sweeping can cost a job that is still running its attempts, never committed data.
@@ -347,7 +401,9 @@ def sweep(directory: str, older_than_s: float) -> list[str]:
     limit = time.time() - older_than_s
     swept = []
     for entry in entries:
-        if entry.is_dir(follow_symlinks=False) and _newest(entry.path) < limit:
+        if not entry.is_dir(follow_symlinks=False):
+            continue
+        if entry.name.endswith(_DONE) or _newest(entry.path) < limit:
             discard_job(directory, entry.name)
             swept.append(entry.name)
     return swept

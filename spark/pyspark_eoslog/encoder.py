@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eoslog import _core
+from eoslog.client.arrow import nulls, numbers, primitive
 from eoslog.client.arrow_produce import produce_stream
 from eoslog.errors import ConfigError, RecordTooLarge, UnknownTopicOrPartition
 
@@ -147,27 +148,20 @@ class RowEncoder(_core.RecordAccumulator):
                     f"topic '{topic}' has partitions 0 to {target.partitions - 1}"
                 )
         value, key = columns["value"], columns.get("key")
-        loose = np.ones(len(value), bool)
-        if key is not None:
-            loose &= key.is_null().to_numpy(zero_copy_only=False)
-        if given is not None:
-            loose &= given.is_null().to_numpy(zero_copy_only=False)
+        loose = np.ones(len(value), bool) if key is None else nulls(key)
+        by_column = np.zeros(len(value), bool) if given is None else ~nulls(given)
+        loose &= ~by_column
         if not loose.any():
             return given
-        sizes = compute.binary_length(value).fill_null(0).to_numpy(zero_copy_only=False)
-        sizes = np.where(loose, sizes.astype(np.int64) + RECORD_OVERHEAD, 0)
+        lengths = numbers(compute.binary_length(value), np.int32).astype(np.int64)
+        sizes = np.where(loose, lengths + RECORD_OVERHEAD, 0)
         before = self._turned.get(topic, 0)
         written = before + np.cumsum(sizes)
         self._turned[topic] = int(written[-1])
         turns = (self._seed + (written - sizes) // STICKY_BYTES) % target.partitions
-        chosen = np.zeros(len(turns), np.int32)
-        if given is not None:
-            chosen[:] = given.fill_null(0).to_numpy(zero_copy_only=False)
-        chosen[loose] = turns[loose]
-        by_key = ~loose
-        if given is not None:
-            by_key &= given.is_null().to_numpy(zero_copy_only=False)
-        return pa.array(chosen, mask=by_key)
+        chosen = np.zeros(len(turns), np.int32) if given is None else numbers(given, np.int32)
+        chosen = np.where(loose, turns, chosen).astype(np.int32)
+        return primitive(pa.int32(), chosen, ~(loose | by_column))
 
     def _stage(self, *, force: bool) -> None:
         for batch in self._drain(0, force):
@@ -199,8 +193,7 @@ def _milliseconds(column: pa.Array) -> pa.Array:
     import pyarrow as pa
 
     micros = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
-    values = np.floor_divide(micros.fill_null(0).to_numpy(zero_copy_only=False), 1000)
-    return pa.array(values, mask=micros.is_null().to_numpy(zero_copy_only=False))
+    return primitive(pa.int64(), np.floor_divide(numbers(micros, np.int64), 1000), nulls(micros))
 
 
 def _check_headers(column: pa.Array) -> None:

@@ -64,7 +64,7 @@ def publish_once(
         app_id: Whom versions belong to; None for a write that is not to be recognised again.
         version: Grows from write to write; an equal or smaller one was committed before.
         attempts: What the winning tasks staged.
-        jobs: Staging directories to remove when it is decided.
+        jobs: Staging directories to retire when it is decided.
 
     Returns:
         Whether anything was published; False for a replay.
@@ -84,9 +84,7 @@ def publish_once(
         log.close()
     # Decided: nobody needs the files any more, neither the winners' nor those of attempts that
     # lost.
-    for job in jobs:
-        staging.discard_job(options.path, job)
-    staging.sweep(options.path, options.staging_retention_hours * 3600)
+    staging.retire(options.path, jobs, options.staging_retention_hours * 3600)
     files.failpoint("spark.commit.finished")
     return published
 

@@ -197,9 +197,9 @@ class Converter:
 def _microseconds(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     import numpy as np
 
-    from eoslog.client.arrow import primitive
+    from eoslog.client.arrow import numbers, primitive
 
-    milliseconds = np.frombuffer(array.buffers()[1], np.int64, len(array), array.offset * 8)
+    milliseconds = numbers(array, np.int64)
     for extreme in (int(milliseconds.min()), int(milliseconds.max())):
         if abs(extreme) > LAST_MS:
             raise CorruptRecord(

@@ -69,6 +69,7 @@ class StagingTask:
         from eoslog.client.staging import AttemptWriter
         from eoslog.storage import files
         from pyspark_eoslog.encoder import RowEncoder
+        from pyspark_eoslog.tasks import settle
 
         context = TaskContext.get()
         number, attempt = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
@@ -79,6 +80,7 @@ class StagingTask:
         try:
             files.failpoint("spark.write.begun")
             encoder = RowEncoder(out, self.targets, self.topic, self.compression, seed=number)
+            settle()
             for batch in rows:
                 encoder.add(batch)
                 files.failpoint("spark.write.rows")

@@ -42,9 +42,10 @@ def values(log, topic, isolation="read_committed"):
 
 
 def staged(log):
-    """Names of what lies in the staging directory."""
+    """Names of the jobs in the staging directory, but for those that are being removed."""
     folder = Path(log.path) / STAGING
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    return sorted(name for name in names if not name.endswith(".done"))
 
 
 def message_of(caught):

@@ -17,8 +17,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 import eoslog
-from eoslog.client.staging import STAGING
 
+from .helpers import staged
 from .torture import descendants
 
 pytestmark = [pytest.mark.spark, pytest.mark.process]
@@ -207,5 +207,4 @@ def test_a_worker_killed_midway_loses_no_row_and_leaves_none_twice(
     found = outcome(job)
     assert found["hosts"] == list(HOSTS), "both hosts took part before"
     assert written(shared) == list(range(ROWS))
-    staging = Path(shared.path) / STAGING
-    assert not any(staging.iterdir()), "what the dead worker staged is gone"
+    assert staged(shared) == [], "what the dead worker staged is gone"

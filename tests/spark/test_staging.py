@@ -12,7 +12,13 @@ from pyspark_eoslog.encoder import RowEncoder, TopicTarget
 
 from eoslog import _core
 from eoslog.client import staging
-from eoslog.errors import ConfigError, CorruptRecord, RecordTooLarge, UnknownTopicOrPartition
+from eoslog.errors import (
+    ConfigError,
+    CorruptRecord,
+    RecordTooLarge,
+    StorageError,
+    UnknownTopicOrPartition,
+)
 from tests.reference.codec import decode_batch
 
 TARGETS = {"t": TopicTarget(3, 1 << 20), "u": TopicTarget(1, 1000)}
@@ -192,3 +198,31 @@ def test_a_name_can_not_leave_the_staging_folder(tmp_path):
         staging.AttemptWriter(str(tmp_path), "..", "x", 0)
     with pytest.raises(ConfigError, match="can't name"):
         staging.AttemptWriter(str(tmp_path), "job", "a/b", 0)
+
+
+def test_a_retired_job_is_gone_at_once_and_its_files_soon_after(tmp_path):
+    stage(tmp_path, keyed(100), limit=0)
+    stage(tmp_path, keyed(100), limit=0, name="0-2")
+    thread = staging.retire(str(tmp_path), ["job", "never made"], 3600)
+    assert not (tmp_path / staging.STAGING / "job").exists()
+    thread.join()
+    assert list((tmp_path / staging.STAGING).iterdir()) == []
+
+
+def test_what_a_dead_process_left_of_a_retired_job_is_swept_whatever_its_age(tmp_path):
+    stage(tmp_path, keyed(100), limit=0)
+    folder = tmp_path / staging.STAGING
+    (folder / "job").rename(folder / "job.5eed.done")
+    stage(tmp_path, keyed(100), limit=0)
+    assert staging.sweep(str(tmp_path), 3600) == ["job.5eed.done"]
+    assert [path.name for path in folder.iterdir()] == ["job"]
+
+
+def test_an_attempt_that_outlives_its_job_fails_and_leaves_nothing(tmp_path):
+    staging.begin_job(str(tmp_path), "job")
+    late = staging.AttemptWriter(str(tmp_path), "job", "0-1", 0, 0, make_folder=False)
+    staging.retire(str(tmp_path), ["job"], 3600).join()
+    with pytest.raises((FileNotFoundError, StorageError)):
+        late.add("t", 0, b"x" * 100, 1)
+        late.finish()
+    assert list((tmp_path / staging.STAGING).iterdir()) == []

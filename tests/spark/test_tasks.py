@@ -146,7 +146,9 @@ def test_filters_are_not_taken_from_spark():
 
 IN_A_WORKER = """
 import gc, sys
+from eoslog.client.staging import AttemptWriter
 from pyspark import TaskContext
+from pyspark_eoslog.encoder import RowEncoder, TopicTarget
 from pyspark_eoslog.options import Options
 from pyspark_eoslog.reader import ReadTask, read_task
 from pyspark_eoslog.schema import source_schema
@@ -160,6 +162,12 @@ for in_a_task in (False, True):
     batches = [batch for one in tasks for batch in read_task(parsed, source_schema(parsed), one)]
     assert sum(batch.num_rows for batch in batches) == 10
     assert (gc.get_freeze_count() > 0) == in_a_task
+out = AttemptWriter(sys.argv[1], "job", "attempt", 0)
+encoder = RowEncoder(out, {"t": TopicTarget(3, 1 << 20)}, "t", "none", 0)
+for batch in batches:
+    encoder.add(batch)
+encoder.flush()
+assert out.finish().count == 10
 assert "pyarrow" in sys.modules and "pandas" not in sys.modules
 """
 
