@@ -72,7 +72,11 @@ def os_rename(str source, str target):
 
 def os_unlink(str path):
     cdef bytes raw = path.encode("utf-8", "surrogateescape")
-    if eoslog_os.unlink(raw) < 0:
+    cdef const char* name = raw
+    cdef int rc
+    with nogil:         # freeing what a large file holds may take a tenth of a second
+        rc = eoslog_os.unlink(name)
+    if rc < 0:
         raise OSError(errno, errno_text(errno), path)
 
 
