@@ -6,7 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow")
+import pyarrow as pa
+
 from eoslog.client import arrow
 
 
