@@ -348,8 +348,8 @@ cdef class Partition:
         """Append whole batches under the partition's lock, if nothing in `expected` has moved.
 
         Args:
-            data: writable buffer of complete v2 batches; offsets, leader epoch (and the time, with
-                log_append_time >= 0 in ms) are stamped into it.
+            data: buffer of complete v2 batches; offsets, leader epoch (and the time, with
+                log_append_time >= 0 in ms) are stamped into it, or into a copy of what is read-only.
             client: check sequences and refuse control batches; False for coordinators.
             expected: [(Partition, log end)], at most 8.
             timeout: seconds to wait for the lock. size_max: bytes of the largest batch allowed.
@@ -377,7 +377,10 @@ cdef class Partition:
         memset(&result, 0, sizeof(result))
         result.base_offset = -1
         result.last_offset = -1
-        PyObject_GetBuffer(data, &view, PyBUF_WRITABLE)
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        if view.readonly:
+            PyBuffer_Release(&view)
+            PyObject_GetBuffer(bytearray(data), &view, PyBUF_WRITABLE)
         try:
             headers = read_headers(<uint8_t*>view.buf, view.len, client, size_max, log_append_time, &count)
             deadline = eoslog_monotonic_ns() + <uint64_t>(max(timeout, 0.0) * 1e9)

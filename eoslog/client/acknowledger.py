@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,7 @@ class Acknowledger:
         self.waiting: deque[_Waiting] = deque()
         self.callbacks = Callbacks()
         self.space = threading.Condition(threading.Lock())  # notified when memory is given back
+        self.hungry = 0  # how many wait for it; raised before they look, so that none is missed
         self.untold: EoslogError | None = None  # first failure that no callback heard of
         self.stats = SenderStats()
 
@@ -136,8 +138,19 @@ class Acknowledger:
             )
         if not isinstance(batch, EncodedBatch):
             self._accumulator._release(batch)
+        if self.hungry:
+            with self.space:
+                self.space.notify_all()
+
+    def wait_for_space(self, enough: Callable[[], bool], timeout: float) -> None:
+        """Wait (s) until memory was given back, unless there is enough of it already."""
         with self.space:
-            self.space.notify_all()
+            self.hungry += 1
+            try:
+                if not enough():
+                    self.space.wait(timeout)
+            finally:
+                self.hungry -= 1
 
     def _refuse_duplicate(self, batch: Any) -> EoslogError | None:
         if not self._config.strict_duplicates:

@@ -139,9 +139,7 @@ class Producer(RecordAccumulator):
                         f"{self.used} of buffer.memory = {self.config.buffer_memory} bytes stayed "
                         f"taken for max.block.ms = {self.config.max_block_ms}; {size} more wanted"
                     )
-                with self._sender.acks.space:
-                    if self.used > room:
-                        self._sender.acks.space.wait(min(left, 0.01))
+                self._sender.acks.wait_for_space(lambda: self.used <= room, min(left, 0.01))
         finally:
             self.exhausted = False
 

@@ -17,8 +17,6 @@ Source: Kafka `TransactionMarkerChannelManager`; KIP-890, KIP-1228; protocol.md 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from eoslog._core import build_marker
 from eoslog.coordinator.attempts import Attempts
@@ -76,11 +74,11 @@ class MarkerDriver:
         **Durability**: the decision is durable before the first marker; markers and COMPLETE are
         published only, recovery derives them again.
         """
-        clog.refresh()
         self._open_logs(clog.decision(key))
-        with self._turn(key) as mine:
-            if not mine:
-                return False  # this thread is at it already, and met it again while opening a log
+        turn = self._take_turn(key)
+        if turn is None:
+            return False  # this thread is at it already, and met it again while opening a log
+        try:
             clog.refresh()
             decision = clog.decision(key)
             if decision is None or decision.complete:
@@ -91,7 +89,6 @@ class MarkerDriver:
             todo = sorted(decision.spans)
             for patience_s in _PATIENCE_S:
                 for tp in todo:
-                    failures.pop(tp, None)
                     try:
                         offset = self.mark(clog, key, tp, timeout_s=patience_s)
                     except IllegalState:
@@ -100,8 +97,12 @@ class MarkerDriver:
                         failures[tp] = error
                     else:
                         failpoint("txn.marked")
+                        if failures:
+                            failures.pop(tp, None)
                         if offset is not None:
                             markers[tp] = offset
+                if not failures:
+                    break
                 # A partition whose lock is held comes again after the others have theirs.
                 todo = [tp for tp in todo if isinstance(failures.get(tp), LockTimeout)]
             if not failures:
@@ -117,6 +118,8 @@ class MarkerDriver:
                 else:
                     self._failures.pop(key, None)
             return not failures
+        finally:
+            self._leave_turn(key, turn)
 
     def _open_logs(self, decision: Decision | None) -> None:
         """Have recovered what the decision names, before the turn is taken.
@@ -265,38 +268,34 @@ class MarkerDriver:
             now = self._host.clock_ms()
             if clog.append([current.completed(markers, now)], end, now) is not None:
                 failpoint("txn.completed")
-                clog.refresh()
                 return
             attempts.again()
 
-    @contextmanager
-    def _turn(self, key: Key) -> Iterator[bool]:
+    def _take_turn(self, key: Key) -> _Turn | None:
         """One driver of a transaction in this process at a time: the others find it complete.
 
-        Yields False to a thread that drives it already.
+        None for a thread that drives it already.
         """
         me = threading.get_ident()
         with self._lock:
-            turn = self._turns.setdefault(key, _Turn())
-            again = turn.driver == me
-            if not again:
-                turn.users += 1
-        if again:
-            yield False
-            return
-        held = turn.lock.acquire(timeout=_TURN_S)
-        if held:
+            turn = self._turns.get(key)
+            if turn is None:
+                turn = self._turns[key] = _Turn()
+            if turn.driver == me:
+                return None
+            turn.users += 1
+        if turn.lock.acquire(timeout=_TURN_S):
             turn.driver = me
-        try:
-            yield True
-        finally:
-            if held:
-                turn.driver = None
-                turn.lock.release()
-            with self._lock:
-                turn.users -= 1
-                if turn.users == 0:
-                    del self._turns[key]
+        return turn
+
+    def _leave_turn(self, key: Key, turn: _Turn) -> None:
+        if turn.driver == threading.get_ident():
+            turn.driver = None
+            turn.lock.release()
+        with self._lock:
+            turn.users -= 1
+            if turn.users == 0:
+                del self._turns[key]
 
 
 class _Turn:

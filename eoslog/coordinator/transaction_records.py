@@ -61,9 +61,15 @@ _CAUSES = {int(cause): cause for cause in Cause}
 _NULL_ARRAY, _EMPTY_ARRAY = b"\x00", b"\x01"
 
 
+@lru_cache(maxsize=512)
+def _head(tag: int, size: int) -> bytes:
+    """What stands before the bytes of a tagged field."""
+    return Writer().uvarint(tag).uvarint(size).take()
+
+
 def _fixed(tag: int, form: str) -> Callable[..., bytes]:
     """Packs a tagged field of a fixed size: tag, size and values at once."""
-    head = Writer().uvarint(tag).uvarint(struct.calcsize(form)).take()
+    head = _head(tag, struct.calcsize(form))
     return partial(struct.Struct(f">{len(head)}s{form[1:]}").pack, head)
 
 
@@ -73,7 +79,7 @@ _owner, _decided = _fixed(TAG_OWNER, _OWNER.format), _fixed(TAG_DECIDED, _DECIDE
 
 
 def _sized(tag: int, data: bytes) -> bytes:
-    return Writer().uvarint(tag).uvarint(len(data)).take() + data
+    return _head(tag, len(data)) + data
 
 
 @lru_cache(maxsize=4096)

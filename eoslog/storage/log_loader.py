@@ -159,12 +159,17 @@ def _recover(log: PartitionLog, last: LastSession) -> bool:
         if log.core.session == log.session.control.session:
             return False  # another process did it meanwhile
         names = files.names(log.path)
-        for name in names:
-            if name.endswith((PREPARED, ".tmp")):
-                files.remove(os.path.join(log.path, name))
-        finish_renames(log.path)
-        start = _scan(log, last, files.names(log.path), read_only=False)
-        if not last.clean or files.names(log.path) != names:
+        left = [name for name in names if name.endswith((PREPARED, ".tmp"))]
+        for name in left:
+            files.remove(os.path.join(log.path, name))
+        changed = finish_renames(log.path, names) or bool(left)
+        standing = files.names(log.path) if changed else names
+        start = _scan(log, last, standing, read_only=False)
+        found = files.names(log.path)  # the scan may have made files, and removed some
+        changed |= _drop_stray_snapshots(log.path, found, log.core.next_offset) or found != names
+        if not last.clean:
+            _drop_torn_snapshots(log.path)
+        if changed or not last.clean:
             files.fsync_dir(log.path)
         log.core.publish_recovered(log.topic_id, start, log.core.next_offset)
         return True
@@ -256,10 +261,6 @@ def _scan(log: PartitionLog, last: LastSession, names: list[str], *, read_only: 
             f"{last.recovery_point}: a file is missing or cut short. "
             "Nothing was cut: see `eoslog repair`"
         )
-    if not read_only:
-        _drop_stray_snapshots(path, files.names(path), end)
-        if not last.clean:
-            _drop_torn_snapshots(path)
     return min(log_start, end)
 
 
@@ -398,8 +399,9 @@ def _make_equal(fd: int, content: bytes, rewrite: bool) -> None:
     size = os.fstat(fd).st_size
     if not rewrite and size == len(content) and bytes(_core.os_pread(fd, size, 0)) == content:
         return
-    _core.os_truncate(fd, 0)
     _core.os_pwrite(fd, content, 0)
+    if size > len(content):  # emptied first, ext4 would write the file out at its close
+        _core.os_truncate(fd, len(content))
 
 
 def _position(index: bytes, base: int, offset: int) -> int:
@@ -430,13 +432,14 @@ def _drop_torn_snapshots(path: str) -> None:
             files.remove(name)
 
 
-def _drop_stray_snapshots(path: str, names: list[str], end: int) -> None:
+def _drop_stray_snapshots(path: str, names: list[str], end: int) -> bool:
     """Keep snapshots at segment bases, and the largest other one up to the end (Kafka
-    ProducerStateManager.removeStraySnapshots).
+    ProducerStateManager.removeStraySnapshots); whether any went.
     """
     bases = set(offsets_among(names, LOG))
     strays = [offset for offset in offsets_among(names, SNAPSHOT) if offset not in bases]
     keep = max((o for o in strays if bases and max(bases) < o <= end), default=None)
-    for offset in strays:
-        if offset != keep:
-            files.remove(os.path.join(path, file_name(offset, SNAPSHOT)))
+    gone = [offset for offset in strays if offset != keep]
+    for offset in gone:
+        files.remove(os.path.join(path, file_name(offset, SNAPSHOT)))
+    return bool(gone)

@@ -30,6 +30,8 @@ from eoslog.storage.writer_files import WriterFiles
 
 LOCK_TIMEOUT_S = 30.0
 MAX_REPEATS = 10_000
+_NO_LIMIT = 1 << 30  # bytes
+_CLIENT, _APPENDED = AppendOrigin.CLIENT, S["APPENDED"]  # looked up at each append
 
 __all__ = ["LOCK_TIMEOUT_S", "LogSettings", "PartitionLog", "S", "Slice"]
 
@@ -179,15 +181,12 @@ class PartitionLog:
         """
         if self.session.read_only:
             raise IllegalState(f"{self.name}: the log was opened read_only")
-        data = memoryview(batch)  # its own bytes get the stamps, where they may be written
-        if data.readonly:
-            data = memoryview(bytearray(batch))
-        client = origin is AppendOrigin.CLIENT
-        if client and self._demands:
-            data = conforming(self, data)
+        client = origin is _CLIENT
+        data = conforming(self, memoryview(batch)) if client and self._demands else batch
         expected = [(log.core, end) for log, end in expect] if expect else []
-        limit = self.settings.max_message_bytes if client else 1 << 30
-        stamp = int(time.time() * 1000) if self.settings.log_append_time else -1
+        settings = self.settings
+        limit = settings.max_message_bytes if client else _NO_LIMIT
+        stamp = int(time.time() * 1000) if settings.log_append_time else -1
         wait = LOCK_TIMEOUT_S if timeout is None else timeout
         for _ in range(MAX_REPEATS):
             status, base, last, timestamp, error, rolled = self.core.append(
@@ -195,16 +194,16 @@ class PartitionLog:
             )
             if rolled:
                 self.writer_files.after_roll()
-            if status == S["APPENDED"]:
+            if status == _APPENDED:
                 if self.on_append is not None:
                     self.on_append(self)
                 return AppendResult(base, last, False, timestamp)
             if status == S["CHANGED"]:
                 return None
             if status == S["REPEATED"]:
-                return self._duplicate(data, base, last, timestamp, origin)
+                return self._duplicate(memoryview(data), base, last, timestamp, origin)
             if status == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-                raise out_of_order(self, data)
+                raise out_of_order(self, memoryview(data))
             self._resolve(status, error, wait)
         raise LockTimeout(f"{self.name}: no append in {MAX_REPEATS} tries")
 
@@ -251,7 +250,7 @@ class PartitionLog:
             return
         for _ in range(MAX_REPEATS):
             status = self.core.fold()
-            if status == S["APPENDED"]:
+            if status == _APPENDED:
                 return
             self._resolve(status, 0, LOCK_TIMEOUT_S)
         raise LockTimeout(f"{self.name}: the fold did not reach the log end in {MAX_REPEATS} steps")

@@ -42,7 +42,6 @@ from eoslog.storage.segments import (
     TXN_INDEX,
     file_name,
     offset_of,
-    offsets_among,
     offsets_in,
 )
 
@@ -145,18 +144,23 @@ def finish_dead_swap(log: PartitionLog) -> bool:
         log.cleaner_lock.release()
 
 
-def finish_renames(path: str, *, as_kafka: bool = False) -> None:
+def finish_renames(
+    path: str, names: Sequence[str] | None = None, *, as_kafka: bool = False
+) -> bool:
     """Bring `.cleaned`, `.swap` and `.deleted` files to all-old or all-new.
 
     Args:
         path: the partition's directory.
+        names: what lies in it, if that was just listed.
         as_kafka: the snapshot at the base of what is replaced goes too, as when a broker starts.
             It is true all the same, and where the log begins there it is all that is known of
             producers before it: so it stays otherwise.
+
+    Returns:
+        Whether there was anything to do.
     """
-    names = files.names(path)
-    if not _unfinished(names):
-        return
+    if not _unfinished(files.names(path) if names is None else names):
+        return False
     _remove_all(path, DELETED)
     names = files.names(path)
     cleaned = [o for n in names if n.endswith(CLEANED) and (o := _offset(n, CLEANED)) is not None]
@@ -182,15 +186,15 @@ def finish_renames(path: str, *, as_kafka: bool = False) -> None:
                 files.remove(os.path.join(path, file_name(offset, suffix)))
     if swaps or cleaned:
         files.fsync_dir(path)
+    return True
 
 
 def _unfinished(names: Sequence[str]) -> bool:
     """Whether there is anything to finish, or an index whose segment is gone."""
-    logs = set(offsets_among(names, LOG))
-    return any(name.endswith((CLEANED, SWAP, DELETED)) for name in names) or any(
-        offset not in logs
-        for suffix in (INDEX, TIME_INDEX, TXN_INDEX)
-        for offset in offsets_among(names, suffix)
+    logs = {name[:20] for name in names if name[20:] == LOG}
+    lost = [n for n in names if n[20:] in (INDEX, TIME_INDEX, TXN_INDEX) and n[:20] not in logs]
+    return any(name[:20].isdecimal() for name in lost) or any(
+        name.endswith((CLEANED, SWAP, DELETED)) for name in names
     )
 
 

@@ -43,8 +43,7 @@ def file_name(offset: int, suffix: str) -> str:
 
 def offset_of(name: str, suffix: str) -> int | None:
     """The offset in a file's name, or None for another kind of file."""
-    stem = name[: -len(suffix)]
-    return int(stem) if name.endswith(suffix) and len(stem) == 20 and stem.isdigit() else None
+    return next(iter(offsets_among((name,), suffix)), None)
 
 
 def offsets_in(directory: str, suffix: str) -> list[int]:
@@ -54,8 +53,8 @@ def offsets_in(directory: str, suffix: str) -> list[int]:
 
 def offsets_among(names: Iterable[str], suffix: str) -> list[int]:
     """The same for names that are listed already."""
-    found = (offset_of(name, suffix) for name in names if name.endswith(suffix))
-    return sorted(offset for offset in found if offset is not None)
+    stems = [name[:20] for name in names if name[20:] == suffix]
+    return sorted([int(stem) for stem in stems if len(stem) == 20 and stem.isdecimal()])
 
 
 class Segment:
@@ -292,5 +291,8 @@ def read_snapshot(path: str) -> bytes | None:
     version, crc, count = struct.unpack_from(">hIi", data)
     if version != 1 or crc != _core.crc32c(data[6:]) or len(data) != 10 + 46 * count:
         return None
-    ids = np.frombuffer(data[10:], _SNAPSHOT_ENTRY)["producer_id"]
-    return data[10:] if len(np.unique(ids)) == count else None
+    if count > 1:
+        ids = np.frombuffer(data[10:], _SNAPSHOT_ENTRY)["producer_id"]
+        if len(np.unique(ids)) != count:
+            return None
+    return data[10:]
