@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from eoslog.errors import EoslogError
 from eoslog.storage.log_settings import FOR_EVER
@@ -26,39 +27,57 @@ class _Task:
     run: Callable[[], None] = field(compare=False)
 
 
+class _Note(NamedTuple):
+    """A log is to be flushed at `due` (s); what waits for that lies below `end`."""
+
+    due: float
+    end: int
+
+
 class Background:
     """A daemon thread; a forked child has none, which its dead handles do not miss."""
 
-    def __init__(self, name: str, beat: Callable[[], None], beat_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        beat: Callable[[], None],
+        beat_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Start beating."""
-        self._dirty: dict[PartitionLog, float] = {}
+        self._clock = clock
+        self._dirty: dict[PartitionLog, _Note] = {}
         self._mutex = threading.Lock()
         self._wake = threading.Event()
         self._stop = False
-        self._tasks = [_Task(time.monotonic(), beat_s, beat)]
+        self._tasks = [_Task(clock(), beat_s, beat)]
         self._thread = threading.Thread(target=self._run, name=f"eoslog-{name}", daemon=True)
         self._thread.start()
 
     def schedule(self, interval_s: float, run: Callable[[], None]) -> None:
         """Call `run` every interval_s seconds; what it raises is logged."""
         with self._mutex:
-            self._tasks.append(_Task(time.monotonic() + interval_s, interval_s, run))
+            self._tasks.append(_Task(self._clock() + interval_s, interval_s, run))
 
     def note_append(self, log: PartitionLog) -> None:
         """Flush this log within its `flush.ms` unless somebody does before.
 
-        At once when `flush.messages` records wait for it.
+        At once when `flush.messages` records wait for it. Once what was noted is durable, the time
+        runs anew: writers that flush by themselves would meet this thread's flushes in their way.
         """
         if not log.strict:
             return
+        durable, end = log.durable_end, log.log_end
         most = log.settings.flush_messages
-        full = most < FOR_EVER and log.log_end - log.durable_end >= most
-        if log in self._dirty and not full:
+        full = most < FOR_EVER and end - durable >= most
+        note = self._dirty.get(log)
+        if note is not None and durable < note.end and not full:
             return
         with self._mutex:
             wait_ms = 0 if full else log.settings.flush_ms
-            self._dirty[log] = time.monotonic() + wait_ms / 1000
-        self._wake.set()
+            self._dirty[log] = _Note(self._clock() + wait_ms / 1000, end)
+        if note is None or full:
+            self._wake.set()
 
     def forget(self, log: PartitionLog) -> None:
         """The log is going."""
@@ -68,20 +87,20 @@ class Background:
     def _run(self) -> None:
         while not self._stop:
             due = self.step()
-            self._wake.wait(max(0.0, min(due - time.monotonic(), 1.0)))
+            self._wake.wait(max(0.0, min(due - self._clock(), 1.0)))
             self._wake.clear()
 
     def step(self) -> float:
         """Do what is due now; when there will be more to do (CLOCK_MONOTONIC, s)."""
-        now = time.monotonic()
+        now = self._clock()
         with self._mutex:
-            due = [log for log, at in self._dirty.items() if at <= now]
+            due = [log for log, note in self._dirty.items() if note.due <= now]
             for log in due:
                 del self._dirty[log]
             tasks = [task for task in self._tasks if task.due <= now]
             for task in tasks:
                 task.due = now + task.interval_s
-            times = [*self._dirty.values(), *(task.due for task in self._tasks)]
+            times = [note.due for note in self._dirty.values()] + [task.due for task in self._tasks]
         for log in due:
             self._guard(log.flush)
         for task in tasks:

@@ -62,6 +62,8 @@ class ClientState(Enum):
     ABORTABLE_ERROR = "ABORTABLE_ERROR"
     FATAL_ERROR = "FATAL_ERROR"
 
+    __hash__ = object.__hash__  # Enum's own is a Python call for each look into a table
+
 
 _S = ClientState
 

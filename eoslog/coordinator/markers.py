@@ -266,7 +266,7 @@ class MarkerDriver:
             ):
                 return  # somebody else has completed it
             now = self._host.clock_ms()
-            if clog.append([current.completed(markers, now)], end, now) is not None:
+            if clog.append(current.completed(markers, now), end, now) is not None:
                 failpoint("txn.completed")
                 return
             attempts.again()

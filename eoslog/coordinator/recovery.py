@@ -232,7 +232,7 @@ class Resolver:
             record = TransactionMetadata(name, *key, _RECOVERY_TIMEOUT_MS).prepared(
                 False, {tp: span}, now, cause=Cause.RECOVERY
             )
-            offset = clog.append([record], end, now)
+            offset = clog.append(record, end, now)
             if offset is not None:
                 self._endings.settle(clog, record, offset)
                 return

@@ -139,11 +139,11 @@ def settled(host: Host, logs: TransactionLogs) -> list[tuple[TransactionLog, Key
     is at or above that cut, so none can divide them. One under way can: `TransactionLogs.forget`.
     """
     logs.all()
-    candidates = [(clog, d) for clog, d in logs.decisions()]
+    candidates = {d.decided.key: d for _, d in logs.decisions()}
     ends: dict[TopicPartition, int] = {}
     durable: dict[TopicPartition, int] = {}
     ids: dict[TopicPartition, bytes] = {}
-    for tp in {tp for _, d in candidates for tp in d.spans}:
+    for tp in {tp for d in candidates.values() for tp in d.spans}:
         try:
             log = host.partition(tp.topic, tp.partition)
         except UnknownTopicOrPartition:
@@ -152,14 +152,13 @@ def settled(host: Host, logs: TransactionLogs) -> list[tuple[TransactionLog, Key
         ids[tp] = log.topic_id
     # Again after the ends were read: what has passed them is known now.
     logs.all()
-    cut = closed_cut(ends, (_present(d.spans, ids) for _, d in logs.decisions() if d.commit))
+    known = [(clog, d, _present(d.spans, ids)) for clog, d in logs.decisions()]
+    cut = closed_cut(ends, (spans for _, d, spans in known if d.commit))
 
-    def done(decision: Decision) -> bool:
-        if not decision.complete:
+    def done(decision: Decision, spans: Spans) -> bool:
+        if not decision.complete or decision.decided.key not in candidates:
             return False
-        for tp, span in _present(decision.spans, ids).items():
-            if tp not in cut:
-                continue
+        for tp, span in spans.items():
             marker = decision.markers.get(tp, -1)
             if durable[tp] <= marker or (
                 decision.commit and not span.empty and span.last >= cut[tp]
@@ -167,4 +166,4 @@ def settled(host: Host, logs: TransactionLogs) -> list[tuple[TransactionLog, Key
                 return False
         return True
 
-    return [(clog, d.decided.key) for clog, d in candidates if done(d)]
+    return [(clog, d.decided.key) for clog, d, spans in known if done(d, spans)]

@@ -173,7 +173,7 @@ class TransactionCoordinator:
                 record = current.initialised(
                     timeout_ms, now, expected_epoch=epoch, new_id=new_id, owner=self._owner
                 )
-            offset = clog.append([record], end, now)
+            offset = clog.append(record, end, now)
             if offset is not None:
                 failpoint("txn.init.appended")
                 clog.make_durable(offset)  # before the first batch that bears the epoch
@@ -259,7 +259,7 @@ class TransactionCoordinator:
             if owner is None or not self._host.process_alive(*owner):
                 owner = self._owner
             now = self._host.clock_ms()
-            offset = clog.append([current.ongoing(fresh, owner, now)], end, now)
+            offset = clog.append(current.ongoing(fresh, owner, now), end, now)
             if offset is not None:
                 failpoint("txn.added")
                 return clog.log, offset + 1

@@ -98,7 +98,7 @@ class Endings:
                 commit, spans, now, cause=cause, new_id=new_id if current.exhausted else NO_ID
             )
             failpoint("txn.flushed")
-            offset = clog.append([record], end, now)
+            offset = clog.append(record, end, now)
             if offset is None:
                 attempts.again()
                 continue

@@ -4,7 +4,7 @@ Live state and replayed state are the same fold: a process that makes a change a
 and folds what it appended like everybody else. It spares itself the reading: what the bytes of a
 value decode to is the value (`transaction_records.py`).
 
-    decide:  end = refresh();  look at the values;  append(records, end)
+    decide:  end = refresh();  look at the values;  append(record, end)
              None: somebody was faster, so refresh and decide again
 
 A value is what its id's newest record says. A decision (PREPARE_*) outlives it: it is kept by
@@ -265,31 +265,22 @@ class TransactionLog:
 
     # -- writing
 
-    def append(self, values: Iterable[TransactionMetadata], end: int, now_ms: int) -> int | None:
-        """Append records if C still ends at `end`.
+    def append(self, value: TransactionMetadata, end: int, now_ms: int) -> int | None:
+        """Append a record if C still ends at `end`.
 
         Returns:
-            The first one's offset; None if C has moved: refresh and decide again.
+            Its offset; None if C has moved: refresh and decide again.
 
         **Durability**: published, not durable; see `make_durable`.
         """
-        values = list(values)
-        rows: list[_Row] = [
-            (now_ms, encode_key(v.transactional_id), encode_value(v), ()) for v in values
-        ]
-        first = self._append(rows, end)
-        if first is not None:
-            self._fold_own(values, first)
-        return first
-
-    def _fold_own(self, values: list[TransactionMetadata], first: int) -> None:
-        """Fold records appended at `first`, unless a `refresh` took them already or lags behind."""
-        with self._lock:
-            if self._position != first:
-                return
-            for offset, value in enumerate(values, first):
-                self._note(self._fold.state(value.placed(offset)))
-            self._position = first + len(values)
+        key = encode_key(value.transactional_id)
+        offset = self._append([(now_ms, key, encode_value(value), ())], end)
+        if offset is not None:
+            with self._lock:
+                if self._position == offset:  # else `refresh` took it already, or lags behind
+                    self._note(self._fold.state(value.placed(offset)))
+                    self._position = offset + 1
+        return offset
 
     def append_tombstones(self, ids: Iterable[str], end: int, now_ms: int) -> int | None:
         """Forget ids, if C still ends at `end`."""

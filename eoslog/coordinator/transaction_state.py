@@ -235,11 +235,8 @@ class TransactionMetadata(NamedTuple):
             raise IllegalState(
                 f"{self.transactional_id}: {state.wire_name} may not follow {self.state.wire_name}"
             )
-        fields: list[Any] = list(self)
-        fields[_STATE], fields[_UPDATED], fields[_OFFSET] = state, now_ms, -1
-        for name, value in changes.items():
-            fields[_AT[name]] = value
-        return TransactionMetadata._make(fields)
+        changes.update(state=state, last_update_timestamp=now_ms, offset=-1)
+        return TransactionMetadata._make(map(changes.get, TransactionMetadata._fields, self))
 
     def placed(self, offset: int) -> TransactionMetadata:
         """This record, no longer only proposed: it was appended at `offset`."""
@@ -363,7 +360,3 @@ class TransactionMetadata(NamedTuple):
             markers=dict(markers),
             **identity,
         )
-
-
-_AT = {name: at for at, name in enumerate(TransactionMetadata._fields)}
-_STATE, _UPDATED, _OFFSET = _AT["state"], _AT["last_update_timestamp"], _AT["offset"]

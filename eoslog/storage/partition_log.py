@@ -246,13 +246,12 @@ class PartitionLog:
 
     def fold(self) -> None:
         """Bring this process's producer state up to the published end; a reader keeps none."""
-        if self.session.read_only:
+        if self.session.read_only or (status := self.core.fold()) == _APPENDED:
             return
         for _ in range(MAX_REPEATS):
-            status = self.core.fold()
-            if status == _APPENDED:
-                return
             self._resolve(status, 0, LOCK_TIMEOUT_S)
+            if (status := self.core.fold()) == _APPENDED:
+                return
         raise LockTimeout(f"{self.name}: the fold did not reach the log end in {MAX_REPEATS} steps")
 
     # --- durability, reading, deletion: see log_flusher, log_reader, retention ------------------
