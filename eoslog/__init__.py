@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from eoslog.client.consumer import Consumer
     from eoslog.client.import_kafka import import_kafka_dir
     from eoslog.client.inspect import inspect
+    from eoslog.client.offline import check, repair
     from eoslog.client.producer import Delivery, Producer
     from eoslog.client.recipes import dedupe
     from eoslog.client.scan import Scan, SegmentRange, read_segments, segment_range
     from eoslog.coordinator.group_coordinator import GroupCoordinator
     from eoslog.coordinator.transaction_coordinator import TransactionCoordinator
     from eoslog.errors import EoslogError, ErrorCode, KafkaError, StorageError
-    from eoslog.log import Log, check, open, repair  # noqa: A004
+    from eoslog.log import Log, open  # noqa: A004
     from eoslog.model import (
+        BackupReport,
         CheckReport,
         GroupDescription,
         GroupMetadata,
@@ -48,14 +50,15 @@ _WHERE = {
     "client.consumer": "Consumer",
     "client.import_kafka": "import_kafka_dir",
     "client.inspect": "inspect",
+    "client.offline": "check repair",
     "client.producer": "Delivery Producer",
     "client.scan": "Scan SegmentRange read_segments segment_range",
     "coordinator.group_coordinator": "GroupCoordinator",
     "coordinator.transaction_coordinator": "TransactionCoordinator",
     "errors": "EoslogError ErrorCode KafkaError StorageError",
     "client.recipes": "dedupe",
-    "log": "Log check open repair",
-    "model": "CheckReport GroupDescription GroupMetadata ImportReport IsolationLevel "
+    "log": "Log open",
+    "model": "BackupReport CheckReport GroupDescription GroupMetadata ImportReport IsolationLevel "
     "MemberDescription OffsetAndMetadata Offsets PartitionDescription ProducerDescription "
     "RecordMetadata RepairReport TimestampType TopicDescription TopicPartition "
     "TransactionDescription TransactionOutcome",
@@ -63,9 +66,9 @@ _WHERE = {
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names.split()}
 
 __all__ = [  # noqa: RUF022
-    "__version__", "errors", "CheckReport", "Consumer", "Delivery", "EoslogError", "ErrorCode",
-    "GroupCoordinator", "GroupDescription", "GroupMetadata", "ImportReport", "IsolationLevel",
-    "KafkaError",
+    "__version__", "errors", "BackupReport", "CheckReport", "Consumer", "Delivery", "EoslogError",
+    "ErrorCode", "GroupCoordinator", "GroupDescription", "GroupMetadata", "ImportReport",
+    "IsolationLevel", "KafkaError",
     "Log", "MemberDescription", "OffsetAndMetadata", "Offsets", "PartitionDescription",
     "Producer", "ProducerDescription", "Record", "RecordMetadata", "RepairReport", "Scan",
     "SegmentRange", "StorageError", "TimestampType", "TopicDescription", "TopicPartition",

@@ -21,6 +21,7 @@ include "_core/files.pxi"
 include "_core/segment_fold.pxi"
 include "_core/partition_state.pxi"
 include "_core/partition_lock.pxi"
+include "_core/instant.pxi"
 include "_core/segment_roll.pxi"
 include "_core/segment_scan.pxi"
 include "_core/incoming_batches.pxi"
@@ -68,6 +69,7 @@ __all__ = (
     "os_sync",
     "os_truncate",
     "os_unlink",
+    "read_instant",
     "release_guard",
     "try_lock",
     "find_in_index",

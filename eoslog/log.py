@@ -14,19 +14,18 @@ from eoslog.config import LogConfig
 from eoslog.engine import Engine
 from eoslog.errors import CorruptRecord, IllegalState, UnknownTopicOrPartition
 from eoslog.model import (
+    BackupReport,
     CheckReport,
     GroupDescription,
     OffsetAndMetadata,
     Offsets,
     PartitionDescription,
     ProducerDescription,
-    RepairReport,
     TopicDescription,
     TopicPartition,
     TransactionDescription,
 )
 from eoslog.storage import log_checker
-from eoslog.storage.kafka_check import check_kafka
 from eoslog.storage.partition_log import PartitionLog
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["Log", "check", "dedupe", "open", "repair"]
+__all__ = ["Log", "dedupe", "open"]
 
 
 def open(  # noqa: A001
@@ -72,48 +71,6 @@ def open(  # noqa: A001
             path, create=create, read_only=read_only, durability=durability, config=settings
         )
     )
-
-
-def check(
-    *paths: str | os.PathLike[str], full: bool = False, read_only_anyway: bool = False
-) -> CheckReport:
-    """Check directories that nobody has open as a `Log`: those of a real broker, or its partitions.
-
-    Args:
-        paths: a broker's log directories or partition directories.
-        full: decode every record too.
-        read_only_anyway: though a broker is running.
-
-    Raises:
-        LockTimeout: a broker is running. ConfigError: a path is neither. StorageError
-    """
-    reports = [
-        check_kafka(os.path.abspath(path), full=full, read_only_anyway=read_only_anyway)
-        for path in paths
-    ]
-    return CheckReport(
-        sum(report.partitions for report in reports),
-        sum(report.batches for report in reports),
-        sum(report.records for report in reports),
-        [problem for report in reports for problem in report.problems],
-    )
-
-
-def repair(path: str | os.PathLike[str], mode: str = "report") -> RepairReport:
-    """Report damage in a directory that nobody has open, or cut it off.
-
-    Args:
-        path: the directory; for "as-kafka" also a stopped broker's log directory, or one partition
-            directory of it.
-        mode: "report" changes nothing; "cut" truncates each damaged partition at its first bad
-            batch, losing what follows it there, and lets readers go on behind segments that are
-            gone; "as-kafka" does what a broker's start does after an
-            unclean stop, which also cuts at the first bad batch.
-
-    Raises:
-        LockTimeout: a process has the directory open. ConfigError: unknown mode.
-    """
-    return log_checker.repair(os.path.abspath(os.fspath(path)), mode)
 
 
 class Log(Closing):
@@ -430,6 +387,34 @@ class Log(Closing):
                         name, number, force=True, roll=roll
                     )
         return freed
+
+    def backup(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        check: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> BackupReport:
+        """Copy the log as it is at one instant, while everybody goes on: a log of its own.
+
+        All that was committed by then is in it, whole; transactions that were open are aborted in
+        it. Producers, groups and offsets go along. Cleaning waits until all is copied.
+
+        Args:
+            path: where to; it must not exist, or be empty, and lie outside of the log.
+            check: read the copy again and compare indexes and checksums.
+            progress: gets the bytes copied and those of all, after each step.
+
+        Raises:
+            ConfigError: the target is not new. LockTimeout: a lock was held for too long.
+            LogPoisoned: a flush failed in this session. StorageError: a disk failed.
+
+        **Durability**: all is durable when the directory appears under its name.
+        """
+        from eoslog.client.backup import backup
+
+        target = os.path.abspath(os.fspath(path))
+        return backup(self.engine, target, check=check, progress=progress)
 
     def check(self, full: bool = False) -> CheckReport:
         """Read every batch by its CRC and compare the indexes; `full` decodes every record too."""

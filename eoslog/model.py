@@ -233,6 +233,18 @@ class CheckReport:
 
 
 @dataclass(frozen=True, slots=True)
+class BackupReport:
+    """What `Log.backup` copied: partitions (those of internal topics too) and bytes, and what a
+    check of the copy found, which then is wrong in the original too.
+    """
+
+    path: str
+    partitions: int
+    bytes: int
+    problems: Sequence[Problem] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ImportReport:
     """What `import_kafka_dir` took over; sizes in bytes of `.log` files.
 

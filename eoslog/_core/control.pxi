@@ -70,6 +70,17 @@ cdef struct ProcessEntry:
     uint64_t heartbeat_ns
     int32_t pid
 
+cdef dict view_of(const Slot* s):
+    return {
+        "session": s.session, "topic_id": (<const char*>s.topic_id)[:16], "deleted": s.deleted,
+        "busy": s.busy, "holder_pid": s.holder_pid, "holder_since_ns": s.holder_since_ns,
+        "log_end": s.log_end, "stable_end": s.stable_end, "log_start": s.log_start,
+        "segments_version": s.segments_version, "active_base": s.active_base,
+        "end_position": s.end_position, "durable_end": s.durable_end, "poison": s.poison,
+        "cleaned_version": s.cleaned_version, "cleaned_to": s.cleaned_to,
+    }
+
+
 @cython.final
 cdef class ControlFile:
     """The mapped control file of an open directory.
@@ -178,15 +189,7 @@ cdef class ControlFile:
 
     def slot_view(self, int number):
         """Everything in a slot, for `eoslog locks` and tests."""
-        cdef Slot* s = self.slot(number)
-        return {
-            "session": s.session, "topic_id": (<char*>s.topic_id)[:16], "deleted": s.deleted,
-            "busy": s.busy, "holder_pid": s.holder_pid, "holder_since_ns": s.holder_since_ns,
-            "log_end": s.log_end, "stable_end": s.stable_end, "log_start": s.log_start,
-            "segments_version": s.segments_version, "active_base": s.active_base,
-            "end_position": s.end_position, "durable_end": s.durable_end, "poison": s.poison,
-            "cleaned_version": s.cleaned_version, "cleaned_to": s.cleaned_to,
-        }
+        return view_of(self.slot(number))
 
     def mark_deleted(self, int number):
         atomic_store_u32(&self.slot(number).deleted, 1)

@@ -7,9 +7,9 @@ cdef struct Expected:
     int64_t log_end
 
 
-cdef int lock_partition(PartitionState* state, uint64_t deadline) noexcept nogil:
+cdef int lock_slot(Slot* slot, int fd, int64_t at, uint64_t deadline) noexcept nogil:
     cdef int64_t backoff = 5000
-    while eoslog_os.lock(state.lock_fd, F_WRLCK, state.lock_at) < 0:
+    while eoslog_os.lock(fd, F_WRLCK, at) < 0:
         if errno != EAGAIN and errno != EACCES:
             return IO_FAILED
         if eoslog_monotonic_ns() >= deadline:
@@ -17,14 +17,22 @@ cdef int lock_partition(PartitionState* state, uint64_t deadline) noexcept nogil
         pause_ns(backoff)
         if backoff < 1000000:
             backoff *= 2
-    state.slot.holder_since_ns = eoslog_monotonic_ns()
-    state.slot.holder_pid = getpid()
+    slot.holder_since_ns = eoslog_monotonic_ns()
+    slot.holder_pid = getpid()
     return 0
 
 
+cdef void unlock_slot(Slot* slot, int fd, int64_t at) noexcept nogil:
+    slot.holder_pid = 0
+    eoslog_os.lock(fd, F_UNLCK, at)
+
+
+cdef int lock_partition(PartitionState* state, uint64_t deadline) noexcept nogil:
+    return lock_slot(state.slot, state.lock_fd, state.lock_at, deadline)
+
+
 cdef void unlock_partition(PartitionState* state) noexcept nogil:
-    state.slot.holder_pid = 0
-    eoslog_os.lock(state.lock_fd, F_UNLCK, state.lock_at)
+    unlock_slot(state.slot, state.lock_fd, state.lock_at)
 
 
 cdef int repair_after_dead_holder(PartitionState* state) noexcept nogil:

@@ -36,6 +36,7 @@ from eoslog.model import (
     Problem,
 )
 from eoslog.storage import checkpoints, files, legacy_messages, running_broker, segment_files
+from eoslog.storage.directory import built_aside
 from eoslog.storage.kafka_directory import KafkaDirectory, KafkaPartition, read_kafka_directory
 from eoslog.storage.kafka_recovery import recover
 from eoslog.storage.kafka_repair import index_interval_of
@@ -48,7 +49,6 @@ INTERNAL = (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
 KAFKAS_OWN = ("__share_group_state", "__remote_log_metadata")
 """Internal topics that mean nothing outside of a Kafka cluster."""
 WORKING = ".importing"
-_MARK = "eoslog.importing"
 _DEFAULT_PARTITIONS = 50
 _BLOCK = 1000
 _WINDOW = 8 << 20
@@ -153,28 +153,13 @@ class _Import:
         return chosen
 
     def run(self, durability: str) -> ImportReport:
-        if os.path.exists(self.work):
-            if not os.path.exists(os.path.join(self.work, _MARK)):
-                raise ConfigError(f"{self.work} is in the way")
-            files.remove_tree(self.work)
-        files.make_dir(self.work)
-        files.make_dir(self.parts)
-        files.write_file(os.path.join(self.work, _MARK), b"")
-        try:
+        with built_aside(self.target, WORKING) as self.work:
+            files.make_dir(self.parts)
             for name in [*INTERNAL, *self.topics]:
                 if name in self.found.topics:
                     for number in range(self.found.topics[name].count):
                         self._partition(self.found.partitions[name, number])
             self._metadata(durability)
-            files.fsync_dir(self.work)
-            files.failpoint("import.renaming")
-            with files.naming(self.target):
-                os.rename(self.work, self.target)
-            files.remove(os.path.join(self.target, _MARK))
-            files.fsync_dir(os.path.dirname(self.target))
-        except BaseException:
-            files.remove_tree(self.work)
-            raise
         return ImportReport(
             self.target, tuple(self.topics), len(self.ends), self.linked, self.copied, self.cut,
             (*self.problems, *self.left_out),

@@ -1,4 +1,4 @@
-"""`eoslog init, dump, check, repair, locks, stats, durability, demo`."""
+"""`eoslog init, dump, check, repair, backup, locks, stats, durability, demo`."""
 
 from __future__ import annotations
 
@@ -172,6 +172,30 @@ def repair(face: Face, path: str | None, mode: str) -> None:
         raise click.exceptions.Exit(_EXIT_CORRUPT)
 
 
+@click.command()
+@click.argument("target", type=click.Path())
+@click.option("--check/--no-check", default=True, help="Read the copy again by its checksums.")
+@click.pass_obj
+def backup(face: Face, target: str, check: bool) -> None:
+    """Copy the log into the new directory TARGET while it is in use.
+
+    The copy is the log at one instant: what was committed by then is in it, whole, and what was
+    open is aborted in it. Restore it by opening it, or by moving it to the log's place.
+
+    Exit code 5 if the check finds damage: it is in the log too.
+    """
+    with face.log() as log, face.progress(of="bytes") as bar:
+        task = bar.add_task("backup", total=None)
+        report = log.backup(
+            target, check=check,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )  # fmt: skip
+    show_problems(face, report.problems)
+    face.say(f"{report.path}: {report.partitions} partitions, {report.bytes} bytes")
+    if report.problems:
+        raise click.exceptions.Exit(_EXIT_CORRUPT)
+
+
 def _problems(found: Sequence[object]) -> str:
     return f"{len(found)} problem{'s' * (len(found) != 1)}"
 
@@ -324,4 +348,4 @@ def flights(place: str | None, keep: bool, limit: int | None, no_spark: bool) ->
         raise click.exceptions.Exit(code)
 
 
-COMMANDS = (init, dump, check, repair, locks, stats, compact, durability, demo)
+COMMANDS = (init, dump, check, repair, backup, locks, stats, compact, durability, demo)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 
 from eoslog import _core
 from eoslog.config import LogConfig
@@ -65,6 +66,42 @@ def prepare_directory(
         return properties
     finally:
         files.close(fd)
+
+
+@contextlib.contextmanager
+def built_aside(target: str, suffix: str) -> Iterator[str]:
+    """A new directory, built under another name, that gets its own when the block ends.
+
+    An error leaves nothing. A crash leaves `target + suffix`, which the next one to build there
+    removes.
+
+    Raises:
+        ConfigError: `target` is there and is not an empty directory, or the other name is taken.
+        StorageError: from the disk.
+
+    Durability: what is in it, when the block ends, is durable under the name.
+    """
+    work = target + suffix
+    mark = "eoslog.unfinished"
+    if files.exists(target) and (not files.is_dir(target) or files.names(target)):
+        raise ConfigError(f"{target} is not new: it is there, and not an empty directory")
+    if files.exists(work):
+        if not files.exists(os.path.join(work, mark)):
+            raise ConfigError(f"{work} is in the way")
+        files.remove_tree(work)
+    files.make_dir(work)
+    files.write_file(os.path.join(work, mark), b"", durable=True)
+    try:
+        yield work
+        files.fsync_dir(work)
+        files.failpoint("aside.renaming")
+        with files.naming(target):
+            os.rename(work, target)
+        files.remove(os.path.join(target, mark))
+        files.fsync_dir(os.path.dirname(target))
+    except BaseException:
+        files.remove_tree(work)
+        raise
 
 
 def _check_counts(

@@ -12,7 +12,7 @@ import errno
 import os
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from eoslog import _core
 from eoslog.errors import DiskFull, EoslogError, StorageError
@@ -142,8 +142,16 @@ def replace_by_copy(path: str, size: int | None = None) -> None:
     fsync_dir(os.path.dirname(path))
 
 
-def copy_file(source: str, target: str, size: int | None = None) -> None:
-    """Copy a file's first `size` bytes, or all. Durability: the bytes are durable on return."""
+def copy_file(
+    source: str,
+    target: str,
+    size: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Copy a file's first `size` bytes, or all; `progress` gets the bytes of each step.
+
+    Durability: the bytes are durable on return.
+    """
     from_fd = open_file(source, read_only=True)
     try:
         fd = open_file(target, create=True)
@@ -157,6 +165,8 @@ def copy_file(source: str, target: str, size: int | None = None) -> None:
                         break
                     _core.os_pwrite(fd, data, position)
                     position += len(data)
+                    if progress is not None:
+                        progress(len(data))
                 _core.os_sync(fd, data_only=False)
         finally:
             os.close(fd)

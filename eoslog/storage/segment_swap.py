@@ -136,12 +136,17 @@ def finish_dead_swap(log: PartitionLog) -> bool:
     if not log.cleaner_lock.try_take():
         return False
     try:
-        if log.core.cleaned_version & 1:
-            finish_renames(log.path)
-            log.mark_swap(False, 0)
+        finish_swap(log)
         return True
     finally:
         log.cleaner_lock.release()
+
+
+def finish_swap(log: PartitionLog) -> None:
+    """The same for who has the cleaner lock."""
+    if log.core.cleaned_version & 1:
+        finish_renames(log.path)
+        log.mark_swap(False, 0)
 
 
 def finish_renames(

@@ -14,7 +14,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from eoslog import _core
 from eoslog.errors import LockTimeout, StorageError
@@ -33,6 +34,11 @@ CHUNK_SIZE = 1 << 20
 MAX_PROCESSES = 1024
 _BOOTSTRAP_AT, _SESSION_AT = 0, 1
 _LOCK_TIMEOUT_S = 30.0
+
+
+def _append_at(slot: int) -> int:
+    """The byte of a slot's append lock in its lock file; the next one is the flush lock."""
+    return 2 * (slot // LOCK_FILES)
 
 
 class Session:
@@ -233,16 +239,31 @@ class Session:
         number = slot % LOCK_FILES
         fd = self._lock_fds.get(number)
         if fd is None:
-            if self.read_only:
-                fd = -1
-            else:
-                fd = files.open_file(
-                    os.path.join(self.path, f"eoslog.lock-{number:02d}"), create=True
-                )
-                _core.guard_across_fork(fd)
-                self._fds.append(fd)
+            fd = -1 if self.read_only else self._open(f"eoslog.lock-{number:02d}")
             fd = self._lock_fds.setdefault(number, fd)
-        return fd, 2 * (slot // LOCK_FILES)
+        return fd, _append_at(slot)
+
+    def instant(self, slots: Sequence[int]) -> list[dict[str, Any]]:
+        """What these slots said at one instant, at which nobody appended to any of them.
+
+        Raises:
+            LockTimeout: some of the locks were held all the time.
+        """
+        fds: dict[int, int] = {}
+        try:
+            for number in sorted({slot % LOCK_FILES for slot in slots}):
+                path = os.path.join(self.path, f"eoslog.lock-{number:02d}")
+                fds[number] = files.open_file(path, create=True)
+                _core.guard_across_fork(fds[number])
+            locks = [(slot, fds[slot % LOCK_FILES], _append_at(slot)) for slot in slots]
+            views = _core.read_instant(self.control, locks, _LOCK_TIMEOUT_S)
+        finally:
+            for fd in fds.values():
+                _core.release_guard(fd)
+                files.close(fd)
+        if views is None:
+            raise LockTimeout(f"{self.path}: its append locks not free in {_LOCK_TIMEOUT_S:g} s")
+        return views
 
     def process_alive(self, number: int, nonce: int) -> bool:
         """Whether that very process still holds its lock."""

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+import eoslog
+
 
 def test_init_makes_a_log_and_is_harmless_twice(cli, place):
     first = cli("init")
@@ -119,3 +121,14 @@ def test_help_and_version(cli):
     assert "eoslog" in cli("--version").out
     for command in ("topic", "group", "txn", "demo"):
         assert cli(command, "--help").code == 0
+
+
+def test_a_backup_is_a_log_that_can_be_opened(shop, tmp_path):
+    done = shop("backup", tmp_path / "saved")
+    assert done.code == 0
+    assert "partitions" in done.err
+    with eoslog.open(tmp_path / "saved", create=False) as saved:
+        assert "orders" in saved.topics()
+    again = shop("backup", tmp_path / "saved")
+    assert again.code == 2
+    assert "not new" in again.err

@@ -366,7 +366,7 @@ def test_an_import_that_is_killed_leaves_nothing_and_can_be_repeated(tmp_path: P
     root = plain_broker(tmp_path / "broker")
     before = digest(root)
     script = f"import eoslog; eoslog.import_kafka_dir({str(root)!r}, {str(tmp_path / 'log')!r})"
-    environment = {**os.environ, "EOSLOG_FAILPOINTS": "import.renaming=kill"}
+    environment = {**os.environ, "EOSLOG_FAILPOINTS": "aside.renaming=kill"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, check=False)
     assert done.returncode == -9
     assert not (tmp_path / "log").exists()

@@ -17,6 +17,7 @@ from eoslog._core import build_marker
 from eoslog.errors import LogPoisoned
 from eoslog.model import AppendOrigin
 from eoslog.storage import checkpoints, files
+from eoslog.storage.directory import built_aside
 from eoslog.storage.log_loader import make_directory
 from eoslog.storage.session import POISON_FILE, Session
 from tests.storage.helpers import batch, opened
@@ -79,6 +80,11 @@ def test_small_files(tmp_path: Path) -> None:
         files.make_dir(str(tmp_path / "folder"))
     with syncs(0, 1):
         files.fsync_dir(str(tmp_path))
+
+
+def test_a_directory_that_is_built_aside(tmp_path: Path) -> None:
+    with syncs(1, 3), built_aside(str(tmp_path / "new"), ".aside"):
+        pass  # the folder in its parent, its mark, what is in it, its name
 
 
 def test_a_new_partition(tmp_path: Path) -> None:

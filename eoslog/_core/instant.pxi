@@ -1,0 +1,63 @@
+# One instant over many partitions: what their slots say while all their append locks are held.
+
+cdef enum:
+    PATIENCE_NS = 20000000      # for one lock, while others wait for those that are held already
+
+cdef struct HeldSlot:
+    Slot* slot
+    int fd
+    int64_t at
+
+
+cdef int hold_all(HeldSlot* held, Slot* copies, int count, uint64_t deadline) noexcept nogil:
+    """Copies the slots under all their locks; the status. Who can't have one soon lets go of all and
+    asks again: nobody waits for more than that, and two who ask at once can't wait for each other."""
+    cdef int i, taken, rc
+    while True:
+        rc = taken = 0
+        while taken < count:
+            rc = lock_slot(held[taken].slot, held[taken].fd, held[taken].at, eoslog_monotonic_ns() + PATIENCE_NS)
+            if rc != 0:
+                break
+            taken += 1
+        if rc == 0:
+            for i in range(count):
+                copies[i] = held[i].slot[0]
+        for i in range(taken):
+            unlock_slot(held[i].slot, held[i].fd, held[i].at)
+        if rc != LOCKED_OUT or eoslog_monotonic_ns() >= deadline:
+            return rc
+        pause_ns(PATIENCE_NS)
+
+
+def read_instant(ControlFile control, list locks, double timeout):
+    """What slots said at one instant, at which nobody was appending to any of them.
+
+    Args:
+        locks: (slot, descriptor, byte) of each append lock. The descriptors are the caller's own:
+            the locks of an open file exclude nobody who shares it.
+        timeout: seconds to try.
+
+    Returns:
+        A list of `ControlFile.slot_view`, or None when the locks were not to be had.
+    """
+    cdef int i, rc, count = <int>len(locks)
+    cdef uint64_t deadline = eoslog_monotonic_ns() + <uint64_t>(max(timeout, 0.0) * 1e9)
+    cdef HeldSlot* held = <HeldSlot*>malloc(max(count, 1) * sizeof(HeldSlot))
+    cdef Slot* copies = <Slot*>malloc(max(count, 1) * sizeof(Slot))
+    try:
+        if held == NULL or copies == NULL:
+            raise MemoryError()
+        for i in range(count):
+            number, fd, at = locks[i]
+            held[i] = HeldSlot(control.slot(number), fd, at)
+        with nogil:
+            rc = hold_all(held, copies, count, deadline)
+        if rc == LOCKED_OUT:
+            return None
+        if rc != 0:
+            raise OSError(errno, "cannot lock")
+        return [view_of(&copies[i]) for i in range(count)]
+    finally:
+        free(held)
+        free(copies)

@@ -1,0 +1,179 @@
+"""A copy of a directory that is in use: `Log.backup`.
+
+The copy is what a SIGKILL of every process at one instant would have left, which is what recovery
+is made for. At that instant all append locks are held, for as long as it takes to read where each
+partition ends. Then the bytes below those ends are copied, while appends go on above them. At last
+the copy is opened once: decided transactions get their markers, undecided ones are aborted, the
+last segments get their indexes, and it is closed clean.
+
+A partition is not cleaned until all is copied: its cleaner lock is held, so compaction, retention
+and `delete_records` wait. A topic that is deleted meanwhile makes the copy begin anew.
+
+A crash leaves `TARGET.copying`, which the next backup to the same place removes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from eoslog.engine import Engine
+from eoslog.errors import (
+    ConfigError,
+    IllegalState,
+    LogPoisoned,
+    StorageError,
+    UnknownTopicOrPartition,
+)
+from eoslog.model import CLUSTER_METADATA_TOPIC, BackupReport
+from eoslog.storage import checkpoints, files, log_checker
+from eoslog.storage.directory import built_aside
+from eoslog.storage.partition_log import PartitionLog
+from eoslog.storage.segment_swap import SEGMENT_SUFFIXES, finish_swap
+from eoslog.storage.segments import LOG, SNAPSHOT, file_name, offsets_among
+
+__all__ = ["backup"]
+
+_TRIES = 10
+_CLEANING_TIMEOUT_S = 300.0
+_SMALL_FILES = (checkpoints.LEADER_EPOCH_CHECKPOINT, checkpoints.PARTITION_METADATA)
+
+Instant = list[tuple[PartitionLog, dict[str, Any]]]
+"""Every partition, with what its slot said at one instant."""
+
+
+def backup(
+    engine: Engine, path: str, *, check: bool, progress: Callable[[int, int], None] | None
+) -> BackupReport:
+    """See `Log.backup`."""
+    if engine.read_only:
+        raise IllegalState("a backup takes the append locks once: open the log for writing")
+    source, target = os.path.realpath(engine.path), os.path.realpath(path)
+    if os.path.commonpath([source, target]) == source:
+        raise ConfigError(f"{target} lies in the directory that is to be copied")
+    for _ in range(_TRIES):
+        try:
+            with built_aside(target, ".copying") as work:
+                partitions, size = _copy(engine, work, progress)
+                files.failpoint("backup.copied")
+                _settle(work)
+                problems = log_checker.check(work).problems if check else ()
+        except _TopicDeleted:
+            continue
+        return BackupReport(target, partitions, size, problems)
+    raise StorageError(f"topics were deleted in each of {_TRIES} attempts to copy", path=source)
+
+
+class _TopicDeleted(Exception):
+    """While it was copied: there is no such instant any more."""
+
+
+def _copy(
+    engine: Engine, work: str, progress: Callable[[int, int], None] | None
+) -> tuple[int, int]:
+    """Copy every partition as it is now; how many they are, and the bytes."""
+    with ExitStack() as held:
+        instant = _instant(engine, held)
+        todo = [(log, name, size) for log, view in instant for name, size in _files(log, view)]
+        total, done = sum(size for *_, size in todo), 0
+
+        def advance(size: int) -> None:
+            nonlocal done
+            done += size
+            if progress is not None:
+                progress(done, total)
+
+        for log, _ in instant:
+            files.make_dir(os.path.join(work, log.name))
+        for log, name, size in todo:
+            source = os.path.join(log.path, name)
+            try:
+                files.copy_file(source, os.path.join(work, log.name, name), size, advance)
+            except FileNotFoundError as error:
+                engine.metadata.refresh()
+                if log.topic_id in engine.metadata.deleted:
+                    raise _TopicDeleted from error
+                raise files.storage_error(error, source) from error
+            files.failpoint("backup.file")
+        for log, _ in instant:
+            files.fsync_dir(os.path.join(work, log.name))
+        ends = {(log.topic, log.partition): view["log_end"] for log, view in instant}
+        starts = {(log.topic, log.partition): view["log_start"] for log, view in instant}
+        cleaned = checkpoints.read_offsets(
+            os.path.join(engine.path, checkpoints.CLEANER_CHECKPOINT), lenient=True
+        )
+    for name, offsets in (
+        (checkpoints.RECOVERY_POINT_CHECKPOINT, ends),
+        (checkpoints.LOG_START_CHECKPOINT, starts),
+        (checkpoints.CLEANER_CHECKPOINT, cleaned),
+    ):
+        checkpoints.write_offsets(os.path.join(work, name), offsets)
+    checkpoints.write_meta_properties(work, engine.properties)
+    return len(instant), done
+
+
+def _instant(engine: Engine, held: ExitStack) -> Instant:
+    """Every partition that exists at one instant; none is cleaned before `held` closes."""
+    found: dict[str, PartitionLog] = {}
+    for _ in range(_TRIES):
+        for log in _logs(engine):
+            if log.name not in found:
+                held.enter_context(log.cleaner_lock.held(log.name, _CLEANING_TIMEOUT_S))
+                finish_swap(log)
+                found[log.name] = log
+        views = engine.session.instant([log.slot for log in found.values()])
+        instant = list(zip(found.values(), views, strict=True))
+        for log, view in instant:
+            if view["deleted"]:
+                raise _TopicDeleted
+            if view["poison"]:
+                raise LogPoisoned("a flush failed: reopen the log before it is copied", 0, log.path)
+        torn = [log for log, view in instant if view["busy"]]
+        for log in torn:  # its holder died in an append: who locks it next repairs it
+            log.publish_log_start(log.log_start, segments_changed=False)
+        # What was made meanwhile may have been named by records that are in the copy.
+        if not torn and all(log.name in found for log in _logs(engine)):
+            return instant
+    raise StorageError(f"partitions were made in each of {_TRIES} attempts", path=engine.path)
+
+
+def _logs(engine: Engine) -> Iterator[PartitionLog]:
+    metadata = engine.partitions.known(CLUSTER_METADATA_TOPIC, 0)
+    assert metadata is not None  # opened with the directory
+    yield metadata
+    yield from engine.transaction_partitions()
+    yield from engine.group_partitions()
+    for key in engine.user_partitions():
+        try:
+            yield engine.partition(*key)
+        except UnknownTopicOrPartition as error:
+            raise _TopicDeleted from error
+
+
+def _files(log: PartitionLog, view: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """What is copied of a partition: name and bytes. Indexes of its last segment are made anew."""
+    present = set(files.names(log.path))
+    wanted = [
+        file_name(base, suffix)
+        for base in offsets_among(sorted(present), LOG)
+        if base < view["active_base"]
+        for suffix in SEGMENT_SUFFIXES
+    ]
+    wanted += [file_name(offset, SNAPSHOT) for offset in offsets_among(sorted(present), SNAPSHOT)]
+    for name in (*wanted, *_SMALL_FILES):
+        status = files.status(os.path.join(log.path, name)) if name in present else None
+        if status is not None:
+            yield name, status.st_size
+    yield file_name(view["active_base"], LOG), view["end_position"]
+
+
+def _settle(path: str) -> None:
+    """Open a copy and close it: it is recovered, and clean."""
+    engine = Engine.open(path, create=False)
+    try:
+        for _ in _logs(engine):
+            pass
+    finally:
+        engine.close()
