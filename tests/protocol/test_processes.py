@@ -332,9 +332,9 @@ def test_snapshot_is_closed_and_monotone(tmp_path: Path) -> None:
         for process in (*running, holder):
             process.heard("running", timeout=300)
         reader = start(read)
-        reader.heard("halfway", timeout=300)
+        reader.heard("halfway", timeout=300 * SCALE)
         (tmp_path / "let go").touch()
-        assert reader.end(300).fine().of("seen")[0] > 20
+        assert reader.end(300 * SCALE).fine().of("seen")[0] > 20
     finally:
         stop.touch()
         (tmp_path / "let go").touch()
