@@ -7,6 +7,7 @@ A facade: classes live in the chapters included below, leaf functions in `_core/
 """
 cimport cython
 
+import os
 from os import urandom
 
 from eoslog import errors
@@ -74,6 +75,8 @@ __all__ = (
     "try_lock",
     "find_in_index",
     "find_in_time_index",
+    "debug_locks",
+    "lock_times",
     "unlock",
     "transaction_ends", "walk_batches",
     "batches_end",

@@ -137,10 +137,15 @@ class Cleaning:
         fd = files.open_file(os.path.join(self._session.path, SESSION_FILE))
         _core.guard_across_fork(fd)
         try:
-            yield _core.try_lock(fd, _LEASE_AT)
+            mine = _core.try_lock(fd, _LEASE_AT)
+            try:
+                yield mine
+            finally:
+                if mine:
+                    _core.unlock(fd, _LEASE_AT)
         finally:
             _core.release_guard(fd)
-            files.close(fd)  # and with it the lock
+            files.close(fd)
             self._lease.release()
 
     def _wanted(self, deleting: bool) -> list[Key]:

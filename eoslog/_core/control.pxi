@@ -260,6 +260,34 @@ def unlock(int fd, int64_t at):
         raise OSError(errno, "cannot unlock")
 
 
+def debug_locks():
+    """From now on the order of the locks is asserted in this process and its forks, and the time
+    that each is held is measured. EOSLOG_DEBUG_LOCKS=1 does so from the beginning.
+
+    A lock that is asked for under one that must come later ends the process by SIGABRT, with a line
+    on stderr that names both.
+    """
+    eoslog_lock_debug_begin()
+
+
+def lock_times():
+    """{kind of lock: (how often it was let go, ns held in all, ns held at most)}, of this process.
+
+    Counted since `debug_locks`; a lock of another process does not show.
+    """
+    cdef eoslog_lock_time found
+    cdef int kind
+    out = {}
+    for kind in range(EOSLOG_LOCKS):
+        found = eoslog_lock_times(kind)
+        out[eoslog_lock_name(kind).decode()] = (found.count, found.total_ns, found.longest_ns)
+    return out
+
+
+if os.environ.get("EOSLOG_DEBUG_LOCKS", "0") not in ("", "0"):
+    debug_locks()
+
+
 def guard_across_fork(int fd):
     """Close this descriptor in a forked child: a child must never hold or free its parent's locks."""
     if eoslog_fork_guard(fd) < 0:

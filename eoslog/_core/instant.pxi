@@ -52,7 +52,9 @@ def read_instant(ControlFile control, list locks, double timeout):
             number, fd, at = locks[i]
             held[i] = HeldSlot(control.slot(number), fd, at)
         with nogil:
+            eoslog_lock_allow_many(1)
             rc = hold_all(held, copies, count, deadline)
+            eoslog_lock_allow_many(0)
         if rc == LOCKED_OUT:
             return None
         if rc != 0:

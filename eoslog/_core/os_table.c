@@ -1,4 +1,5 @@
 #include "os_table.h"
+#include "lock_debug.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -33,7 +34,9 @@ static int real_lock(int fd, int type, int64_t at) {
     lock.l_start = at;
     lock.l_len = 1;
     int rc;
+    if (eoslog_lock_debug) eoslog_lock_asked(fd, type, at);
     do rc = fcntl(fd, F_OFD_SETLK, &lock); while (rc < 0 && errno == EINTR);
+    if (eoslog_lock_debug && rc == 0) eoslog_lock_changed(fd, type, at);
     return rc;
 }
 

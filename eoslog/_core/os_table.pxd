@@ -34,6 +34,16 @@ cdef extern from "os_table.h" nogil:
     uint64_t eoslog_monotonic_ns()
     int eoslog_futex_wake(uint32_t* word)
 
+cdef extern from "lock_debug.h" nogil:
+    enum:
+        EOSLOG_LOCKS
+    ctypedef struct eoslog_lock_time:
+        uint64_t count, total_ns, longest_ns
+    void eoslog_lock_allow_many(int many)
+    void eoslog_lock_debug_begin()
+    eoslog_lock_time eoslog_lock_times(int kind)
+    const char* eoslog_lock_name(int kind)
+
 cdef extern from *:
     """
     #define atomic_load_i64(p)      __atomic_load_n((p), __ATOMIC_ACQUIRE)

@@ -65,6 +65,7 @@ def prepare_directory(
             checkpoints.write_meta_properties(path, properties)
         return properties
     finally:
+        _core.unlock(fd, 0)
         files.close(fd)
 
 

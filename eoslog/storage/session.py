@@ -110,7 +110,10 @@ class Session:
                     )
                 time.sleep(0.001)
             self._bootstrapping.held = True
-            yield
+            try:
+                yield
+            finally:
+                _core.unlock(fd, _BOOTSTRAP_AT)
         finally:
             self._bootstrapping.held = False
             files.close(fd)

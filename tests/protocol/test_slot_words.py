@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from eoslog._core import build_marker
+from eoslog._core import STATUS, build_marker
 from eoslog.errors import (
     CorruptRecord,
     IllegalState,
@@ -288,3 +288,20 @@ def test_P09_a_roll_that_a_holder_died_in_is_done_once_its_log_has_a_name(
         assert (slot(log)["busy"], slot(log)["active_base"]) == (0, bases[-1])
         assert [offsets_in(log.path, suffix) for suffix in (LOG, INDEX, TIME_INDEX)] == [bases] * 3
         assert log.append(batch(1)).base_offset == 3
+
+
+def test_a_fold_in_a_segment_that_was_swapped_begins_anew(tmp_path: Path) -> None:
+    """It stands at the published end, in a segment that was sealed and cleaned: its files are no
+    longer those of the log, and the next one's name may be gone as well.
+    """
+    path = str(tmp_path)
+    with opened(path, **SMALL) as one, opened(path, **SMALL) as other:
+        one.append(batch(2))
+        other.fold()
+        one.roll()
+        for begins in (True, False):
+            one.core.mark_swap(begins, -1, 1.0)
+        assert other.core.segment_base == 0 and other.core.next_offset == other.log_end == 2
+        status, *_ = other.core.append(bytearray(batch(1)), True, [], 1.0, 1 << 20, -1)
+        assert status == STATUS["REOPEN"]
+        assert other.append(batch(1)).base_offset == 2

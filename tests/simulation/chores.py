@@ -1,7 +1,8 @@
-"""What simulated processes do beside reading and writing: compaction, retention, topic deletion, group membership.
+"""What simulated processes do beside reading and writing: compaction, retention, topics that go and grow, groups.
 
-Three topics of their own, because what may be gone from them is another question than in the workload's: `c` is
-compacted, of `d` the head is deleted, `e` is deleted as a whole and made again. What was promised of them: `promises.py`.
+Topics of their own, because what may be gone from them is another question than in the workload's: `c` is compacted, of
+`d` the head is deleted, `e` is deleted as a whole and made again, `f` and `g` lose what is too much or too old, `p` gets
+more partitions. What was promised of them: `promises.py`.
 """
 
 from __future__ import annotations
@@ -15,22 +16,33 @@ import eoslog
 from eoslog import TopicPartition, errors
 from eoslog.client.consumer import Consumer
 from tests.simulation import looks
-from tests.simulation.promises import Record
+from tests.simulation.promises import RETENTION_BYTES, RETENTION_MS, Record, Seen
 
 SMALL = {"segment.bytes": 1200, "segment.index.bytes": 240, "index.interval.bytes": 100, "flush.ms": 10}  # fmt: skip
 TOPICS: dict[str, dict[str, object]] = {
     "c": {**SMALL, "cleanup.policy": "compact", "delete.retention.ms": 0},
     "d": SMALL,
     "e": SMALL,
+    "f": {**SMALL, "retention.bytes": RETENTION_BYTES},
+    "g": {**SMALL, "retention.ms": RETENTION_MS},
+    "p": SMALL,
 }
+MOST_PARTITIONS = 4
 KEYS = ("k0", "k1", "k2")
 
 
-def looked_at(engine: Any) -> tuple[dict[str, list[Record]], int]:
-    """What read_committed shows of these topics, and where `d` begins."""
-    topics = [topic for topic in TOPICS if topic in engine.metadata.topics]
-    seen = {topic: looks.visible(engine.partition(topic, 0)) for topic in topics}
-    return seen, engine.partition("d", 0).log_start if "d" in seen else 0
+def looked_at(engine: Any) -> Seen:
+    """What read_committed shows of these topics, and where they begin."""
+    topics = [topic for topic in TOPICS if topic in engine.metadata.topics and topic != "p"]
+    logs = {topic: engine.partition(topic, 0) for topic in topics}
+    grown = engine.metadata.topics["p"].partitions if "p" in engine.metadata.topics else {0: None}
+    records = {topic: looks.visible(log) for topic, log in logs.items()}
+    if "p" in engine.metadata.topics:
+        for n in grown:
+            records[f"p {n}"] = looks.visible(engine.partition("p", n))
+    return Seen(
+        records, {topic: logs[topic].log_start for topic in "dfg" if topic in logs}, len(grown)
+    )
 
 
 class Chores:
@@ -50,18 +62,27 @@ class Chores:
     def make_topics(self) -> None:
         assert self.log is not None
         for topic in ("c", "d"):
-            if topic not in self.log.topics():
-                with contextlib.suppress(errors.TopicAlreadyExists):
-                    self.log.create_topic(topic, 1, TOPICS[topic])
+            self._make(topic)
 
-    def _put(self, topic: str, key: str | None = None) -> None:
+    def _make(self, topic: str) -> None:
+        assert self.log is not None
+        if topic not in self.log.topics():
+            with contextlib.suppress(errors.TopicAlreadyExists):
+                self.log.create_topic(topic, 1, TOPICS[topic])
+
+    def _put(self, topic: str, key: str | None = None, partition: int = 0) -> None:
         promises = self.model.chores
+        what = f"c {key}" if key else f"p {partition}" if topic == "p" else topic
         deletions = promises.deletions
         sent = []
         for _ in range(self.rng.choice((1, 2, 5))):
             value = self._value()
-            promises.tried[value] = f"c {key}" if key else topic
-            sent.append((value, self._ensure_plain().send(topic, value, key=key, partition=0)))
+            promises.tried[value] = what
+            if topic == "g":
+                promises.sent_ms[value] = self.world.now_ms
+            sent.append(
+                (value, self._ensure_plain().send(topic, value, key=key, partition=partition))
+            )
         self.plain.flush()
         self.world.alive()
         for value, delivery in sent:
@@ -83,12 +104,47 @@ class Chores:
         with contextlib.suppress(errors.UnknownTopicOrPartition):
             self._put("e")
 
+    def put_limited(self) -> None:
+        topic = self.rng.choice("fg")
+        self._make(topic)
+        for _ in range(self.rng.choice((1, 3))):
+            self._put(topic)
+
     def clean(self) -> None:
-        """Compact one topic, or everything, the internal topics too."""
+        """Compact one topic, or everything, the internal topics too; drop what is too much or too old."""
         assert self.log is not None
-        topic = self.rng.choice(("c", None))
+        topic = self.rng.choice(("c", "f", "g", None))
+        topic = topic if topic in self.log.topics() else None
+        if topic == "g":  # old enough, or not yet
+            self.world.sleep(self.rng.choice((1, 30, 60, 150)) * 1_000_000_000)
+            self.world.alive()
         self.model.cleaned = True
-        self.log.clean(topic, roll=self.rng.random() < 0.7)
+        freed = self.log.clean(topic, roll=self.rng.random() < 0.7)
+        freed_of_f = freed.get(TopicPartition("f", 0))
+        left = self._bytes_left("f") if freed_of_f else 0
+        self.world.alive()
+        if freed_of_f and left < RETENTION_BYTES:
+            self.model.violated(f"O1 retention left {left} of {RETENTION_BYTES} bytes in f")
+
+    def _bytes_left(self, topic: str) -> int:
+        assert self.log is not None
+        reader = self.log.engine.partition(topic, 0).reader
+        return sum(reader.segment(base).size() for base in reader.bases())
+
+    def grow(self) -> None:
+        """Give `p` one more partition, or write to one that it has."""
+        assert self.log is not None
+        promises = self.model.chores
+        self._make("p")
+        count = len(self.log.engine.topic("p").partitions)
+        if count < MOST_PARTITIONS and self.rng.random() < 0.4:
+            promises.partitions_wanted = max(promises.partitions_wanted, count + 1)
+            with contextlib.suppress(errors.InvalidPartitions):
+                self.log.create_partitions("p", count + 1)
+                self.world.alive()
+                promises.partitions = max(promises.partitions, count + 1)
+        else:
+            self._put("p", partition=self.rng.randrange(count))
 
     def trim(self) -> None:
         """Delete the head of `d`."""

@@ -59,6 +59,7 @@ class Fates:
 
         def sample() -> None:
             if world.steps in self._moments:
+                model.chores.passes(world.now_ms)
                 self.keep(world.disk, model, AT_ONCE * self._moments[world.steps])
 
         world.sampler = sample

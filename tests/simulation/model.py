@@ -65,6 +65,7 @@ class Model:
         return hash((
             *map(len, told), self.events, sum(map(len, self.positions.values())), tuple(self.floor.items()),
             self.chores.start, self.chores.wanted, self.chores.deletions, self.chores.deleting, len(self.chores.dead),
+            self.chores.partitions, self.chores.partitions_wanted,
         ))  # fmt: skip
 
     # -- what clients tell ------------------------------------------------------------------------

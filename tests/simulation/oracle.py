@@ -34,10 +34,10 @@ def inspect(
         looks.check_structure(engine, model, settled=True)
         if settle:
             seen = looks.everything(engine)
-            for topic in chores.TOPICS:
-                seen.pop((topic, 0), None)
+            for place in [place for place in seen if place[0] in chores.TOPICS]:
+                del seen[place]
             model.settle(seen, looks.positions(engine, set(model.positions)))
-            model.chores.settle(*chores.looked_at(engine), model.violated)
+            model.chores.settle(chores.looked_at(engine), model.violated)
         found.append(looks.state(engine))
         then()
 

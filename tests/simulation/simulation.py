@@ -146,6 +146,7 @@ class Run:
         )  # fmt: skip
         fates.watch(world, self.model)
         self._run(world, [(client.name, client) for client in clients])
+        self.model.chores.passes(world.now_ms)
         if world.crashed:
             fates.keep(disk, self.model)
         self.model.violations += fates.follow()

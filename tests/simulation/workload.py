@@ -74,7 +74,7 @@ class Client(Chores):
         if self.does_chores:
             choices += [
                 self.put_keyed, self.put_keyed, self.put_ageing, self.put_mortal, self.clean, self.clean, self.trim,
-                self.shed, self.take_part, self.take_part,
+                self.shed, self.take_part, self.take_part, self.put_limited, self.put_limited, self.grow,
             ]  # fmt: skip
         for _ in range(self.operations):
             try:

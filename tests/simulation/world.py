@@ -99,6 +99,11 @@ class World:
         self._main = threading.Lock()
         self._main.acquire()
 
+    @property
+    def now_ms(self) -> int:
+        """The wall clock."""
+        return (self.wall_ns + self.clock_ns) // 1_000_000
+
     # -- running ------------------------------------------------------------------------------------
 
     def spawn(self, name: str, body: Callable[[], None]) -> Process:

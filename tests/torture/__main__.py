@@ -21,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from eoslog import _core
 from tests.torture.processes import Interruption, adopt_orphans, die_with, end_descendants, reap
 from tests.torture.registry import harnesses
 from tests.torture.report import Report, done_before
@@ -47,6 +48,7 @@ def worker(
     rngs = {harness.name: random.Random(f"{seed} {harness.name}") for harness, _ in chosen}
     spent = dict.fromkeys((harness.name for harness, _ in chosen), 0.0)
     logging.disable(logging.CRITICAL)
+    _core.debug_locks()  # a wrong order is a death that nobody asked for
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     adopt_orphans()
     signal.signal(signal.SIGALRM, _hangs)
