@@ -24,7 +24,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import accumulate, chain, pairwise
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 STAGING = "eoslog-staging-0"
 _FORMAT = 1
 _CHUNK_BYTES = 1 << 20
+_SYNC_BYTES = 16 << 20
 _DONE = ".done"
 """Ends the name of a retired job's folder."""
 
@@ -128,6 +129,7 @@ class AttemptWriter:
         self._spans: list[Span] = []
         self._fd = -1
         self._size = self._held_size = self._count = 0
+        self._early = _EarlySync()
 
     def add(self, topic: str, partition: int, batch: bytes, count: int) -> None:
         """Takes one whole batch of `count` records; batches of a partition keep their order."""
@@ -155,6 +157,7 @@ class AttemptWriter:
                 self._job, self._name, self._order, data, self._size, 0, self._spans, self._count
             )
         with files.naming(self._path):
+            self._early.end()
             _core.os_sync(self._fd, data_only=False)
         files.close(self._fd)
         self._fd = -1
@@ -178,6 +181,8 @@ class AttemptWriter:
     def discard(self) -> None:
         """Lets go of everything; what is on disk is removed."""
         if self._fd >= 0:
+            with suppress(OSError):
+                self._early.end()
             files.close(self._fd)
             self._fd = -1
             files.remove(self._path)
@@ -209,7 +214,41 @@ class AttemptWriter:
         else:
             with files.naming(self._path):
                 _core.os_pwrite(self._fd, data, self._size)
+                self._early.written(self._fd, len(data))
         self._size += len(data)
+
+
+class _EarlySync:
+    """Flushes a file now and then while it is written, so that the last flush finds little to do.
+
+    A flush that fails is an error of the next `written` or of `end`: the kernel tells it once.
+    """
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
+        self._unsynced = 0
+
+    def written(self, fd: int, size: int) -> None:
+        """So many bytes more are in the file."""
+        self._unsynced += size
+        if self._unsynced < _SYNC_BYTES:
+            return
+        if self._running is not None:
+            if not self._running.done():
+                return
+            self._running.result()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "eoslog-staging-sync")
+        self._unsynced = 0
+        self._running = self._pool.submit(_core.os_sync, fd)
+
+    def end(self) -> None:
+        """Waits for a flush that still runs."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        if self._running is not None:
+            self._running.result()
 
 
 @dataclass

@@ -19,6 +19,7 @@ from eoslog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
+from eoslog.storage import files
 from tests.reference.codec import decode_batch
 
 TARGETS = {"t": TopicTarget(3, 1 << 20), "u": TopicTarget(1, 1000)}
@@ -226,3 +227,27 @@ def test_an_attempt_that_outlives_its_job_fails_and_leaves_nothing(tmp_path):
         late.add("t", 0, b"x" * 100, 1)
         late.finish()
     assert list((tmp_path / staging.STAGING).iterdir()) == []
+
+
+def test_a_flush_that_fails_while_an_attempt_is_written_fails_the_attempt(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_SYNC_BYTES", 1)
+    out = staging.AttemptWriter(str(tmp_path), "job", "0-1", 0, 0)
+    files.arm_failpoint("fdatasync", "EIO")
+    try:
+        with pytest.raises(StorageError, match="0-1.batches"):
+            for _ in range(3):
+                out.add("t", 0, bytes(1 << 20), 1)
+            out.finish()
+    finally:
+        files.disarm_failpoints()
+    out.discard()
+    assert list((tmp_path / staging.STAGING / "job").iterdir()) == []
+
+
+def test_what_is_flushed_while_it_is_written_is_published_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_SYNC_BYTES", 1)
+    table = pa.table({"value": [b"%d" % n * 1000 for n in range(5000)]})
+    attempt = stage(tmp_path, table, limit=0)
+    producer = FakeProducer()
+    assert staging.publish(producer, str(tmp_path), [attempt]) == 5000
+    assert sorted(row[3] for row in rows_of(producer)) == sorted(table["value"].to_pylist())
