@@ -304,7 +304,7 @@ cdef int parse_header(const uint8_t* p, const uint8_t* end, FoldedBatch* b) noex
     b.size = <int64_t>length + LOG_OVERHEAD
     b.base_offset = load_i64(p)
     b.last_offset_delta = load_i32(p + LAST_OFFSET_DELTA_AT)
-    if b.last_offset_delta < 0:
+    if b.base_offset < 0 or b.last_offset_delta < 0 or b.base_offset > INT64_MAX - 1 - b.last_offset_delta:
         return -1
     b.last_offset = b.base_offset + b.last_offset_delta
     b.attributes = load_i16(p + ATTRIBUTES_AT)

@@ -15,7 +15,7 @@ from libc.stdint cimport INT64_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, 
 
 from eoslog._core.batch_scan cimport (
     BATCH_CODEC, BATCH_COUNT, BATCH_CRC, BATCH_END, BATCH_LENGTH, BATCH_MAGIC, BATCH_OFFSETS,
-    BATCH_SHORT, BATCH_WHOLE, check_header, crc_matches, next_batch,
+    BATCH_SHORT, BATCH_WHOLE, check_header, crc_matches, last_offset_at, next_batch,
 )
 from eoslog._core.byteorder cimport load_i16, load_i32, load_i64, load_u32
 from eoslog._core.crc32c cimport eoslog_crc32c
@@ -164,7 +164,7 @@ cdef class Batch:
 
     @property
     def last_offset(self):
-        return load_i64(self._p + BASE_OFFSET_AT) + load_i32(self._p + LAST_OFFSET_DELTA_AT)
+        return last_offset_at(self._p)
 
     @property
     def magic(self):
