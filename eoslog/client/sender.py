@@ -293,12 +293,7 @@ class Sender:
         if self._ack_is_lost():
             self.stats.acks_lost += 1
             return True
-        for batch in group:
-            self._take(place, batch)
-            self._appended(log, place, batch, result)
-            queue.popleft()
-            if result.base_offset >= 0 and len(group) > 1:
-                result = result._replace(base_offset=result.base_offset + batch.count)
+        self._appended(log, place, queue, group, result)
         return True
 
     def _next_group(self, queue: deque[Any]) -> list[Any]:
@@ -346,20 +341,31 @@ class Sender:
         if batch.producer_id >= 0 and mine == (identity.producer_id, identity.producer_epoch):
             identity.advance(place, batch.base_sequence, batch.count)
 
-    def _appended(self, log: Any, place: Place, batch: Any, result: AppendResult) -> None:
-        self.stats.batches += 1
-        self.stats.records += batch.count
-        self.stats.bytes += len(batch)
-        self.stats.duplicates += result.duplicate
-        self.stats.retries += batch.attempts > 1
-        if not log.settings.log_append_time:  # each record has its own
-            result = AppendResult(result.base_offset, result.last_offset, result.duplicate)
+    def _appended(
+        self, log: Any, place: Place, queue: deque[Any], group: list[Any], result: AppendResult
+    ) -> None:
+        stats, offset = self.stats, result.base_offset
+        last, duplicate = result.last_offset, result.duplicate
+        # Where the log does not stamp them, each record has its own time.
+        timestamp = result.timestamp if log.settings.log_append_time else -1
+        waits = self._waits_for_flush and log.strict
         if self._transactions is not None:
-            self._transactions.note_span(log, place, batch.count, result)
-        if self._waits_for_flush and log.strict:
-            self.acks.wait_for_flush(log, batch, result)
-        else:
-            self.acks.settle(batch, None, result)
+            self._transactions.note_span(log, place, result)
+        for batch in group:
+            self._take(place, batch)
+            stats.batches += 1
+            stats.records += batch.count
+            stats.bytes += len(batch)
+            stats.duplicates += duplicate
+            stats.retries += batch.attempts > 1
+            result = AppendResult(offset, last, duplicate, timestamp)
+            if waits:
+                self.acks.wait_for_flush(log, batch, result)
+            else:
+                self.acks.settle(batch, None, result)
+            queue.popleft()
+            if offset >= 0:
+                offset += batch.count
 
     # -- failures -----------------------------------------------------------------------------
 

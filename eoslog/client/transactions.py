@@ -331,11 +331,11 @@ class TransactionManager:
             partitions,
         )
 
-    def note_span(self, log: Any, place: Place, count: int, result: AppendResult) -> None:
+    def note_span(self, log: Any, place: Place, result: AppendResult) -> None:
         """Remember where the transaction's records lie."""
         partition = self.name(place)
         if result.base_offset >= 0:
-            self._widen(partition, result.base_offset, result.base_offset + count - 1)
+            self._widen(partition, result.base_offset, result.last_offset)
             return
         for producer_id, _, first, last in log.open_transactions():  # a duplicate too old to place
             if producer_id == self._identity.producer_id:
