@@ -13,6 +13,7 @@ import time
 import pytest
 
 from eoslog._core import build_batch
+from eoslog.client.offline import repair
 from eoslog.errors import (
     ConfigError,
     CorruptRecord,
@@ -25,7 +26,6 @@ from eoslog.errors import (
     UnknownTopicOrPartition,
 )
 from eoslog.log import open as open_log
-from eoslog.log import repair
 from eoslog.model import TopicPartition
 from eoslog.storage import files
 from eoslog.storage.metadata_records import TopicRecord
