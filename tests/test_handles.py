@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from eoslog.client.offline import repair
 from eoslog.errors import IllegalState, StorageError
 from eoslog.log import open as open_log
-from eoslog.log import repair
 
 
 @pytest.fixture
