@@ -318,6 +318,7 @@ def test_max_compaction_lag_seals_and_cleans_what_is_old(log, engine):
     assert [row[2] for row in read(log)] == [b"v9"]
 
 
+@pytest.mark.slow
 def test_offsets_go_after_their_retention_unless_somebody_may_need_them(log, engine):
     """R75, R78: not while a member reads the topic, nor while a transaction may replace it."""
     log.create_topic("t", 2)
@@ -348,6 +349,7 @@ def test_offsets_go_after_their_retention_unless_somebody_may_need_them(log, eng
             engine.clock = clock
 
 
+@pytest.mark.slow
 def test_the_command_cleans_and_says_what_it_freed(tmp_path: Path):
     path = tmp_path / "log"
     with eoslog.open(path) as log:

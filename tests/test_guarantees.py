@@ -27,6 +27,7 @@ def test_every_row_with_a_test_has_a_change_that_it_notices() -> None:
     assert [row for row in mutants.rows() if row not in recorded and row not in later] == []
 
 
+@pytest.mark.slow
 def test_every_place_that_guards_something_has_a_test_or_a_reason() -> None:
     names = [site.name for site in mutation_sites.sites(mutants.ROOT)]
     tests = mutation_sites.harnesses()

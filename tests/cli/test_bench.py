@@ -26,6 +26,7 @@ def few_tries(monkeypatch, tmp_path):
     monkeypatch.setattr(bench_work, "TRIES", 3)
 
 
+@pytest.mark.slow
 def test_every_figure_is_there_with_its_unit_and_nothing_is_left(cli, tmp_path):
     outcome = cli(*QUICK, "--picture", "")
     assert outcome.code == 0
@@ -41,12 +42,14 @@ def test_every_figure_is_there_with_its_unit_and_nothing_is_left(cli, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_rate_times_size_is_the_megabytes(cli):
     for row in cli(*QUICK, "-s", 1000, "--durability", "os", "--picture", "").rows:
         if row["records_per_s"] is not None:
             assert row["MB_per_s"] == pytest.approx(row["records_per_s"] / 1000, rel=0.01, abs=0.2)
 
 
+@pytest.mark.slow
 def test_a_table_and_json_for_whoever_reads(cli):
     table = cli(*QUICK, "--picture", "", form="table").out
     assert table.splitlines()[0].split() == [

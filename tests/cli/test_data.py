@@ -89,6 +89,7 @@ def test_an_unknown_topic_or_key_is_refused(shop, stdin):
     assert shop("produce", "orders", "/no/such/file").code == 2
 
 
+@pytest.mark.slow
 def test_offset_partition_and_max_choose_records(shop, stdin):
     stdin(b"".join(b"%d\n" % n for n in range(10)))
     shop("produce", "orders", "-p", 0)
@@ -112,6 +113,7 @@ def test_a_transaction_is_all_there_or_not_at_all(shop, stdin):
     assert shop("txn", "abort", "nope").code == 3
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_where_it_was_and_can_be_reset_and_deleted(shop, stdin):
     stdin(b"".join(b"%d:%d\n" % (n, n) for n in range(20)))
     shop("produce", "orders", "-k", ":")

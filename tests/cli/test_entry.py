@@ -51,6 +51,7 @@ def test_an_interrupt_is_130(cli, monkeypatch):
     assert cli("topic", "list").code == 130
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_ends_the_program_quietly(shop, place, tmp_path):
     lines = tmp_path / "lines"
     lines.write_text("enough to fill a pipe\n" * 3000)
@@ -63,6 +64,7 @@ def test_a_reader_that_has_enough_ends_the_program_quietly(shop, place, tmp_path
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_python_dash_m_is_the_command(place):
     done = subprocess.run(
         [sys.executable, "-m", "eoslog", "--version"], capture_output=True, text=True, timeout=300

@@ -103,6 +103,7 @@ def test_A11_outputs_and_offsets_commit_together(path, engine, feed, producer, c
     assert outputs(path) == ["<0>", "<1>", "<2>", "<3>"]
 
 
+@pytest.mark.slow
 def test_A12_an_exception_aborts_and_rewinds(path, engine, feed, producer, consumer):
     p = producer()
     c = consumer(producer=p)
@@ -270,6 +271,7 @@ def test_E04_offsets_of_what_may_be_aborted_yet_are_refused(feed, producer, cons
         tx.commit_offsets(c)
 
 
+@pytest.mark.slow
 def test_a_rebalance_waits_for_the_end_of_the_bound_transaction(feed, producer, consumer):
     p = producer()
     c = consumer(producer=p)

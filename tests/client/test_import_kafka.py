@@ -115,6 +115,7 @@ def test_every_record_is_there_as_kafka_had_it(adopted: Any) -> None:
     assert log.check(full=True).ok
 
 
+@pytest.mark.slow
 def test_ids_and_configurations_are_the_brokers(adopted: Any) -> None:
     source, log, _ = adopted
     for topic in log.topics():
@@ -194,6 +195,7 @@ def test_an_open_transaction_can_be_aborted_from_outside(adopted: Any) -> None:
         assert offsets.last_stable == offsets.high_watermark
 
 
+@pytest.mark.slow
 def test_groups_go_on_from_their_committed_offsets(adopted: Any) -> None:
     _, log, _ = adopted
     assert sorted(log.groups()) == ["g-plain", "g-txn"]
@@ -216,6 +218,7 @@ def test_groups_go_on_from_their_committed_offsets(adopted: Any) -> None:
         assert consumer.poll(5).offset in (0, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.9.2", "4.3.1"])
 def test_what_clients_saw_of_a_broker_is_seen_here(version: str, tmp_path: Path) -> None:
     place = extract(f"broker-{version}.tar.xz", tmp_path / "captured")
@@ -293,6 +296,7 @@ def test_topic_ids_that_disagree_are_named_with_their_file(worlds: Path, tmp_pat
     assert report.topics == ("payments",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topic", "key", "value", "words"),
     [
@@ -362,6 +366,7 @@ def test_a_running_broker_is_refused_unless_asked(tmp_path: Path) -> None:
         broker.communicate()
 
 
+@pytest.mark.slow
 def test_an_import_that_is_killed_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:
     root = plain_broker(tmp_path / "broker")
     before = digest(root)

@@ -79,6 +79,7 @@ def test_readers_of_each_isolation_see_what_kafka_shows_them(
         assert found == record["headers"]
 
 
+@pytest.mark.slow
 def test_any_range_is_cut_from_the_whole() -> None:
     everything = wanted("plain-0")["read_committed_offsets"]
     for start in range(0, 201, 7):
@@ -216,6 +217,7 @@ def test_wrong_options_are_named(options: dict[str, Any], words: str) -> None:
         read_segments(SEGMENTS / "plain-0", **options)
 
 
+@pytest.mark.slow
 def test_without_pyarrow_one_line_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"

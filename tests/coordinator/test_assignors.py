@@ -79,6 +79,7 @@ def test_sticky_moves_only_what_the_newcomer_needs(count, size):
     assert moved == len(after["new"]) == min(count // (size + 1), count)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 30), st.integers(2, 6))
 def test_sticky_moves_only_what_the_leaver_had(count, size):
     names = [f"m{i}" for i in range(size)]

@@ -106,6 +106,7 @@ def test_assignments_round_trip(
     assert records.decode_member_target(records.encode_member_target(assigned)) == assigned
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(min_size=1, max_size=9), st.integers(1, 99), max_size=5))
 def test_topics_round_trip(counts: dict[str, int]) -> None:
     topics = {name: TopicMetadata(bytes(16), name, count) for name, count in counts.items()}

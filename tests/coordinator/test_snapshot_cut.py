@@ -6,6 +6,7 @@ import itertools
 import random
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +51,7 @@ worlds = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(worlds)
 def test_the_cut_is_the_greatest_closed_one(
     world: tuple[dict[TopicPartition, int], list[dict[TopicPartition, Span]]],
@@ -126,6 +128,7 @@ def test_nothing_is_forgotten_under_a_snapshot_that_is_under_way(world: World) -
     assert world.coordinator._admin.prune() == 1
 
 
+@pytest.mark.slow
 def test_snapshots_are_whole_and_never_go_back_while_decisions_are_forgotten() -> None:
     """Overlapping transactions at random; every process takes snapshots and prunes as it likes."""
     for seed in range(12):

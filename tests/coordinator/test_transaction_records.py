@@ -104,6 +104,7 @@ def metadatas(draw: st.DrawFn) -> TransactionMetadata:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(metadatas())
 def test_every_value_comes_back_and_kafka_can_read_it(metadata: TransactionMetadata) -> None:
     value = encode_value(metadata)
@@ -114,6 +115,7 @@ def test_every_value_comes_back_and_kafka_can_read_it(metadata: TransactionMetad
     assert {tag for tag in seen["tags"] if 2 < tag < 10000} == set()
 
 
+@pytest.mark.slow
 @given(metadatas(), st.data())
 def test_short_values_are_corrupt_and_nothing_else(
     metadata: TransactionMetadata, data: st.DataObject

@@ -404,6 +404,7 @@ def test_idle_ids_expire_and_open_ones_never_do(world: World) -> None:
     assert again.producer_id != idle.producer_id
 
 
+@pytest.mark.slow
 def test_many_ids_expire_in_batches(world: World) -> None:
     """R23 of docs/reliability.md."""
     for i in range(2500):

@@ -235,6 +235,7 @@ def test_serializers_run_and_their_failures_are_typed() -> None:
         a.produce("t", 17, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", codecs.CODECS)
 def test_compressed_batches_hold_the_same_records(name: str) -> None:
     a = make(compression=name)
@@ -364,6 +365,7 @@ def test_threads_that_the_collector_lets_in_lose_nothing() -> None:
     assert told == 4 * 134
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_batch_is_used_again_only_when_nobody_can_read_it() -> None:
     """What a retry or a view still holds must not become the bytes of later records. (R46 of docs/reliability.md)"""
     a = make(batch_size=1 << 18)

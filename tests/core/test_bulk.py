@@ -192,6 +192,7 @@ def test_closing_in_the_middle_is_told_and_leaves_no_memory_taken() -> None:
     assert (a.used, a.buffered) == (0, 0)
 
 
+@pytest.mark.slow
 def test_threads_that_share_a_partition_lose_nothing() -> None:
     a = make(2)
     a.max_message_bytes = 30_000
@@ -224,6 +225,7 @@ def test_threads_that_share_a_partition_lose_nothing() -> None:
     assert (a.used, a.buffered) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_list_that_another_thread_empties_is_no_danger() -> None:
     a = make()
     values = [b"%032d" % i for i in range(200_000)]

@@ -56,6 +56,7 @@ def test_the_whole_data_set_is_read_from_the_package():
     assert whole["tailnum"].null_count == 2512
 
 
+@pytest.mark.slow
 def test_a_row_survives_its_json(table):
     ((key, value),) = dataset.rows(table, 838, 1)
     row = json.loads(value)

@@ -32,6 +32,7 @@ def test_both_crc_paths_equal_the_reference(data: bytes, start: int) -> None:
     assert _core.crc32c_software(data, start) == expected
 
 
+@pytest.mark.slow
 @given(LISTS, batch_options())
 def test_core_and_reference_build_the_same_bytes(
     records: list[codec.Plain], options: dict[str, Any]
@@ -42,6 +43,7 @@ def test_core_and_reference_build_the_same_bytes(
     )
 
 
+@pytest.mark.slow
 @given(LISTS, batch_options(), CODECS)
 def test_core_reads_what_the_reference_wrote(
     records: list[codec.Plain], options: dict[str, Any], compression: str
@@ -58,6 +60,7 @@ def test_core_reads_what_the_reference_wrote(
         assert getattr(batch, name) == getattr(expected, name), name
 
 
+@pytest.mark.slow
 @given(LISTS, batch_options(), CODECS)
 def test_reference_reads_what_core_wrote(
     records: list[codec.Plain], options: dict[str, Any], compression: str
@@ -132,6 +135,7 @@ def test_any_bytes_end_in_records_or_corrupt_record(data: bytes) -> None:
     answer(data)
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     st.binary(max_size=60),

@@ -114,6 +114,7 @@ def loop(log: Any, group: str, fail: bool) -> None:
             assert fail
 
 
+@pytest.mark.slow
 def test_A11_outputs_and_position_are_one_transaction(log: Any) -> None:
     with log.producer() as producer:
         put(producer, *"abc")

@@ -128,6 +128,7 @@ def test_B06_topic_and_value_with_key_partition_timestamp_and_headers(log: Any) 
     )
 
 
+@pytest.mark.slow
 def test_B07_records_arrive_though_nobody_touches_the_handle(log: Any) -> None:
     with log.producer(linger_ms=5) as producer, assigned(log) as consumer:
         for number in range(10):
@@ -170,6 +171,7 @@ def test_B10_what_idempotence_needs(settings: dict[str, Any], fine: bool) -> Non
             ProducerConfig.of(settings)
 
 
+@pytest.mark.slow
 def test_B10_what_waits_for_a_refused_batch_does_not_pass_it(log: Any, busy: Any) -> None:
     with log.producer(linger_ms=0, batch_size=1, retry_backoff_ms=5) as producer:
         for round_ in range(5):

@@ -282,6 +282,7 @@ def test_E15_offsets_of_a_transaction_carry_its_identity(log: Any, engine: Any) 
     ]
 
 
+@pytest.mark.slow
 def test_E16_pending_offsets_are_not_seen_until_the_commit(log: Any) -> None:
     with transactional(log) as producer, reader(log, "g") as consumer:
         with log.producer() as plain:

@@ -81,6 +81,7 @@ def test_H03_exactly_once_demands_a_bound_producer(log: Any, directory: Path, na
     assert ConsumerConfig.of({"group.id": "g", "processing.guarantee": name}).exactly_once
 
 
+@pytest.mark.slow
 def test_H04_subscribe_and_poll(log: Any) -> None:
     with reader(log, "g1") as consumer:
         consumer.subscribe(["t"])

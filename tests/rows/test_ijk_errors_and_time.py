@@ -134,6 +134,7 @@ def test_I06_not_available_yet_is_retriable() -> None:
         assert error("x").retriable
 
 
+@pytest.mark.slow
 def test_I06_a_send_waits_for_its_coordinator_and_succeeds(log: Any, engine: Any) -> None:
     with transactional(log) as producer:
         producer.begin_transaction()

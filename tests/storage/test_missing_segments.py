@@ -92,6 +92,7 @@ def test_a_check_says_what_is_missing(log: Any) -> None:
     assert f"offsets {bases[1]} to {bases[2] - 1}" in problem.message
 
 
+@pytest.mark.slow
 def test_a_repair_that_cuts_accepts_what_is_gone_and_readers_go_on(log: Any) -> None:
     bases, path = segments(log), log.path
     take_away(log, bases[1])
