@@ -40,8 +40,8 @@ inplace: setup  ## Compile the core beside its source, for work on it
 test: build  ## Run every test on the installed wheel
 	$(call timed,tests,.ci/test $(BIN) $(PYTEST_ARGS))
 
-test-fast: build  ## Run what needs no other process, no JVM and no second: a minute
-	$(call timed,tests,.ci/test $(BIN) -m '$(FAST)' -q $(PYTEST_ARGS))
+test-fast: build  ## Run what needs no other process, no JVM, no disk and no second: a minute
+	$(call timed,tests,TMPDIR=$(or $(TMPDIR),$(if $(wildcard /dev/shm/.),/dev/shm,/tmp)) .ci/test $(BIN) -m '$(FAST)' -q $(PYTEST_ARGS))
 
 test-kafka: build  ## Run the tests against a real Kafka broker, fetched by Maven: ten minutes
 	@$(BIN)/python tests/kafka/jars.py
