@@ -1,7 +1,7 @@
 # One instant over many partitions: what their slots say while all their append locks are held.
 
 cdef enum:
-    PATIENCE_NS = 20000000      # for one lock, while others wait for those that are held already
+    PATIENCE_NS = 20000000      # for a lock that others have, while they wait for those that are held here
 
 cdef struct HeldSlot:
     Slot* slot
@@ -10,13 +10,15 @@ cdef struct HeldSlot:
 
 
 cdef int hold_all(HeldSlot* held, Slot* copies, int count, uint64_t deadline) noexcept nogil:
-    """Copies the slots under all their locks; the status. Who can't have one soon lets go of all and
-    asks again: nobody waits for more than that, and two who ask at once can't wait for each other."""
+    """Copies the slots under all their locks; the status. Who has waited for so long in all lets go of
+    all and asks again: others are held up for no longer, and two who ask at once don't wait for ever."""
     cdef int i, taken, rc
+    cdef uint64_t patience
     while True:
         rc = taken = 0
+        patience = eoslog_monotonic_ns() + PATIENCE_NS
         while taken < count:
-            rc = lock_slot(held[taken].slot, held[taken].fd, held[taken].at, eoslog_monotonic_ns() + PATIENCE_NS)
+            rc = lock_slot(held[taken].slot, held[taken].fd, held[taken].at, patience)
             if rc != 0:
                 break
             taken += 1

@@ -14,9 +14,10 @@ A crash leaves `TARGET.copying`, which the next backup to the same place removes
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from eoslog.engine import Engine
@@ -76,7 +77,11 @@ def _copy(
     """Copy every partition as it is now; how many they are, and the bytes."""
     with ExitStack() as held:
         instant = _instant(engine, held)
-        todo = [(log, name, size) for log, view in instant for name, size in _files(log, view)]
+        files.failpoint("backup.instant")
+        todo: list[tuple[PartitionLog, str, int]] = []
+        for log, view in instant:
+            with _unless_deleted(engine, log):
+                todo += [(log, name, size) for name, size in _files(log, view)]
         total, done = sum(size for *_, size in todo), 0
 
         def advance(size: int) -> None:
@@ -88,14 +93,9 @@ def _copy(
         for log, _ in instant:
             files.make_dir(os.path.join(work, log.name))
         for log, name, size in todo:
-            source = os.path.join(log.path, name)
-            try:
-                files.copy_file(source, os.path.join(work, log.name, name), size, advance)
-            except FileNotFoundError as error:
-                engine.metadata.refresh()
-                if log.topic_id in engine.metadata.deleted:
-                    raise _TopicDeleted from error
-                raise files.storage_error(error, source) from error
+            with _unless_deleted(engine, log):
+                target = os.path.join(work, log.name, name)
+                files.copy_file(os.path.join(log.path, name), target, size, advance)
             files.failpoint("backup.file")
         for log, _ in instant:
             files.fsync_dir(os.path.join(work, log.name))
@@ -112,6 +112,19 @@ def _copy(
         checkpoints.write_offsets(os.path.join(work, name), offsets)
     checkpoints.write_meta_properties(work, engine.properties)
     return len(instant), done
+
+
+@contextmanager
+def _unless_deleted(engine: Engine, log: PartitionLog) -> Iterator[None]:
+    """Files of this partition are looked at: where they are gone, its topic may be too."""
+    try:
+        with files.naming(log.path):
+            yield
+    except StorageError as error:
+        engine.metadata.refresh()
+        if error.errno == errno.ENOENT and log.topic_id in engine.metadata.deleted:
+            raise _TopicDeleted from error
+        raise
 
 
 def _instant(engine: Engine, held: ExitStack) -> Instant:
@@ -154,17 +167,17 @@ def _logs(engine: Engine) -> Iterator[PartitionLog]:
 
 def _files(log: PartitionLog, view: dict[str, Any]) -> Iterator[tuple[str, int]]:
     """What is copied of a partition: name and bytes. Indexes of its last segment are made anew."""
-    present = set(files.names(log.path))
+    present = files.names(log.path)
     wanted = [
         file_name(base, suffix)
-        for base in offsets_among(sorted(present), LOG)
+        for base in offsets_among(present, LOG)
         if base < view["active_base"]
         for suffix in SEGMENT_SUFFIXES
     ]
-    wanted += [file_name(offset, SNAPSHOT) for offset in offsets_among(sorted(present), SNAPSHOT)]
+    wanted += [file_name(offset, SNAPSHOT) for offset in offsets_among(present, SNAPSHOT)]
     for name in (*wanted, *_SMALL_FILES):
-        status = files.status(os.path.join(log.path, name)) if name in present else None
-        if status is not None:
+        status = files.status(os.path.join(log.path, name))
+        if status is not None:  # an index there need not be, and a snapshot may go
             yield name, status.st_size
     yield file_name(view["active_base"], LOG), view["end_position"]
 

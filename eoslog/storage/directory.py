@@ -87,7 +87,7 @@ def built_aside(target: str, suffix: str) -> Iterator[str]:
     if files.exists(target) and (not files.is_dir(target) or files.names(target)):
         raise ConfigError(f"{target} is not new: it is there, and not an empty directory")
     if files.exists(work):
-        if not files.exists(os.path.join(work, mark)):
+        if files.names(work) and not files.exists(os.path.join(work, mark)):
             raise ConfigError(f"{work} is in the way")
         files.remove_tree(work)
     files.make_dir(work)

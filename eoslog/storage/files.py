@@ -150,6 +150,9 @@ def copy_file(
 ) -> None:
     """Copy a file's first `size` bytes, or all; `progress` gets the bytes of each step.
 
+    Raises:
+        StorageError: the source is shorter than that; what was copied of it is no copy.
+
     Durability: the bytes are durable on return.
     """
     from_fd = open_file(source, read_only=True)
@@ -162,7 +165,7 @@ def copy_file(
                 while position < end:
                     data = _core.os_pread(from_fd, min(_COPY_STEP, end - position), position)
                     if not data:
-                        break
+                        raise StorageError(f"{source} ends at byte {position}, not at {end}")
                     _core.os_pwrite(fd, data, position)
                     position += len(data)
                     if progress is not None:

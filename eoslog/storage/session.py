@@ -36,6 +36,11 @@ _BOOTSTRAP_AT, _SESSION_AT = 0, 1
 _LOCK_TIMEOUT_S = 30.0
 
 
+def _lock_file(slot: int) -> str:
+    """The file that a slot's locks lie in."""
+    return f"eoslog.lock-{slot % LOCK_FILES:02d}"
+
+
 def _append_at(slot: int) -> int:
     """The byte of a slot's append lock in its lock file; the next one is the flush lock."""
     return 2 * (slot // LOCK_FILES)
@@ -242,7 +247,7 @@ class Session:
         number = slot % LOCK_FILES
         fd = self._lock_fds.get(number)
         if fd is None:
-            fd = -1 if self.read_only else self._open(f"eoslog.lock-{number:02d}")
+            fd = -1 if self.read_only else self._open(_lock_file(slot))
             fd = self._lock_fds.setdefault(number, fd)
         return fd, _append_at(slot)
 
@@ -252,13 +257,12 @@ class Session:
         Raises:
             LockTimeout: some of the locks were held all the time.
         """
-        fds: dict[int, int] = {}
+        fds: dict[str, int] = {}
         try:
-            for number in sorted({slot % LOCK_FILES for slot in slots}):
-                path = os.path.join(self.path, f"eoslog.lock-{number:02d}")
-                fds[number] = files.open_file(path, create=True)
-                _core.guard_across_fork(fds[number])
-            locks = [(slot, fds[slot % LOCK_FILES], _append_at(slot)) for slot in slots]
+            for name in sorted(set(map(_lock_file, slots))):
+                fds[name] = files.open_file(os.path.join(self.path, name), create=True)
+                _core.guard_across_fork(fds[name])
+            locks = [(slot, fds[_lock_file(slot)], _append_at(slot)) for slot in slots]
             views = _core.read_instant(self.control, locks, _LOCK_TIMEOUT_S)
         finally:
             for fd in fds.values():

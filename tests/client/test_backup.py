@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -231,6 +233,34 @@ def test_a_topic_that_is_deleted_meanwhile_is_not_in_the_copy(log: Log, tmp_path
         assert copy.topics() == ["t"]
 
 
+@pytest.mark.process
+def test_a_topic_that_is_deleted_before_its_files_are_listed_is_not_in_the_copy(
+    log: Log, tmp_path: Path
+) -> None:
+    log.create_topic("z-gone", 1)
+    with log.producer() as producer:
+        producer.produce("z-gone", b"v")
+    script = f"import eoslog; eoslog.open({str(log.path)!r}).backup({str(tmp_path / 'copy')!r})"
+    copying = subprocess.Popen(
+        [sys.executable, "-c", script], env={"EOSLOG_FAILPOINTS": "backup.instant=stop"}
+    )
+    os.waitid(os.P_PID, copying.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    log.delete_topic("z-gone")
+    copying.send_signal(signal.SIGCONT)
+    assert copying.wait(60) == 0
+    with eoslog.open(tmp_path / "copy") as copy:
+        assert copy.topics() == ["t"]
+
+
+def test_a_log_file_that_lacks_its_last_byte_is_no_copy(log: Log, tmp_path: Path) -> None:
+    fill(log)
+    active = max((tmp_path / "log" / "t-0").glob("*.log"))
+    os.truncate(active, active.stat().st_size - 1)
+    with pytest.raises(errors.StorageError, match=f"{active.name} ends at byte"):
+        log.backup(tmp_path / "copy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
+
+
 def test_damage_goes_along_and_is_reported(log: Log, tmp_path: Path) -> None:
     fill(log)
     first = tmp_path / "log" / "t-0" / f"{0:020}.log"
@@ -248,6 +278,8 @@ def test_targets_that_are_not_new_are_refused_and_left_alone(log: Log, tmp_path:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
     (tmp_path / "way.copying").mkdir()
+    (tmp_path / "way.copying" / "mine").write_text("mine")
+    (tmp_path / "empty.copying").mkdir()  # of a backup that died at its first step
     for target, message in [("full", "not new"), ("way", "in the way"), ("log/inside", "lies in")]:
         with pytest.raises(errors.ConfigError, match=message):
             log.backup(tmp_path / target)
