@@ -1,12 +1,13 @@
 # Walking whole batches by their headers, for readers.
 
-def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t size_max):
+def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t size_max, int64_t least=0):
     """Find the whole batches of [start, end) from a batch boundary on.
 
     Args:
         data: a buffer; position: byte in it where a batch begins.
         start, end: offsets; batches that end below start are skipped, none at or past end is loaded.
         size_max: bytes to stop at; at least one batch is taken.
+        least: no batch from `position` on has a lower base offset.
 
     Returns:
         (first, stop, base offset, next offset, needed): bytes [first, stop) hold the batches;
@@ -34,7 +35,7 @@ def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t siz
                 if length < HEADER_SIZE and base[at + MAGIC_AT] >= 2 or length < 26 or load_i32(base + at + LAST_OFFSET_DELTA_AT) < 0 and base[at + MAGIC_AT] >= 2:
                     corrupt = True
                     break
-                if load_i64(base + at) < max(next_offset, 0):
+                if load_i64(base + at) < max(next_offset, least):
                     found = load_i64(base + at)
                     back = True
                     break
@@ -65,7 +66,7 @@ def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t siz
                 next_offset = last + 1
         if back:
             raise errors.CorruptRecord(
-                f"offsets go back at byte {at}: base offset {found}, expected {max(next_offset, 0)} or more")
+                f"offsets go back at byte {at}: base offset {found}, expected {max(next_offset, least)} or more")
         if corrupt and base_offset < 0:
             raise errors.CorruptRecord(f"no batch header at byte {at}: length {length}")
         return first, at if base_offset >= 0 else first, base_offset, next_offset, needed

@@ -137,15 +137,18 @@ class LogReader:
                 found = self._segments[base] = Segment(self.path, base)
             return found
 
-    def _locate(self, offset: int) -> tuple[int, int]:
-        """(segment base, position) of a batch boundary at or before `offset`."""
+    def _locate(self, offset: int) -> tuple[int, int, int]:
+        """(segment base, position, least) of a batch boundary at or before `offset`.
+
+        No batch from there on begins below `least`: one that says so has a damaged base offset.
+        """
         cursor = self._cursors.get(offset)
         if cursor is not None and cursor[0] == self._core.published_segments_version:
-            return cursor[1:]
+            return *cursor[1:], offset
         bases = self.bases()
         below = [base for base in bases if base <= offset]
         base = below[-1] if below else bases[0]
-        return base, self.segment(base).position_of(offset, self._core.log_end)
+        return base, self.segment(base).position_of(offset, self._core.log_end), base
 
     def read(self, start: int, end: int, max_bytes: int = 1 << 20) -> list[Slice]:
         """Whole batches that cover [start, end), or its beginning.
@@ -198,16 +201,20 @@ class LogReader:
         return self._core.published_segments_version == version
 
     def _read_into(self, out: list[Slice], start: int, end: int, left: int, version: int) -> None:
-        base, position = self._locate(start)
+        base, position, least = self._locate(start)
         need = 0
         if base > start and start < end:
             base, position = self._behind(-1, start, end), 0
+            least = base
         while start < end and (left > 0 or not out):
             segment = self.segment(base)
             buffer, at, size = segment.view(position, need)
             first, stop, base_offset, next_offset, needed = (
-                _core.walk_batches(buffer, at, start, end, left) if size else (at, at, -1, -1, 0)
+                _core.walk_batches(buffer, at, start, end, left, least)
+                if size
+                else (at, at, -1, -1, 0)
             )
+            least = max(least, next_offset)
             if base_offset >= 0:
                 found = position + first - at
                 self._check_reach(base, next_offset, found)
@@ -234,6 +241,7 @@ class LogReader:
             base, position, need = self._behind(base, start, end), 0, 0
             if base < 0:
                 return
+            least = base
 
     def _behind(self, base: int, start: int, end: int) -> int:
         """The segment behind this one, whose records end at `start`, below `end`; -1 for none.

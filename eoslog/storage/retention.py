@@ -66,6 +66,8 @@ def _apply(log: PartitionLog, now_ms: int) -> int:
         end = log.log_end if active else bases[i + 1]
         if end > log.last_stable_offset or sizes[i] == 0:
             break
+        if end == base:
+            break  # bytes that were never published are nobody's records
         expired = (
             settings.deletes
             and settings.retention_ms >= 0

@@ -2,7 +2,7 @@
 
     1  NNN.log.cleaned ...           written and flushed; the old segments are untouched
     2  .cleaned -> .swap             the log's file last; directory flushed
-    3  the old segments -> .deleted
+    3  the old segments -> .deleted; directory flushed
     4  .swap -> final name           the log's file first; directory flushed
     5  .deleted files are removed
 
@@ -121,6 +121,10 @@ def swap_in(log: PartitionLog, base: int, old: Sequence[int], cleaned_to: int) -
             if _exists(path, gone, suffix):
                 _rename(path, gone, suffix, suffix + DELETED)
                 files.failpoint("clean.old.renamed")
+    # A power cut may keep some renames and lose others, in any order: the new segment's name never
+    # comes before the old ones are gone.
+    files.fsync_dir(path)
+    files.failpoint("clean.old.durable")
     for suffix in present:
         _rename(path, base, suffix + SWAP, suffix)
         files.failpoint("clean.swap.named")
@@ -180,6 +184,7 @@ def finish_renames(
     if logs:
         ends = [_end_of(os.path.join(path, name), offset) for name, offset in logs.items()]
         _remove_range(path, min(logs.values()), max(ends), first_snapshot=as_kafka)
+        files.fsync_dir(path)
     files.failpoint("clean.finish.removed")
     for name in sorted(swaps, key=lambda n: (swaps[n], not n.endswith(LOG + SWAP))):
         files.rename(os.path.join(path, name), os.path.join(path, name.removesuffix(SWAP)))

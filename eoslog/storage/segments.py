@@ -144,7 +144,9 @@ class Segment:
                 while size and self._last_offset(data, size) >= log_end:
                     size -= _INDEXED.size
                 self._index, self._index_size = data[:size], size
-        return int(_core.find_in_index(self._index, self.base_offset, target))
+        # One offset before: the index names where a batch ends, and the batch that begins at the
+        # target is to be seen by whoever compares its base offset with what lies before it.
+        return int(_core.find_in_index(self._index, self.base_offset, target - 1))
 
     def _last_offset(self, index: bytes, size: int) -> int:
         """Of the batch that the entry before byte `size` of the index is for."""
@@ -185,9 +187,11 @@ class Segment:
         found = files.status(self.path(TXN_INDEX))
         if found is None:
             return []
-        size = found.st_size
-        if size != self._aborted_size:
-            data = files.read_file(self.path(TXN_INDEX))
+        if found.st_size != self._aborted_size:
+            try:
+                data = files.read_file(self.path(TXN_INDEX))
+            except FileNotFoundError:
+                return []  # a swap took it: who asks compares versions
             entries = _ABORTED.iter_unpack(data[: len(data) // _ABORTED.size * _ABORTED.size])
             self._aborted = [(p, f, last) for _, p, f, last, _ in entries if last < log_end]
             self._aborted_size = len(self._aborted) * _ABORTED.size

@@ -48,8 +48,9 @@ def test_cleaning_a_partition(tmp_path: Path) -> None:
         for _ in range(3):
             log.append(batch(1, size=800, timestamp=NOW))
         log.flush()
-        # Two segments, each: its indexes, its bytes; the names of its swap files, and then its own.
-        with syncs(4, 6):
+        # Two segments, each: its indexes, its bytes; the names of its swap files, that the old ones
+        # are gone, and then its own.
+        with syncs(4, 8):
             cleaned = clean_partition(log, 0, NOW, force=True)
         assert cleaned is not None
 
@@ -68,7 +69,7 @@ def test_finishing_a_swap(tmp_path: Path) -> None:
         log.append(batch(1, size=800))
     name = str(tmp_path / "t-0" / f"{0:020}.log")
     os.rename(name, name + ".swap")
-    with syncs(0, 1):  # the new name
+    with syncs(0, 2):  # that the old ones are gone; the new name
         finish_renames(str(tmp_path / "t-0"))
     with syncs(0, 0):
         finish_renames(str(tmp_path / "t-0"))

@@ -330,6 +330,25 @@ class Disk:
         lay(self.top, "")
         return image
 
+    def reordered(self) -> Image:
+        """Bytes as they are; of each directory's changes since its sync, the last one alone."""
+        image: Image = {}
+
+        def lay(folder: Folder, path: str) -> None:
+            names = dict(folder.durable)
+            for name, source, node in folder.changes[-1:]:
+                _apply(names, name, node, source)
+            for name, below in names.items():
+                where = os.path.join(path, name)
+                if isinstance(below, Folder):
+                    image[where] = None
+                    lay(below, where)
+                else:
+                    image[where] = below.bytes()
+
+        lay(self.top, "")
+        return image
+
     def hollow(self) -> Image:
         """Names and lengths reached the disk by chance; bytes only where they were synced."""
         kept = {node.live: node.durable for node in self.files() if isinstance(node.live, str)}

@@ -12,6 +12,7 @@ import pytest
 import eoslog
 from eoslog import Producer
 from eoslog.storage import checkpoints, files
+from eoslog.storage.cleaner import clean_partition
 from tests.simulation import looks, seam
 from tests.simulation.disk import Disk
 from tests.simulation.world import Faults, World
@@ -40,9 +41,11 @@ class Power:
             raise process.error
         return world
 
-    def cut(self, losing: str = "", *, hollow: bool = False) -> None:
+    def cut(self, losing: str = "", *, hollow: bool = False, reordered: bool = False) -> None:
         self.count += 1
         image = self.disk.hollow() if hollow else self.disk.synced(losing)
+        if reordered:
+            image = self.disk.reordered()
         self.disk = Disk(str(self.base / f"disk{self.count}"), image)
 
 
@@ -152,3 +155,48 @@ def test_a_directory_made_by_a_dead_process_becomes_durable(power: Power) -> Non
     assert "a-0" not in power.disk.synced()
     power.life(make)
     assert "a-0" in power.disk.synced()
+
+
+@pytest.mark.slow
+def test_renames_in_another_order_leave_all_old_or_all_new_segments(tmp_path: Path) -> None:
+    """A swap of cleaned segments is cut at each step, and only the last rename was kept."""
+
+    def fill(path: str) -> None:
+        with eoslog.open(path) as log:
+            log.create_topic("a", config={"cleanup.policy": "compact"})
+            partition = log.engine.partition("a", 0)
+            with Producer({"log.dir": path}) as producer:
+                for i in range(3):
+                    producer.produce("a", f"{i}", key="k")
+                    producer.produce("a", f"kept {i}", key=f"{i}")
+                    producer.flush()
+                    partition.roll()
+            partition.sync()
+
+    def clean(path: str) -> None:
+        log = eoslog.open(path)
+        clean_partition(log.engine.partition("a", 0), 0, 1 << 50, force=True)
+
+    base = tmp_path / "filled"
+    base.mkdir()
+    power = Power(base)
+    power.life(fill)
+    filled = power.disk.as_is()
+    wanted = {"2", "kept 0", "kept 1", "kept 2"}
+    seen = set()
+    for step in range(1, 1000):
+        power.disk = Disk(str(tmp_path / f"step{step}"), dict(filled))
+        power.base = tmp_path / f"cut{step}"
+        power.base.mkdir()
+        cut = power.life(clean, crash_at=step).crashed
+        power.cut(reordered=True)
+        found: list[str] = []
+        power.life(shown(found))
+        assert set(found) - {"0", "1"} == wanted, step
+        seen.add(len(found))
+        shutil.rmtree(tmp_path / f"step{step}")
+        shutil.rmtree(power.base)
+        if not cut:
+            break
+    assert 20 < step < 1000
+    assert {6, 4} <= seen, "neither all old nor all new was met"

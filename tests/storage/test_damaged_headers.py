@@ -100,3 +100,24 @@ def test_the_last_batch_of_a_segment_hides_none_of_the_next(tmp_path, raised):
             everything(log)
         with pytest.raises(CorruptRecord):
             list(log.batches(0, log.log_end))
+
+
+@pytest.mark.parametrize("first", range(15))
+@pytest.mark.parametrize("lowered", [1, 2, 8, 10, 19])
+def test_a_lowered_base_offset_hides_no_record_wherever_reading_begins(tmp_path, first, lowered):
+    """A batch that seems to end before where reading begins is skipped: not one that lies."""
+    at = 15 + first
+    base = 0 if at < 20 else 20
+    with opened(str(tmp_path), index_interval_bytes=100) as log:
+        for i in range(20):
+            log.append(batch(1, timestamp=i))
+        log.roll()
+        for i in range(10):
+            log.append(batch(1, timestamp=i))
+        log.flush()
+        size = len(bytes(log.read(0, 1, 1)[0].data))
+        with open(os.path.join(log.path, f"{base:020}.log"), "r+b") as file:
+            file.seek((at - base) * size)
+            file.write(max(at - lowered, 0).to_bytes(8, "big"))
+        with pytest.raises(CorruptRecord):
+            log.read(at, at + 1)

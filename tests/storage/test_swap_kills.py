@@ -41,7 +41,7 @@ POINTS = [
     *[(point, 1) for point in ("clean.group", "clean.written", "clean.durable", "clean.swap.durable",
                                "clean.swap.begun", "clean.swap.placed", "clean.swap.published")],
     *[("clean.swap.made", nth) for nth in (1, 2, 3, 4)],
-    *[("clean.old.renamed", nth) for nth in (1, 2, 3, 4, 5, 6, 9)],
+    *[("clean.old.renamed", nth) for nth in (1, 2, 3, 4, 5, 6, 9)], ("clean.old.durable", 1),
     *[("clean.swap.named", nth) for nth in (1, 2, 3, 4)],
     ("clean.swap.begun", 2), ("clean.swap.named", 5), ("clean.old.renamed", 14),
 ]  # fmt: skip

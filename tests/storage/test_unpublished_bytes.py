@@ -114,3 +114,20 @@ def test_an_index_entry_that_was_cut_leads_no_reader_astray(tmp_path: Path) -> N
         for offset in reversed(range(repairer.log_end)):  # each one is looked up
             found = reader.read(offset, offset + 1)
             assert found[0].base_offset <= offset < found[0].next_offset
+
+
+def test_retention_counts_nothing_that_was_never_published(tmp_path: Path) -> None:
+    """A dead writer's bytes in an empty log: no record of it is freed."""
+    path = str(tmp_path)
+    with opened(path, **SETTINGS, retention_bytes=0) as log:
+        assert live(torn_first, path, faults=(("point", "kill", 3),)).killed
+        assert log.segment(0).size() > 0
+        assert log.apply_retention(10**15) == 0
+        assert log.log_start == log.log_end == 0
+
+
+def torn_first(child: Child, path: str) -> None:
+    """Dies once the bytes of the log's very first batch are in the file."""
+    with opened(path, **SETTINGS) as log:
+        child.armed()
+        one(log)
