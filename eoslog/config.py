@@ -428,10 +428,6 @@ class LogConfig(Settings):
     """What belongs to a directory: timers of its coordinators, sizes of its internal topics."""
 
     KIND: ClassVar[str] = "log"
-    # A partition forgets no producer: a late retry would then be stored twice.
-    IGNORED: ClassVar[frozenset[str]] = frozenset(
-        {"producer.id.expiration.ms", "producer.id.expiration.check.interval.ms"}
-    )
 
     durability: str = setting("strict", choice("strict", "os"))
     transaction_state_log_num_partitions: int = setting(50, integer(1, 1000))
@@ -443,6 +439,8 @@ class LogConfig(Settings):
     transactional_id_expiration_ms: int = setting(604_800_000, integer(1))
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = setting(10_000, integer(1))
     transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(3_600_000, integer(1))
+    producer_id_expiration_ms: int = setting(86_400_000, integer(1))
+    producer_id_expiration_check_interval_ms: int = setting(600_000, integer(1))
     offsets_retention_minutes: int = setting(-1, integer(-1))
     offset_metadata_max_bytes: int = setting(4_096, integer())
     group_min_session_timeout_ms: int = setting(1, integer(1))

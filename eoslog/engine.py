@@ -35,6 +35,7 @@ from eoslog.storage.log_wait import wait_any
 from eoslog.storage.metadata import MetadataLog
 from eoslog.storage.metadata_fold import PartitionInfo, TopicInfo, internal_topics
 from eoslog.storage.partition_log import LogSettings, PartitionLog
+from eoslog.storage.producer_expiry import ProducerExpiry
 from eoslog.storage.session import Session
 
 logger = logging.getLogger("eoslog.engine")
@@ -105,6 +106,7 @@ class Engine:
             self.session,
             strict=self.durability == "strict",
             transaction_partitions=properties.transaction_partitions,
+            producer_expiration_ms=config.producer_id_expiration_ms,
             check=self.check,
         )
         self._checkpointer = Checkpointer(self.session, self.partitions)
@@ -163,6 +165,11 @@ class Engine:
             self.schedule(
                 _OFFSETS_CHECK_S,
                 lambda: self._aside("offsets", lambda: self.groups.expire_offsets(retention_ms)),
+            )
+            expiry = ProducerExpiry(self.open_logs, config.producer_id_expiration_ms, self.clock_ms)
+            self.schedule(
+                config.producer_id_expiration_check_interval_ms / 1000,
+                lambda: self._aside("expire", expiry.look),
             )
             self.cleaning = Cleaning(
                 self.session, self.partitions, self.transactions.uncleanable_offset, self.clock_ms

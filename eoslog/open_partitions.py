@@ -42,6 +42,7 @@ class OpenPartitions:
         *,
         strict: bool,
         transaction_partitions: int,
+        producer_expiration_ms: int,
         check: Callable[[], None],
     ) -> None:
         """Nothing is open yet; `check` raises when the directory was closed."""
@@ -49,6 +50,7 @@ class OpenPartitions:
         self.session = session
         self._strict = strict
         self._transaction_partitions = transaction_partitions
+        self._producer_expiration_ms = producer_expiration_ms
         self._check = check
         self._mutex = threading.RLock()
         self._partitions: dict[tuple[str, int], PartitionLog] = {}
@@ -130,7 +132,9 @@ class OpenPartitions:
                 made = self._make_directory(log)
                 if made:
                     last = log_loader.LastSession(clean=False)
-                recovered = log_loader.open_partition(log, last)
+                recovered = log_loader.open_partition(
+                    log, last, producer_expiration_ms=self._producer_expiration_ms
+                )
                 # Recovery publishes the slot as of a living topic; whoever deletes it after this
                 # marks it again, and before an append.
                 self._check_not_deleted(log, made)

@@ -11,7 +11,7 @@ import pytest
 
 import eoslog
 from eoslog import engine as engine_module
-from eoslog.config import ConsumerConfig, LogConfig, TopicConfig
+from eoslog.config import ConsumerConfig, TopicConfig
 from eoslog.errors import CorruptRecord, ErrorCode, KafkaError
 from eoslog.log import Log
 from eoslog.model import OffsetAndMetadata, TopicPartition
@@ -343,8 +343,6 @@ def test_a_members_client_id_is_shown(log):
         (ConsumerConfig, "exclude.internal.topics"),
         (TopicConfig, "file.delete.delay.ms"),
         (TopicConfig, "preallocate"),
-        (LogConfig, "producer.id.expiration.ms"),
-        (LogConfig, "producer.id.expiration.check.interval.ms"),
     ],
 )
 def test_what_makes_no_sense_in_a_library_is_accepted_and_listed_at_debug(cls, key, caplog):

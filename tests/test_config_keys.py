@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 EFFECTS = "test_config_effects.py::test_"
 ROWS_B = "rows/test_b_producer.py::test_"
 LOG = "test_log_config.py::test_"
+EXPIRY = "storage/test_producer_expiry.py::test_"
 PARTITION = "storage/test_partition_log.py::test_"
 COMPACTION = "storage/test_compaction.py::test_"
 PRODUCER = "client/test_producer.py::test_"
@@ -36,6 +37,9 @@ SHOWN: dict[type[Settings], dict[str, str]] = {
         "transaction.remove.expired.transaction.cleanup.interval.ms": LOG
         + "the_cleanup_runs_as_often_as_open_was_told",
         "log.flush.offset.checkpoint.interval.ms": LOG + "the_cleanup_runs_as_often_as_open_was_told",
+        "producer.id.expiration.ms": EXPIRY + "an_open_directory_forgets_who_has_not_written",
+        "producer.id.expiration.check.interval.ms": EXPIRY
+        + "an_open_directory_forgets_who_has_not_written",
         "offsets.retention.minutes": EFFECTS + "committed_offsets_live_as_long_as_open_was_told",
         "offset.metadata.max.bytes": EFFECTS + "the_longest_offset_metadata_is_what_open_was_told",
         "group.min.session.timeout.ms": EFFECTS + "session_timeouts_lie_within_the_directorys_bounds",
@@ -142,6 +146,6 @@ def test_every_key_has_an_effect_that_a_test_shows(cls):
 def test_what_is_ignored_stands_in_the_documentation():
     text = (HERE.parent / "docs" / "limits.md").read_text()
     network = ProducerConfig.IGNORED
-    ignored = (ConsumerConfig.IGNORED - network) | LogConfig.IGNORED
+    ignored = ConsumerConfig.IGNORED - network
     for key in ignored | {"file.delete.delay.ms", "preallocate"}:
         assert f"`{key}`" in text, key

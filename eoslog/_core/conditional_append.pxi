@@ -21,7 +21,7 @@ cdef int judge_append(PartitionState* state, const FoldedBatch* headers, int cou
                 if headers[i].control_type == CONTROL_ABORT and state.files.txn < 0:
                     return NEED_TXNINDEX
             elif headers[i].producer_id >= 0:
-                entry = table_find(&state.table, headers[i].producer_id)
+                entry = table_known(&state.table, headers[i].producer_id)
                 if entry != NULL and headers[i].producer_epoch < entry.epoch:
                     return INVALID_EPOCH
                 if entry != NULL and headers[i].producer_epoch > entry.epoch and entry.txn_first_offset >= 0:
@@ -68,7 +68,7 @@ cdef int append_locked(PartitionState* state, uint8_t* data, int64_t size, Folde
     cdef int64_t position, offset, max_timestamp = -1
     cdef uint8_t* p
     cdef int i, rc
-    rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)
+    rc = catch_up(state)
     if rc != 0:
         return rc
     if table_reserve(&state.table, FOLD_UNDER_LOCK + count + 16) < 0:

@@ -58,8 +58,9 @@ cdef struct Slot:
     uint32_t reserved_2
     uint64_t flush_ns           # moving average of one flush
     uint64_t reserved_3[5]
-    # line 3
-    uint64_t reserved_4[8]
+    # line 3: published by the append-lock holder
+    int64_t expire_before_ms    # with expire_below: of producers of whom only markers are left
+    uint64_t reserved_4[7]
 
 cdef struct WakeLane:
     uint32_t counter
@@ -78,6 +79,7 @@ cdef dict view_of(const Slot* s):
         "segments_version": s.segments_version, "active_base": s.active_base,
         "end_position": s.end_position, "durable_end": s.durable_end, "poison": s.poison,
         "cleaned_version": s.cleaned_version, "cleaned_to": s.cleaned_to,
+        "expire_below": s.expire_below, "expire_before_ms": s.expire_before_ms,
     }
 
 

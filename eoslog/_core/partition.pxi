@@ -4,6 +4,13 @@
 # Each call takes the partition's mutex without the GIL: who holds it may be waiting for the GIL.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 
+cdef enum Change:               # what is published under the lock, besides an append
+    SEAL
+    ADVANCE
+    SWAP
+    EXPIRE
+
+
 @cython.final
 cdef class Partition:
     """The state of one partition in this process, and its conditional append.
@@ -117,6 +124,12 @@ cdef class Partition:
         return atomic_load_i64(&self.state.slot.cleaned_to)
 
     @property
+    def expire_below(self):
+        """Producers whose last batch lies below this offset are forgotten."""
+        self.control.check()
+        return atomic_load_i64(&self.state.slot.expire_below)
+
+    @property
     def deleted(self):
         self.control.check()
         return atomic_load_u32(&self.state.slot.deleted) != 0
@@ -156,6 +169,8 @@ cdef class Partition:
 
     cdef _begin(self, int64_t base, bytes producers):
         table_free(&self.state.table)
+        if atomic_load_u64(&self.state.slot.session) == atomic_load_u64(self.state.session):
+            take_horizon(&self.state)            # a void slot says nothing
         import_producers(&self.state.table, producers)
         self.state.next_offset = base
         enter_segment(&self.state.segment, base)
@@ -252,6 +267,8 @@ cdef class Partition:
             memset(&view, 0, sizeof(view))
             view.entries = self.state.rolled_entries
             view.count = self.state.rolled_count
+            view.expire_below = self.state.table.expire_below
+            view.expire_before_ms = self.state.table.expire_before_ms
             f = self.state.rolled_files
             self.state.rolled_files = SegmentFiles(-1, -1, -1, -1)
             snapshot = export_producers(&view) if self.state.rolled_count >= 0 else None
@@ -282,7 +299,7 @@ cdef class Partition:
         self.control.check()
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
-            rc = fold_to(&self.state, atomic_load_i64(&self.state.slot.log_end), -1, True)
+            rc = catch_up(&self.state)
             if rc == IO_FAILED:
                 failed = errno
             pthread_mutex_unlock(&self.state.mutex)
@@ -309,7 +326,7 @@ cdef class Partition:
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
         try:
-            e = table_find(&self.state.table, producer_id)
+            e = table_known(&self.state.table, producer_id)
             if e == NULL:
                 return None
             m = last_batch(e)
@@ -322,7 +339,8 @@ cdef class Partition:
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
         try:
-            return [self.state.table.entries[i].producer_id for i in range(self.state.table.count)]
+            return [self.state.table.entries[i].producer_id for i in range(self.state.table.count)
+                    if not forgotten(&self.state.table, &self.state.table.entries[i])]
         finally:
             pthread_mutex_unlock(&self.state.mutex)
 
@@ -397,38 +415,34 @@ cdef class Partition:
 
     def seal(self, double timeout):
         """Roll the active segment now unless it is empty; (status, errno)."""
-        cdef int rc, failed = 0
-        cdef uint64_t deadline = eoslog_monotonic_ns() + <uint64_t>(max(timeout, 0.0) * 1e9)
-        self.control.check()
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
-            rc = seal_locked(&self.state, deadline)
-            if rc == IO_FAILED or rc == RELOAD:
-                failed = errno
-            pthread_mutex_unlock(&self.state.mutex)
-        return rc, failed
+        return self._change(SEAL, 0, 0, timeout)
 
     def advance_log_start(self, int64_t log_start, bint segments_changed, double timeout):
         """Publish a greater log start, and that segments go, under the lock; (status, errno)."""
-        cdef int rc, failed = 0
-        cdef uint64_t deadline = eoslog_monotonic_ns() + <uint64_t>(max(timeout, 0.0) * 1e9)
-        self.control.check()
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
-            rc = advance_log_start_locked(&self.state, log_start, segments_changed, deadline)
-            if rc == IO_FAILED or rc == RELOAD:
-                failed = errno
-            pthread_mutex_unlock(&self.state.mutex)
-        return rc, failed
+        return self._change(ADVANCE, log_start, segments_changed, timeout)
 
     def mark_swap(self, bint begins, int64_t cleaned_to, double timeout):
         """Publish the begin or the end of a swap of sealed segments, under the lock; (status, errno)."""
+        return self._change(SWAP, cleaned_to, begins, timeout)
+
+    def expire_producers(self, int64_t below, int64_t before_ms, double timeout):
+        """Publish who is forgotten from now on, under the lock; (status, errno). See `forgotten`."""
+        return self._change(EXPIRE, below, before_ms, timeout)
+
+    cdef _change(self, Change what, int64_t first, int64_t second, double timeout):
         cdef int rc, failed = 0
         cdef uint64_t deadline = eoslog_monotonic_ns() + <uint64_t>(max(timeout, 0.0) * 1e9)
         self.control.check()
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
-            rc = mark_swap_locked(&self.state, begins, cleaned_to, deadline)
+            if what == SEAL:
+                rc = seal_locked(&self.state, deadline)
+            elif what == ADVANCE:
+                rc = advance_log_start_locked(&self.state, first, second != 0, deadline)
+            elif what == SWAP:
+                rc = mark_swap_locked(&self.state, second != 0, first, deadline)
+            else:
+                rc = expire_producers_locked(&self.state, first, second, deadline)
             if rc == IO_FAILED or rc == RELOAD:
                 failed = errno
             pthread_mutex_unlock(&self.state.mutex)
@@ -483,7 +497,8 @@ cdef class Partition:
         store_time_entry(entry, &e)
         return bytes((<char*>entry)[:TIME_ENTRY_SIZE])
 
-    def publish_recovered(self, bytes topic_id, int64_t log_start, int64_t durable_end):
+    def publish_recovered(self, bytes topic_id, int64_t log_start, int64_t durable_end,
+                          int64_t expire_below=0, int64_t expire_before_ms=0):
         """Last step of recovery, under the lock: fill the slot, its session number last."""
         self.control.check()
         memcpy(self.state.slot.topic_id, <const char*>topic_id, 16)
@@ -492,7 +507,8 @@ cdef class Partition:
         self.state.slot.segments_version = 1
         self.state.slot.cleaned_version = 0
         self.state.slot.cleaned_to = 0
-        self.state.slot.expire_below = 0
+        self.state.slot.expire_below = expire_below
+        self.state.slot.expire_before_ms = expire_before_ms
         self.state.slot.log_start = log_start
         self.state.slot.durable_end = durable_end
         self.state.segments_version = 1

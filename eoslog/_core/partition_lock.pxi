@@ -100,6 +100,8 @@ cdef int enter_lock(PartitionState* state, uint64_t deadline, const Expected* ex
                 rc = CHANGED
     if rc == 0:
         rc = fold_to(state, atomic_load_i64(&state.slot.log_end), FOLD_UNDER_LOCK, False)
+    if rc == 0 and horizon_moved(state):
+        rc = FOLD_AGAIN                      # all judge by one horizon (protocol.md row 10)
     if rc == 0 and atomic_load_u32(&state.slot.busy):
         rc = repair_after_dead_holder(state)
     if rc == 0 and state.slot.active_base != state.segment.base:
@@ -120,7 +122,7 @@ cdef int advance_log_start_locked(
     PartitionState* state, int64_t log_start, bint segments_changed, uint64_t deadline
 ) noexcept nogil:
     """Publish a greater log start, and that segments go; the status."""
-    cdef int rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)
+    cdef int rc = catch_up(state)
     if rc != 0:
         return rc
     rc = enter_lock(state, deadline, NULL, 0)
@@ -136,6 +138,23 @@ cdef int advance_log_start_locked(
     return 0
 
 
+cdef int expire_producers_locked(PartitionState* state, int64_t below, int64_t before_ms, uint64_t deadline) noexcept nogil:
+    """Publish that producers are forgotten whose last batch lies below an offset, or of whom only
+    markers are left, older than a time; the status. Neither ever goes back."""
+    cdef int rc = catch_up(state)
+    if rc != 0:
+        return rc
+    rc = enter_lock(state, deadline, NULL, 0)
+    if rc != 0:
+        return rc
+    if min(below, state.next_offset) > state.slot.expire_below:
+        atomic_store_i64(&state.slot.expire_below, min(below, state.next_offset))
+        if before_ms > state.slot.expire_before_ms:
+            atomic_store_i64(&state.slot.expire_before_ms, before_ms)
+    unlock_partition(state)
+    return catch_up(state)
+
+
 cdef int mark_swap_locked(PartitionState* state, bint begins, int64_t cleaned_to, uint64_t deadline) noexcept nogil:
     """Publish that sealed segments are being swapped (`cleaned_version` odd), or that they were;
     the status. Who lists segments does so between two equal, even versions (protocol.md row 28).
@@ -145,7 +164,7 @@ cdef int mark_swap_locked(PartitionState* state, bint begins, int64_t cleaned_to
     cdef uint32_t version
     cdef int rc
     if begins:
-        rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)
+        rc = catch_up(state)
         if rc == 0:
             rc = enter_lock(state, deadline, NULL, 0)
         if rc != 0:

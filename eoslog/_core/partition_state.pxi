@@ -182,6 +182,26 @@ cdef int fold_to(PartitionState* state, int64_t end, int64_t limit, bint may_gro
     return APPENDED
 
 
+cdef inline bint horizon_moved(const PartitionState* state) noexcept nogil:
+    """Whether other producers are to be forgotten than the fold has forgotten."""
+    return (atomic_load_i64(&state.slot.expire_below) != state.table.expire_below
+            or atomic_load_i64(&state.slot.expire_before_ms) != state.table.expire_before_ms)
+
+
+cdef void take_horizon(PartitionState* state) noexcept nogil:
+    state.table.expire_below = atomic_load_i64(&state.slot.expire_below)
+    state.table.expire_before_ms = atomic_load_i64(&state.slot.expire_before_ms)
+
+
+cdef int catch_up(PartitionState* state) noexcept nogil:
+    """Fold up to the published end, and forget whom the published horizon lets go; as `fold_to`."""
+    cdef int rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)
+    if rc == APPENDED and horizon_moved(state):
+        take_horizon(state)
+        table_forget(&state.table)
+    return rc
+
+
 cdef void publish_end(PartitionState* state) noexcept nogil:
     state.slot.end_position = state.segment.position
     state.slot.active_base = state.segment.base

@@ -38,15 +38,16 @@ cdef struct ProducerEntry:
     int16_t epoch
     BatchMetadata batches[BATCHES_KEPT]
 
-# Invariants: the entries 0..count-1 are in use and never move; `slots` has a power of two of
-# places, at most half full; the open transactions are linked in the order of their first offset,
-# so the first unstable offset is that of `first_open`.
+# Invariants: the entries 0..count-1 are in use and move in `table_forget` only; `slots` has a power
+# of two of places, at most half full; the open transactions are linked in the order of their first
+# offset, so the first unstable offset is that of `first_open`.
 cdef struct ProducerTable:
     ProducerEntry* entries
     int32_t count, capacity
     int32_t* slots
     int32_t slot_mask
     int32_t first_open, last_open
+    int64_t expire_below, expire_before_ms      # the published horizon of forgotten producers
 
 cdef struct FoldedBatch:        # one header, in host order
     int64_t base_offset, last_offset, base_timestamp, max_timestamp, producer_id
@@ -82,12 +83,21 @@ cdef void table_free(ProducerTable* t) noexcept nogil:
 cdef inline uint32_t hash_producer(int64_t producer_id) noexcept nogil:
     return <uint32_t>((<unsigned long long>producer_id * <unsigned long long>0x9E3779B97F4A7C15) >> 33)
 
+cdef void table_rehash(ProducerTable* t) noexcept nogil:
+    cdef int32_t i
+    cdef uint32_t at
+    memset(t.slots, 0xFF, (<size_t>t.slot_mask + 1) * sizeof(int32_t))
+    for i in range(t.count):
+        at = hash_producer(t.entries[i].producer_id) & <uint32_t>t.slot_mask
+        while t.slots[at] >= 0:
+            at = (at + 1) & <uint32_t>t.slot_mask
+        t.slots[at] = i
+
 cdef int table_reserve(ProducerTable* t, int32_t more) noexcept nogil:
     """Room for `more` new producers; 0, or -1 when memory is short. Not called under a lock file."""
-    cdef int32_t need = t.count + more, capacity, i
+    cdef int32_t need = t.count + more, capacity
     cdef ProducerEntry* entries
     cdef int32_t* slots
-    cdef uint32_t at
     if need <= t.capacity:
         return 0
     capacity = t.capacity if t.capacity else 64
@@ -100,16 +110,11 @@ cdef int table_reserve(ProducerTable* t, int32_t more) noexcept nogil:
     slots = <int32_t*>malloc(2 * <size_t>capacity * sizeof(int32_t))
     if slots == NULL:
         return -1
-    memset(slots, 0xFF, 2 * <size_t>capacity * sizeof(int32_t))
     free(t.slots)
     t.slots = slots
     t.slot_mask = 2 * capacity - 1
     t.capacity = capacity
-    for i in range(t.count):
-        at = hash_producer(entries[i].producer_id) & <uint32_t>t.slot_mask
-        while slots[at] >= 0:
-            at = (at + 1) & <uint32_t>t.slot_mask
-        slots[at] = i
+    table_rehash(t)
     return 0
 
 cdef ProducerEntry* table_find(ProducerTable* t, int64_t producer_id) noexcept nogil:
@@ -123,13 +128,47 @@ cdef ProducerEntry* table_find(ProducerTable* t, int64_t producer_id) noexcept n
         at = (at + 1) & <uint32_t>t.slot_mask
     return NULL
 
-cdef ProducerEntry* table_insert(ProducerTable* t, int64_t producer_id) noexcept nogil:
-    """The entry of a producer, made empty when new; room was reserved before."""
+cdef inline bint forgotten(const ProducerTable* t, const ProducerEntry* entry) noexcept nogil:
+    """Whether the horizon lets a producer go: an offset, and where only markers are left of it, the
+    time of the last one. Never while a transaction of it is open (protocol.md row 10)."""
+    if t.expire_below == 0 or entry.txn_first_offset >= 0:
+        return False
+    if entry.batch_count == 0:
+        return entry.last_timestamp < t.expire_before_ms
+    return entry.batches[(entry.batch_next + BATCHES_KEPT - 1) % BATCHES_KEPT].last_offset < t.expire_below
+
+cdef inline ProducerEntry* table_known(ProducerTable* t, int64_t producer_id) noexcept nogil:
+    """The entry of a producer that is not forgotten, or NULL."""
     cdef ProducerEntry* entry = table_find(t, producer_id)
-    cdef uint32_t at
-    if entry != NULL:
-        return entry
-    entry = &t.entries[t.count]
+    return NULL if entry == NULL or forgotten(t, entry) else entry
+
+cdef void table_forget(ProducerTable* t) noexcept nogil:
+    """Drop the forgotten entries; needs no memory. An open transaction's is always kept."""
+    cdef int32_t i, kept = 0
+    cdef ProducerEntry* entry
+    if t.count == 0:
+        return
+    for i in range(t.count):                     # until the rehash, `slots` says where each entry goes
+        t.slots[i] = kept
+        if not forgotten(t, &t.entries[i]):
+            kept += 1
+    for i in range(t.count):
+        if forgotten(t, &t.entries[i]):
+            continue
+        entry = &t.entries[t.slots[i]]
+        entry[0] = t.entries[i]
+        if entry.earlier >= 0:
+            entry.earlier = t.slots[entry.earlier]
+        if entry.later >= 0:
+            entry.later = t.slots[entry.later]
+    if t.first_open >= 0:
+        t.first_open = t.slots[t.first_open]
+        t.last_open = t.slots[t.last_open]
+    t.count = kept
+    table_rehash(t)
+
+cdef void begin_entry(ProducerEntry* entry, int64_t producer_id) noexcept nogil:
+    """Of a producer that nothing is known of."""
     memset(entry, 0, sizeof(ProducerEntry))
     entry.producer_id = producer_id
     entry.epoch = -1
@@ -140,6 +179,15 @@ cdef ProducerEntry* table_insert(ProducerTable* t, int64_t producer_id) noexcept
     entry.first_sequence = -1
     entry.earlier = -1
     entry.later = -1
+
+cdef ProducerEntry* table_insert(ProducerTable* t, int64_t producer_id) noexcept nogil:
+    """The entry of a producer, made empty when new; room was reserved before."""
+    cdef ProducerEntry* entry = table_find(t, producer_id)
+    cdef uint32_t at
+    if entry != NULL:
+        return entry
+    entry = &t.entries[t.count]
+    begin_entry(entry, producer_id)
     at = hash_producer(producer_id) & <uint32_t>t.slot_mask
     while t.slots[at] >= 0:
         at = (at + 1) & <uint32_t>t.slot_mask
@@ -196,7 +244,7 @@ cdef int judge_batch(ProducerTable* t, const FoldedBatch* b, int64_t* first_offs
     cdef int i
     if b.producer_id < 0:
         return ACCEPT
-    entry = table_find(t, b.producer_id)
+    entry = table_known(t, b.producer_id)
     if entry == NULL or entry.epoch < 0:
         # No state: retention or expiry may have taken an idempotent producer's. A transaction has a
         # new epoch and begins at 0; another number means that its first batch never came (KIP-890).
@@ -233,7 +281,7 @@ cdef int judge_batch(ProducerTable* t, const FoldedBatch* b, int64_t* first_offs
 cdef int judge_marker(ProducerTable* t, const FoldedBatch* b) noexcept nogil:
     """May a coordinator append this marker? KIP-890: above the open transaction's epoch, or the
     same epoch again when nothing is open."""
-    cdef ProducerEntry* entry = table_find(t, b.producer_id)
+    cdef ProducerEntry* entry = table_known(t, b.producer_id)
     if entry == NULL or entry.epoch < 0:
         return ACCEPT
     if b.producer_epoch < entry.epoch:
@@ -252,6 +300,8 @@ cdef bint fold_producer(ProducerTable* t, const FoldedBatch* b, AbortedEntry* ab
     if b.producer_id < 0:
         return False
     entry = table_insert(t, b.producer_id)
+    if forgotten(t, entry):
+        begin_entry(entry, b.producer_id)
     if b.producer_epoch != entry.epoch:
         entry.epoch = b.producer_epoch
         entry.batch_count = 0
@@ -277,6 +327,11 @@ cdef bint fold_producer(ProducerTable* t, const FoldedBatch* b, AbortedEntry* ab
             open_transaction(t, entry, b.base_offset)
         entry.txn_last_offset = b.last_offset
     entry.last_timestamp = b.max_timestamp
+    m = last_batch(entry)
+    if m != NULL and b.base_sequence != sequence_add(m.last_sequence, 1):
+        entry.batch_count = 0                    # whoever accepted it knew nothing of what came before
+        entry.batch_next = 0
+        entry.first_sequence = -1
     if entry.first_sequence < 0:
         entry.first_sequence = b.base_sequence
     m = &entry.batches[entry.batch_next]
@@ -339,11 +394,14 @@ cdef bytes export_producers(ProducerTable* t):
     """The entries of a producer snapshot, 46 bytes each (docs/format.md), without its header."""
     cdef bytearray out = bytearray(<Py_ssize_t>t.count * SNAPSHOT_ENTRY_SIZE)
     cdef uint8_t* p = <uint8_t*><char*>out
+    cdef uint8_t* begin = p
     cdef ProducerEntry* e
     cdef BatchMetadata* m
     cdef int32_t i
     for i in range(t.count):
         e = &t.entries[i]
+        if forgotten(t, e):
+            continue
         m = last_batch(e)
         store_i64(p, e.producer_id)
         store_i16(p + 8, e.epoch)
@@ -354,7 +412,7 @@ cdef bytes export_producers(ProducerTable* t):
         store_i32(p + 34, e.coordinator_epoch)
         store_i64(p + 38, e.txn_first_offset)
         p += SNAPSHOT_ENTRY_SIZE
-    return bytes(out)
+    return bytes(out[:p - begin])
 
 cdef int import_producers(ProducerTable* t, bytes entries) except -1:
     cdef Py_ssize_t n = len(entries) // SNAPSHOT_ENTRY_SIZE, i

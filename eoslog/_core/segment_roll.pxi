@@ -71,7 +71,7 @@ cdef int index_aborts(PartitionState* state, const FoldedBatch* headers, int cou
 
 cdef int seal_locked(PartitionState* state, uint64_t deadline) noexcept nogil:
     """Roll the active segment now unless it is empty; the status."""
-    cdef int rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)
+    cdef int rc = catch_up(state)
     if rc != 0:
         return rc
     rc = enter_lock(state, deadline, NULL, 0)

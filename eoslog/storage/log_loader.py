@@ -19,12 +19,14 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import time
 from dataclasses import dataclass
 
 from eoslog import _core
 from eoslog.errors import CorruptRecord, LockTimeout, StorageError
 from eoslog.storage import files
 from eoslog.storage.partition_log import LOCK_TIMEOUT_S, PartitionLog, S
+from eoslog.storage.producer_expiry import FOR_EVER, written_before
 from eoslog.storage.segment_swap import finish_renames, unfinished_swap
 from eoslog.storage.segments import (
     INDEX,
@@ -55,8 +57,15 @@ class LastSession:
     poisoned: bool = False
 
 
-def open_partition(log: PartitionLog, last: LastSession) -> bool:
+def open_partition(
+    log: PartitionLog, last: LastSession, *, producer_expiration_ms: int = FOR_EVER
+) -> bool:
     """Recover the partition if this session has not yet, and start this process's fold.
+
+    Args:
+        log: not in use yet.
+        last: how the session before this one ended.
+        producer_expiration_ms: who has not written for this long is forgotten as a session begins.
 
     Returns:
         True when this call recovered it: its open transactions are then to be looked up.
@@ -77,7 +86,7 @@ def open_partition(log: PartitionLog, last: LastSession) -> bool:
                     f"{log.topic}-{log.partition}: its writers have not recovered it yet"
                 )
             else:
-                recovered = _recover(log, last)
+                recovered = _recover(log, last, producer_expiration_ms)
         if not log.session.read_only:
             start_fold(log)
     return recovered
@@ -150,7 +159,7 @@ def demand_snapshot(log: PartitionLog, base: int) -> None:
     write_snapshot(log.path, base, fold.export_producers()[1])
 
 
-def _recover(log: PartitionLog, last: LastSession) -> bool:
+def _recover(log: PartitionLog, last: LastSession, producer_expiration_ms: int) -> bool:
     if log.core.lock_for_recovery(LOCK_TIMEOUT_S) != S["APPENDED"]:
         raise LockTimeout(
             f"{log.topic}-{log.partition}: append lock not free within {LOCK_TIMEOUT_S:g} s"
@@ -164,6 +173,9 @@ def _recover(log: PartitionLog, last: LastSession) -> bool:
             files.remove(os.path.join(log.path, name))
         changed = finish_renames(log.path, names) or bool(left)
         standing = files.names(log.path) if changed else names
+        # Before the scan touches the files.
+        horizon_ms = int(time.time() * 1000) - producer_expiration_ms
+        below = written_before(log.path, 1 << 62, horizon_ms / 1000) if horizon_ms > 0 else 0
         start = _scan(log, last, standing, read_only=False)
         found = files.names(log.path)  # the scan may have made files, and removed some
         changed |= _drop_stray_snapshots(log.path, found, log.core.next_offset) or found != names
@@ -171,7 +183,10 @@ def _recover(log: PartitionLog, last: LastSession) -> bool:
             _drop_torn_snapshots(log.path)
         if changed or not last.clean:
             files.fsync_dir(log.path)
-        log.core.publish_recovered(log.topic_id, start, log.core.next_offset)
+        end = log.core.next_offset
+        log.core.publish_recovered(
+            log.topic_id, start, end, min(below, end), max(horizon_ms, 0) if below else 0
+        )
         return True
     finally:
         log.core.unlock_after_recovery()

@@ -303,6 +303,16 @@ class PartitionLog:
             lambda: self.core.advance_log_start(log_start, segments_changed, LOCK_TIMEOUT_S)
         )
 
+    def expire_producers(self, below: int, before_ms: int) -> None:
+        """Forget, in all processes, the producers that have not written for long.
+
+        Args:
+            below: those whose last batch lies below this offset,
+            before_ms: and those of whom only markers are left, the last one older than this.
+                Both only rise. Open transactions keep their producer.
+        """
+        self._locked(lambda: self.core.expire_producers(below, before_ms, LOCK_TIMEOUT_S))
+
     def mark_swap(self, begins: bool, cleaned_to: int) -> None:
         """Publish the begin or the end of a swap of segments; see `segment_swap`."""
         self._locked(lambda: self.core.mark_swap(begins, cleaned_to, LOCK_TIMEOUT_S))

@@ -150,5 +150,6 @@ def test_recovery_finishes_a_swap(tmp_path: Path) -> None:
         log.append(batch(1, size=800))
     name = tmp_path / "t-0" / "00000000000000000000.log"
     os.rename(name, str(name) + ".swap")
-    with syncs(3, 2), opened(str(tmp_path), **ROLLING) as log:  # and the new name
+    # And that the old ones are gone, and the new name.
+    with syncs(3, 3), opened(str(tmp_path), **ROLLING) as log:
         assert log.log_end == 1

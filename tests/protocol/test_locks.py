@@ -177,6 +177,8 @@ def test_an_append_gives_its_lock_back_whatever_becomes_of_it(tmp_path: Path) ->
             assert free()
             log.publish_log_start(0, segments_changed=False)
             assert free()
+            log.expire_producers(log.log_end, 0)
+            assert free()
             log.core.poison()
             with pytest.raises(StorageError):
                 log.append(batch(1))

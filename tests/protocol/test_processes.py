@@ -346,8 +346,9 @@ def test_snapshot_is_closed_and_monotone(tmp_path: Path) -> None:
 
 
 def test_every_process_folds_the_same(tmp_path: Path) -> None:
-    """Eight processes with clocks a day apart append at random while the front is deleted and some
-    are stopped; then each has the state that a replay gives, and answers an old batch alike.
+    """Eight processes with clocks a day apart append at random while the front is deleted, old
+    producers are forgotten and some are stopped; then each has the state that a replay gives, and
+    answers an old batch alike.
     """
     path, stop = tmp_path / "log", tmp_path / "stop"
     prepare(path, "t", partitions=2, durability="os")
@@ -374,6 +375,10 @@ def test_every_process_folds_the_same(tmp_path: Path) -> None:
                     if number == 1 and count % 10 == 9:
                         for partition in logs:
                             partition.roll()
+                    if number == 2 and count % 10 == 9:
+                        for partition in logs:
+                            partition.expire_producers(partition.log_end // 4, 1)
+                            partition.append(oldest)
                     if count == 5:
                         child.tell("running", 1)
             child.tell("finished", 1)
@@ -382,6 +387,7 @@ def test_every_process_folds_the_same(tmp_path: Path) -> None:
             again = [partition.append(oldest) for partition in logs]
             child.tell("retry", [[r.duplicate, r.base_offset] for r in again])
             child.tell("state", [repr(state(partition)) for partition in logs])
+            child.tell("horizons", [partition.core.expire_below for partition in logs])
             engine.close()
 
     processes = [start(body, n) for n in range(8)]
@@ -403,10 +409,16 @@ def test_every_process_folds_the_same(tmp_path: Path) -> None:
     states = [life.of("state")[0] for life in lives]
     assert all(found == states[0] for found in states)
 
+    horizons = lives[0].of("horizons")[0]
+    assert all(horizons)
+
     def replay(child: Child) -> None:
         with eoslog.open(path):
             engine = Engine.open(path)
-            child.tell("state", [repr(state(engine.partition("t", n))) for n in range(2)])
+            logs = [engine.partition("t", n) for n in range(2)]
+            for partition, horizon in zip(logs, horizons, strict=True):
+                partition.expire_producers(horizon, 1)
+            child.tell("state", [repr(state(partition)) for partition in logs])
             engine.close()
 
     shutil.rmtree(tmp_path / "copy", ignore_errors=True)

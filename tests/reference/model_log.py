@@ -86,6 +86,8 @@ class ModelLog:
         self.aborted: list[tuple[int, int, int]] = []
         self.log_start = 0
         self.log_end = 0
+        self.horizon = (0, 0)
+        """Who is forgotten: last batch below an offset; only markers left, older than a time."""
 
     # -- writing
 
@@ -179,6 +181,32 @@ class ModelLog:
         """The log starts at `before`; producers live on."""
         self.log_start = max(self.log_start, min(before, self.stable_end))
         return self.log_start
+
+    def expire(self, below: int, before_ms: int) -> None:
+        """Forget producers, never one whose transaction is open."""
+        if below <= self.horizon[0]:
+            return
+        self.horizon = below, max(before_ms, self.horizon[1])
+        self.producers = {pid: p for pid, p in self.producers.items() if not self.forgotten(p)}
+
+    def forgotten(self, state: ModelProducer) -> bool:
+        if state.open_at is not None:
+            return False
+        if not state.window:
+            return state.last_timestamp < self.horizon[1]
+        return state.window[-1].last_offset < self.horizon[0]
+
+    def stored(self, batch: ModelBatch) -> bool:
+        """Whether all sequence numbers of a batch were accepted once in its epoch."""
+        there = {
+            sequence_add(known.base_sequence, i)
+            for known in self.batches
+            if known.marker is None
+            and (known.producer_id, known.producer_epoch)
+            == (batch.producer_id, batch.producer_epoch)
+            for i in range(known.count)
+        }
+        return there >= {sequence_add(batch.base_sequence, i) for i in range(batch.count)}
 
     # -- reading
 
