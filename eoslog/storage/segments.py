@@ -95,6 +95,17 @@ class Segment:
         with files.naming(self.path()):
             return os.fstat(fd).st_size
 
+    def _whole(self, size: int) -> np.memmap | None:
+        """A mapping of the first `size` bytes; None when it was cut meanwhile (a dead writer's).
+
+        Of the very file that `fd` is of: after a swap another one may have its name.
+        """
+        with files.naming(self.path()), os.fdopen(os.dup(self.fd()), "rb") as file:
+            try:
+                return np.memmap(file, dtype=np.uint8, mode="r", shape=(size,))
+            except ValueError:
+                return None
+
     def view(self, position: int, at_least: int) -> tuple[object, int, int]:
         """Bytes from a position on: (buffer, where in it the position is, size of the buffer).
 
@@ -104,13 +115,9 @@ class Segment:
         if position + max(at_least, 1) > self._mapped:
             size = self.size()
             if size - self._mapped >= REMAP_SIZE or (self._map is None and size >= REMAP_SIZE):
-                try:
-                    self._map = np.memmap(self.path(), dtype=np.uint8, mode="r", shape=(size,))
-                except FileNotFoundError:
-                    raise  # retention took it
-                except OSError as error:
-                    raise files.storage_error(error, self.path()) from error
-                self._mapped = size
+                found = self._whole(size)
+                if found is not None:
+                    self._map, self._mapped = found, size
         if position + max(at_least, 1) <= self._mapped and self._map is not None:
             return self._map, position, self._mapped
         if size < 0:
@@ -216,10 +223,10 @@ class Segment:
         try:
             index = files.read_file(self.path(TXN_INDEX))
             size = self.size()
-            data = np.memmap(self.path(), dtype=np.uint8, mode="r", shape=(size,)) if size else b""
         except FileNotFoundError:
             return []
-        ends = _core.transaction_ends(data) if index else None
+        data = self._whole(size) if size else b""
+        ends = _core.transaction_ends(data) if index and data is not None else None
         doubtful = []
         if ends is not None:
             wanted = {(p, last): (first, before) for p, first, before, last, abort in ends if abort}

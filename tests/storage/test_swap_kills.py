@@ -285,6 +285,25 @@ def test_readers_in_other_processes_never_miss_a_key_while_segments_are_swapped(
                 reader.kill()
 
 
+def test_a_segment_reads_the_file_that_it_opened_and_no_other_of_its_name(tmp_path):
+    """A reader has the old file open when a shorter one, or none, takes its place."""
+    path = str(tmp_path)
+    fill(path)
+    with opened(path, **SETTINGS) as log:
+        base = log.reader.bases()[0]
+        segment = log.segment(base)
+        size = segment.size()
+        whole = bytes(segment.view(0, size)[0])
+        clean(log)
+        assert os.path.getsize(segment.path()) < size
+        assert segment.size() == size
+        assert bytes(segment._whole(size)) == whole
+        assert (
+            segment._whole(size + 1) is None
+        )  # it was cut meanwhile, as a dead writer's bytes are
+        segment.judge_aborted(sealed=True)
+
+
 def test_appends_go_on_while_segments_are_swapped(tmp_path):
     """A fold that stands in the active segment keeps what it knows: no duplicate, no gap."""
     path = str(tmp_path)
