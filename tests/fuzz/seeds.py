@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 
 from eoslog import _core
+from eoslog.config import ConsumerConfig, LogConfig, ProducerConfig, TopicConfig
 from tests.fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -60,8 +61,17 @@ def seeds() -> dict[str, list[bytes]]:
         "coordinator": [
             b"\x00\x00\x00\x01x", b"\x00\x01" + b"\x00" * 30, b"\x00\x03\x00\x01g", b"\x01\x02\x00\x01t" + b"\x00" * 17,
         ],
-        "config": [text],
+        "config": [text, *_settings()],
     }  # fmt: skip
+
+
+def _settings() -> list[bytes]:
+    """Every key with its default, four to a seed."""
+    found = []
+    for kind in (ProducerConfig, ConsumerConfig, TopicConfig, LogConfig):
+        lines = [f"{key}={kind.default(key.replace('.', '_'))}" for key in kind.parsers()]
+        found += ["\n".join(lines[at : at + 4]).encode() for at in range(0, len(lines), 4)]
+    return found
 
 
 def corpus(name: str) -> list[bytes]:

@@ -267,15 +267,27 @@ def coordinator(data: bytes) -> None:
 
 
 def config(data: bytes) -> None:
-    """Configuration as text: `key=value` lines."""
+    """Configuration as text: `key=value` lines. A key that nobody knows is answered by a search
+    for the one that was meant, which is slow: one input in sixteen gets there.
+    """
     lines = data.decode("utf-8", "surrogateescape").splitlines()
     given = dict(line.split("=", 1) for line in lines if "=" in line)
-    for kind in (ProducerConfig, ConsumerConfig, TopicConfig, LogConfig):
+    for kind, known in _KEYS.items():
+        taken = {key: value for key, value in given.items() if key.replace("_", ".") in known}
         with typed():
-            kind.of(given)
-        for key, value in given.items():
+            kind.of(taken).as_strings()
+        for key in taken if len(taken) > 1 else ():
             with typed():
-                kind.of({key: value}).as_strings()
+                kind.of({key: taken[key]}).as_strings()
+    if len(data) % 16 == 0:
+        with typed():
+            list(_KEYS)[len(given) % 4].of(given)
+
+
+_KEYS = {
+    kind: {*kind.parsers(), *kind.ALIASES, *kind.DEPRECATED}
+    for kind in (ProducerConfig, ConsumerConfig, TopicConfig, LogConfig)
+}
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

@@ -11,13 +11,13 @@ import sys
 import tempfile
 from importlib.util import find_spec
 
-from tests.torture.harness import Step
+from tests.torture.harness import Step, excerpt
 
 
 class Fuzzed:
-    """Five seconds a step, over all targets."""
+    """A few thousand inputs for each target a step: every one of them comes to its million."""
 
-    name, goal = "fuzz", ("inputs", 10_000_000)
+    name, goal = "fuzz", ("inputs", 14 * 1_000_000)
 
     def missing(self) -> str | None:
         """It lies in the tree."""
@@ -30,7 +30,7 @@ class Fuzzed:
         """Mutate for a while."""
         with tempfile.TemporaryDirectory(prefix="eoslog-fuzz-") as finds:
             done = subprocess.run(
-                [sys.executable, "-m", "tests.fuzz.run", "--seconds", "5", "--runs", "4000",
+                [sys.executable, "-m", "tests.fuzz.run", "--seconds", "700", "--runs", "5000",
                  "--seed", str(seed), "--finds", finds],
                 capture_output=True, text=True, timeout=800, check=False,
             )  # fmt: skip
@@ -40,5 +40,5 @@ class Fuzzed:
                 count.replace(",", "")
             )
         if done.returncode:
-            step.violations.append((done.stdout + done.stderr)[-2000:])
+            step.violations.append(excerpt(done.stdout + done.stderr))
         return step

@@ -28,6 +28,13 @@ class Step:
     violations: list[str] = field(default_factory=list)
 
 
+def excerpt(said: str, limit: int = 2000) -> str:
+    """What a failed process said: the lines that name what is wrong, then its end."""
+    named = [line for line in said.splitlines() if "violat" in line.lower()]
+    head = "\n".join(named)[: limit // 2]
+    return head + "\n...\n" + said[len(head) - limit :] if len(said) > limit else said
+
+
 class Harness(Protocol):
     """One kind of fault. `goal` names a count and the figure to reach, zero violations.
 

@@ -30,7 +30,7 @@ LINES = (
     ("tests.torture.storms", "Storm", 4),
     ("tests.torture.storms", "Hanging", 9),
     ("tests.torture.storms", "ManyTopics", 24),
-    ("tests.torture.fuzzed", "Fuzzed", 30),
+    ("tests.torture.fuzzed", "Fuzzed", 40),
 )
 
 

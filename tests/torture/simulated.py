@@ -10,7 +10,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-from tests.torture.harness import Step
+from tests.torture.harness import Step, excerpt
 
 _PARTS = 64
 _WORKLOADS = 8
@@ -47,7 +47,7 @@ class _Simulation:
             if word.strip() in self.names:
                 step.counts[self.names[word.strip()]] += int(count)
         if done.returncode:
-            step.violations.append((done.stdout + done.stderr)[-2000:])
+            step.violations.append(excerpt(done.stdout + done.stderr))
         return step
 
 

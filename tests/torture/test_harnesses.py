@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.harness import Step
+from tests.torture.harness import Step, excerpt
 from tests.torture.registry import harnesses
 from tests.torture.report import Report, done_before, render
 from tests.torture.verify import verify
@@ -106,3 +106,12 @@ def test_a_violation_stays_open_until_somebody_says_what_mended_it(tmp_path):
     assert [line.partition(", ")[2] for line in lines] == [
         "kill seed 7: a page; mended by abc, held by `test_x`", "kill seed 77: **open**"
     ]  # fmt: skip
+
+
+def test_the_line_that_names_a_violation_is_kept_whatever_follows_it():
+    said = "begin\nVIOLATION: a record is gone\n" + "frame\n" * 1000 + "the end"
+    kept = excerpt(said)
+    assert len(kept) <= 2010
+    assert "a record is gone" in kept
+    assert kept.endswith("the end")
+    assert excerpt("short") == "short"
