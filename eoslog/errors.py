@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from eoslog.error_codes import ErrorCode
 
 __all__ = [  # noqa: RUF022 (grouped as the tree below)
-    "ErrorCode", "EoslogError", "KafkaError", "StorageError", "DiskFull", "LogPoisoned",
+    "ErrorCode", "EoslogError", "KafkaError", "StorageError", "DiskFull", "TooManyOpenFiles",
+    "LogPoisoned",
     "ProducerFenced", "InvalidProducerEpoch", "OutOfOrderSequence", "UnknownProducerId",
     "DuplicateSequence", "InvalidProducerIdMapping", "InvalidTxnState", "ConcurrentTransactions",
     "InvalidTransactionTimeout", "TransactionAborted", "TransactionAbortable",
@@ -377,6 +378,13 @@ def _rebuild_storage(cls: type[StorageError], message: str, state: dict[str, Any
 
 class DiskFull(StorageError):
     """No space left: nothing of the append was kept; free space, then try again."""
+
+    retriable = True
+    fatal = False
+
+
+class TooManyOpenFiles(StorageError):
+    """No file descriptor was free (`ulimit -n`): nothing was done; close some, then try again."""
 
     retriable = True
     fatal = False

@@ -12,7 +12,7 @@ from typing import Any
 from eoslog.client.delivery import Callbacks
 from eoslog.client.encoded_batch import EncodedBatch
 from eoslog.config import ProducerConfig
-from eoslog.errors import DuplicateSequence, EoslogError
+from eoslog.errors import DuplicateSequence, EoslogError, UnknownTopicOrPartition
 from eoslog.model import AppendResult, RecordMetadata
 
 __all__ = ["Acknowledger", "SenderStats"]
@@ -85,7 +85,8 @@ class Acknowledger:
             item = self.waiting[0]
             failure = failed.get(item.log)
             in_time = now - item.batch.created_ns < self._delivery_ns
-            if failure is not None and getattr(failure, "retriable", False) and in_time:
+            again = getattr(failure, "retriable", False)
+            if again and in_time and not isinstance(failure, UnknownTopicOrPartition):
                 self.waiting.rotate(-1)
                 continue
             self.settle(item.batch, failure, None if failure else item.result)

@@ -96,9 +96,10 @@ def _entries(path: str, parse: Callable[[Sequence[str]], _T]) -> list[_T]:
     lines = text.splitlines()
     if lines[0].strip() != _VERSION:
         raise CorruptRecord("checkpoint version", path=path, expected=_VERSION, found=lines[0])
-    if len(lines) < 2 or not lines[1].strip().isdigit():
-        raise CorruptRecord("checkpoint has no entry count", path=path)
-    count = int(lines[1])
+    try:
+        count = int(lines[1])
+    except (ValueError, IndexError):
+        raise CorruptRecord("checkpoint has no entry count", path=path) from None
     body = [line for line in lines[2:] if line.strip()]
     if len(body) != count:
         raise CorruptRecord("checkpoint entry count", path=path, expected=count, found=len(body))

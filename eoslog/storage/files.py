@@ -15,19 +15,25 @@ import stat
 from collections.abc import Callable, Iterator
 
 from eoslog import _core
-from eoslog.errors import DiskFull, EoslogError, StorageError
+from eoslog.errors import DiskFull, EoslogError, StorageError, TooManyOpenFiles
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 _COPY_STEP = 4 << 20
 _KILL_BEFORE, _KILL_AFTER, _SHORT, _STOP = 0, -1, -2, -3
 
+_KINDS = {
+    errno.ENOSPC: DiskFull,
+    errno.EDQUOT: DiskFull,
+    errno.EMFILE: TooManyOpenFiles,
+    errno.ENFILE: TooManyOpenFiles,
+}
 _armed: dict[str, list[str]] = {}
 
 
 def storage_error(error: OSError, path: str) -> StorageError:
     """The typed error of a failed call, with its file."""
-    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
+    kind = _KINDS.get(error.errno or 0, StorageError)
     return kind("" if error.errno else str(error), error.errno or 0, path)
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from eoslog import _core
-from eoslog.errors import LogPoisoned
+from eoslog.errors import LogPoisoned, TooManyOpenFiles, UnknownTopicOrPartition
 from eoslog.storage import files
 from eoslog.storage.segments import INDEX, LOG, TIME_INDEX, TXN_INDEX, file_name, offsets_in
 from eoslog.storage.session import POISON_FILE
@@ -88,7 +88,12 @@ class LogFlusher:
         """Return when everything below `target` is durable.
 
         One flush serves all who wait, across threads and processes. In an "os" directory, nothing
-        to do. Raises LogPoisoned when a flush failed, for everybody and until all have closed.
+        to do.
+
+        Raises:
+            LogPoisoned: a flush failed, for everybody and until all have closed.
+            TooManyOpenFiles: no descriptor was free; nothing is lost, it can be tried again.
+            UnknownTopicOrPartition: the topic was deleted meanwhile.
 
         Source: protocol.md, Flush, rows 7, 16, 25.
         """
@@ -134,10 +139,13 @@ class LogFlusher:
 
         Raises:
             LogPoisoned: a sync failed. The next one would succeed over what was lost.
+            TooManyOpenFiles: nothing is lost; it can be tried again.
         """
         bases = offsets_in(self._log.path, LOG)  # the empty active one as well
         try:
             self._sync_indexes(bases, old_point, new_point)
+        except TooManyOpenFiles:
+            raise
         except OSError as error:
             raise self._poison(error) from error
 
@@ -158,6 +166,14 @@ class LogFlusher:
             files.fsync_dir(self._log.path)
 
     def _flush_now(self) -> None:
+        try:
+            self._flush_all()
+        except OSError as error:
+            if self._core.deleted:
+                raise UnknownTopicOrPartition(f"{self._log.name}: the topic was deleted") from error
+            raise
+
+    def _flush_all(self) -> None:
         started = time.monotonic_ns()
         target, done = self._log.log_end, max(self._log.durable_end, self._log.log_start)
         bases = self._covering(done, target)
@@ -174,7 +190,11 @@ class LogFlusher:
             if any(base >= done for base in bases):
                 files.fsync_dir(self._log.path)
             files.failpoint("flush.after")
+        except TooManyOpenFiles:
+            raise  # the disk refused nothing: whoever tries again begins anew
         except OSError as error:
+            if self._core.deleted:
+                raise
             raise self._poison(error) from error
         self._core.publish_durable(target, time.monotonic_ns() - started)
         self._let_go(target)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 
 import eoslog
 from eoslog.engine import Engine
-from eoslog.errors import DiskFull, EoslogError, LogPoisoned, StorageError
+from eoslog.errors import DiskFull, EoslogError, LogPoisoned, StorageError, TooManyOpenFiles
 from eoslog.storage import files
 from tests.faults import bodies
 from tests.faults.bodies import COUNT
@@ -34,6 +37,42 @@ def failing(child: Child, path: Path) -> None:
                 child.tell("acked", number)
             except (EoslogError, TimeoutError) as error:
                 child.tell("refused", type(error).__name__)
+
+
+def test_without_a_free_descriptor_nothing_is_lost_and_it_goes_on_once_there_is_one(
+    tmp_path: Path,
+) -> None:
+    """`ulimit -n` is reached under a commit over new segments; nobody else is stopped by it."""
+
+    def body(child: Child, path: Path) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with eoslog.open(path) as log:
+            log.create_topic("t", config={"flush.ms": 600_000})
+            partition = log.engine.partition("t", 0)
+            with (
+                log.producer(acks=1, linger_ms=0, enable_idempotence=False) as producer,
+                log.producer(linger_ms=0) as durable,
+            ):
+                producer.send("t", value="first").result(60)
+                partition.roll()
+                producer.send("t", value="second").result(60)
+                used = max(map(int, os.listdir("/proc/self/fd"))) + 1
+                resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+                held = []
+                with contextlib.suppress(OSError):
+                    while True:
+                        held.append(os.open("/dev/null", os.O_RDONLY))
+                with pytest.raises(TooManyOpenFiles):
+                    partition.flush()
+                assert not partition.core.poisoned
+                assert partition.durable_end < 2
+                threading.Timer(0.3, lambda: [os.close(held.pop()) for _ in range(4)]).start()
+                durable.send("t", value="third").result(60)
+                assert partition.durable_end == 3
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        child.tell("done", 1)
+
+    assert live(body, tmp_path / "log").fine().of("done")
 
 
 LATE = {"flush.ms": 600_000}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+import eoslog
 from tests.faults import bodies
 from tests.faults.bodies import COUNT
-from tests.faults.harness import every_point, live
+from tests.faults.harness import Child, every_point, live, start
 
 pytestmark = pytest.mark.process
 
@@ -196,3 +199,35 @@ def test_K05_a_decided_transaction_is_driven_on_by_whoever_reads(empty: Path) ->
         if driven:
             break
     assert driven
+
+
+@pytest.mark.parametrize("point", ["flush.before", "flush.after"])
+def test_a_topic_deleted_under_a_flush_is_told_at_once_and_poisons_nothing(
+    empty: Path, point: str
+) -> None:
+    """By another process, while this one is about to sync."""
+
+    def write(child: Child, path: Path) -> None:
+        with eoslog.open(path) as log:
+            log.create_topic("gone", config={"flush.ms": 600_000})
+            partition = log.engine.partition("gone", 0)
+            with log.producer(linger_ms=0, enable_idempotence=False) as producer:
+                child.armed()
+                delivery = producer.send("gone", value="v")
+                error = delivery.exception(60)
+                child.tell("error", type(error).__name__)
+            child.tell("poisoned", partition.core.poisoned)
+
+    def delete(child: Child, path: Path) -> None:
+        with eoslog.open(path) as log:
+            log.delete_topic("gone")
+
+    running = start(write, empty, faults=((point, "stop", 1),))
+    os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WNOWAIT)
+    live(delete, empty).fine()
+    os.kill(running.pid, signal.SIGCONT)
+    life = running.end().fine()
+    assert life.of("error") == [
+        "UnknownTopicOrPartition" if point == "flush.before" else "NoneType"
+    ]
+    assert life.of("poisoned") == [False]

@@ -83,6 +83,19 @@ def check_structure(engine: Engine, model: Model, *, settled: bool) -> None:
             model.violated(f"O2 still open in {log.name}: {log.open_transactions()}")
 
 
+def hides(log: PartitionLog, producer: int, first: int, last: int) -> bool:
+    """Whether an aborted transaction has data left. What a cleaning took all of keeps its entry until the marker
+    goes, and a recovery, which makes the index anew, has nothing to make one of: both hide nothing.
+    """
+    return any(
+        batch.transactional
+        and not batch.control
+        and batch.producer_id == producer
+        and batch.base_offset >= first
+        for batch in log.batches(max(first, log.log_start), last)
+    )
+
+
 def state(engine: Engine) -> dict[str, Any]:
     """Everything that folds know, and the bytes that they are folds of, by name."""
     found: dict[str, Any] = {}
@@ -102,7 +115,9 @@ def state(engine: Engine) -> dict[str, Any]:
                 for i in range(0, len(log.core.export_producers()[1]), 46)
             ),
             "open": log.open_transactions(),
-            "aborted": log.aborted(log.log_start, log.log_end),
+            "aborted": [
+                entry for entry in log.aborted(log.log_start, log.log_end) if hides(log, *entry)
+            ],
         }
     for clog in engine.transactions.logs.all():
         found[f"coordinator {clog.log.name}"] = {
