@@ -198,7 +198,7 @@ def partitions(directory: str | Path, topic: str) -> Iterator[tuple[int, Path]]:
     """Yield (number, folder) of each partition of a topic."""
     for path in Path(directory).iterdir():
         name, _, number = path.name.rpartition("-")
-        if name == topic and number.isdigit() and path.is_dir():
+        if name == topic and number.isdecimal() and path.is_dir():
             yield int(number), path
 
 

@@ -48,7 +48,7 @@ def partition_directories(path: str) -> list[str]:
         topic, _, number = name.rpartition("-")
         if (
             topic
-            and number.isdigit()
+            and number.isdecimal()
             and topic != "eoslog-staging"
             and files.is_dir(os.path.join(path, name))
         ):
