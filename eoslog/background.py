@@ -27,6 +27,10 @@ class _Task:
     run: Callable[[], None] = field(compare=False)
 
 
+_AGAIN_S = 1.0
+"""Until a flush that could not be tried is."""
+
+
 class _Note(NamedTuple):
     """A log is to be flushed at `due` (s); what waits for that lies below `end`."""
 
@@ -102,19 +106,27 @@ class Background:
                 task.due = now + task.interval_s
             times = [note.due for note in self._dirty.values()] + [task.due for task in self._tasks]
         for log in due:
-            self._guard(log.flush)
+            error = self._guard(log.flush)
+            if getattr(error, "retriable", False) and not log.core.deleted:
+                with self._mutex:  # nobody else may come by to flush it
+                    self._dirty.setdefault(log, _Note(now + _AGAIN_S, log.log_end))
+                times.append(now + _AGAIN_S)
         for task in tasks:
             self._guard(task.run)
         return min(times, default=now + 1.0)
 
-    def _guard(self, run: Callable[[], None]) -> None:
+    def _guard(self, run: Callable[[], None]) -> Exception | None:
+        """Run it; what it raised, which is logged."""
         try:
             run()
         except EoslogError as error:
             logger.warning("background: %s", error)
-        except Exception:
+            return error
+        except Exception as error:
             if not self._stop:
                 logger.exception("background work failed")
+            return error
+        return None
 
     def close(self) -> None:
         """Stop and wait for the work in hand."""

@@ -384,7 +384,10 @@ class DiskFull(StorageError):
 
 
 class TooManyOpenFiles(StorageError):
-    """No file descriptor was free (`ulimit -n`): nothing was done; close some, then try again."""
+    """No file descriptor was free (`ulimit -n`): close some, then ask again.
+
+    What a change appended may be there and only its flush missing: asking again finds it.
+    """
 
     retriable = True
     fatal = False

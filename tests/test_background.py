@@ -10,6 +10,7 @@ import pytest
 import eoslog
 from eoslog._core import build_batch
 from eoslog.background import Background
+from eoslog.storage import files
 from eoslog.storage.partition_log import PartitionLog
 
 FLUSH_S = 600.0
@@ -75,3 +76,12 @@ def test_flush_messages_records_wait_for_no_time(quiet: Quiet) -> None:
     assert not quiet.at(0)
     quiet.append()
     assert quiet.at(0)
+
+
+def test_a_flush_that_found_no_descriptor_is_tried_again(quiet: Quiet) -> None:
+    quiet.append()
+    quiet.partition.roll()
+    quiet.append()
+    files.arm_failpoint("open", "EMFILE")
+    assert not quiet.at(FLUSH_S)
+    assert quiet.at(FLUSH_S + 1)

@@ -22,6 +22,7 @@ from eoslog.errors import (
     LockTimeout,
     LogPoisoned,
     StorageError,
+    TooManyOpenFiles,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
@@ -151,6 +152,21 @@ def test_a_program_that_forgets_to_close_ends_clean_and_silent(path):
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
+
+
+@pytest.mark.parametrize("point", ["topic.deleted", "topic.forgotten"])
+def test_a_deletion_that_failed_half_way_is_finished_by_the_next_call(path, point):
+    with open_log(path) as log:
+        log.create_topic("t")
+        with log.producer() as producer:
+            producer.produce("t", b"v")
+        files.arm_failpoint(point, "EMFILE")
+        with pytest.raises(TooManyOpenFiles):
+            log.delete_topic("t")
+        log.delete_topic("t")
+        assert not os.path.exists(os.path.join(path, "t-0"))
+        with pytest.raises(UnknownTopicOrPartition):
+            log.delete_topic("t")
 
 
 def test_a_crash_in_mid_delete_finishes_it_at_the_next_open(path):

@@ -27,6 +27,7 @@ from eoslog.errors import (
     UnknownTopicOrPartition,
 )
 from eoslog.model import OffsetAndMetadata, TopicPartition
+from eoslog.storage.files import failpoint
 
 logger = logging.getLogger("eoslog.consumer")
 
@@ -227,12 +228,13 @@ class Fetcher:
                 raise
             if not slices:
                 return None
+            failpoint("fetch.read")
             aborted = None
             if self._committed_only:
                 end = min(bound, slices[-1].next_offset)
                 aborted = _core.AbortedTransactions(log.aborted(position, end))
-                if log.cleaned_version != cleaned:
-                    continue  # an abort entry goes with its data: both of one version or none
+                if log.cleaned_version != cleaned or log.log_start > position:
+                    continue  # an abort entry goes with its data: all of it was there, or none is
             return slices, aborted, bound
 
     def _decode(

@@ -9,6 +9,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,10 @@ from eoslog.storage.segments import INDEX, LOG, TIME_INDEX, TXN_INDEX, file_name
 from eoslog.storage.session import POISON_FILE
 
 if TYPE_CHECKING:
+    from eoslog.storage.log_reader import Slice
     from eoslog.storage.partition_log import PartitionLog
+
+_REREAD_BYTES = 64 << 20
 
 
 class LogFlusher:
@@ -251,9 +255,7 @@ class LogFlusher:
         """Write bytes again that are older than the descriptor: a failed writeback of theirs is not
         reported to it (protocol.md row 7).
         """
-        for part in self._log.reader.read(start, end, 1 << 30):
-            if part.segment_base != base:
-                continue
+        for part in self._parts(base, start, end):
             data = bytes(part.data)
             for batch in _core.iter_batches(data):
                 if not batch.valid:
@@ -263,11 +265,19 @@ class LogFlusher:
     def _read_back(self, base: int, fd: int, start: int, end: int) -> None:
         """Whether the disk has it: some file systems keep what failed once as never written."""
         files.forget_cached(fd)
-        for part in self._log.reader.read(start, end, 1 << 30):
-            if part.segment_base == base:
-                data = bytes(_core.os_pread(fd, len(part.data), part.position))
-                if any(not batch.valid for batch in _core.iter_batches(data)):
-                    raise OSError(5, f"the disk does not keep offsets from {start}")
+        for part in self._parts(base, start, end):
+            data = bytes(_core.os_pread(fd, len(part.data), part.position))
+            if any(not batch.valid for batch in _core.iter_batches(data)):
+                raise OSError(5, f"the disk does not keep offsets from {start}")
+
+    def _parts(self, base: int, start: int, end: int) -> Iterator[Slice]:
+        """What a segment holds of [start, end): all of it, however much one reading gives."""
+        while start < end:
+            parts = self._log.reader.read(start, end, _REREAD_BYTES)
+            if not parts:
+                return
+            yield from (part for part in parts if part.segment_base == base)
+            start = parts[-1].next_offset
 
     def descriptors(self) -> set[int]:
         """Everything that is open here, for close."""

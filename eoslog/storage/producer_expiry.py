@@ -14,16 +14,20 @@ Source: protocol.md row 10; Kafka ProducerStateManager.removeExpiredProducers.
 
 from __future__ import annotations
 
+import logging
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from eoslog.errors import EoslogError
 from eoslog.storage import files
 from eoslog.storage.segments import LOG, file_name, offsets_in
 
 if TYPE_CHECKING:
     from eoslog.storage.partition_log import PartitionLog
+
+logger = logging.getLogger("eoslog.storage")
 
 FOR_EVER = 1 << 62  # ms
 
@@ -40,7 +44,8 @@ def written_before(path: str, end: int, time_s: float) -> int:
 
     def young(i: int) -> bool:
         found = files.status(os.path.join(path, file_name(bases[i], LOG)))
-        return found is None or found.st_mtime >= time_s
+        # An empty one was made ready, perhaps long ago, for the roll that it came with.
+        return found is None or found.st_size == 0 or found.st_mtime >= time_s
 
     first = bisect_left(range(len(bases)), True, key=young)  # segments are written one by one
     if first == 0:
@@ -70,17 +75,20 @@ class ProducerExpiry:
     def look(self) -> None:
         """Publish what the last look and this one found; for who calls it now and then.
 
-        Raises:
-            LockTimeout, StorageError: a partition's horizon stays where it was; the next look
-                tries again.
+        The horizon of a partition that cannot be locked or listed stays where it was; the next look
+        tries again.
         """
         before_ms = self._clock_ms() - self._expiration_ms
         earlier, self._found = self._found, {}
         for log in self._logs():
-            if log.session.read_only or log.core.deleted:
+            if log.session.read_only or log.core.deleted or log.core.poisoned:
                 continue
-            below = written_before(log.path, log.log_end, before_ms / 1000)
-            self._found[log.name] = below
-            agreed = min(below, earlier.get(log.name, 0))
-            if agreed > log.core.expire_below:
-                log.expire_producers(agreed, before_ms)
+            try:
+                below = written_before(log.path, log.log_end, before_ms / 1000)
+                self._found[log.name] = below
+                agreed = min(below, earlier.get(log.name, 0))
+                if agreed > log.core.expire_below:
+                    log.expire_producers(agreed, before_ms)
+            except EoslogError as error:
+                if not log.core.deleted:
+                    logger.warning("%s: producers are not forgotten yet: %s", log.name, error)

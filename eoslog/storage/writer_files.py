@@ -134,13 +134,16 @@ class WriterFiles:
             own = f"{self._log.session.process_number}-{time.monotonic_ns()}"
             stem = os.path.join(self._path, own)
             paths = [stem + suffix + PREPARED for suffix in (INDEX, TIME_INDEX, LOG)]
-            fds = [files.open_file(path, create=True) for path in paths]
-            files.fsync_dir(self._path)
-            names = b"".join(os.fsencode(path) + b"\0" for path in paths)
-            if not self._core.prepare_roll(fds[2], fds[0], fds[1], names):
-                for fd, path in zip(fds, paths, strict=True):
-                    files.close(fd)
-                    files.remove(path)
+            with contextlib.ExitStack() as undo:
+                fds = []
+                for path in paths:
+                    fds.append(files.open_file(path, create=True))
+                    undo.callback(files.remove, path)
+                    undo.callback(files.close, fds[-1])
+                files.fsync_dir(self._path)
+                names = b"".join(os.fsencode(path) + b"\0" for path in paths)
+                if self._core.prepare_roll(fds[2], fds[0], fds[1], names):
+                    undo.pop_all()
 
     def drop_prepared(self) -> None:
         """Forget the next segment's files after a roll that failed: some may be renamed."""
@@ -180,10 +183,12 @@ class WriterFiles:
             base, _, _, _, txn = self._core.current_files()
             if txn < 0:
                 path = os.path.join(self._path, file_name(base, TXN_INDEX))
-                fd = files.open_file(path, create=True)
-                files.fsync_dir(self._path)
-                if not self._core.use_txnindex(base, fd):
-                    files.close(fd)  # rolled meanwhile: the append asks again
+                with contextlib.ExitStack() as undo:
+                    fd = files.open_file(path, create=True)
+                    undo.callback(files.close, fd)
+                    files.fsync_dir(self._path)
+                    if self._core.use_txnindex(base, fd):  # else rolled: the append asks again
+                        undo.pop_all()
 
     def close(self) -> None:
         """Close what is open here and at the flusher; remove prepared files that were not used."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+import eoslog
+from eoslog.model import TopicPartition
 from tests.faults import bodies
 from tests.faults.bodies import COUNT
-from tests.faults.harness import every_point, live
+from tests.faults.harness import Child, every_point, live, start
 
 pytestmark = pytest.mark.process
 
@@ -54,3 +58,43 @@ def test_A11_outputs_equal_f_of_the_input_wherever_the_loop_dies(filled: Path) -
         after = live(bodies.look, path).fine()
         assert sorted(after.of("out.read_committed")[0]) == [2 * n for n in range(COUNT)]
         assert outputs == [2 * n for n in range(len(outputs))] and position <= COUNT
+
+
+def test_what_was_aborted_stays_hidden_when_retention_takes_it_under_a_reader(
+    tmp_path: Path,
+) -> None:
+    """The records are read already when their segment goes, and with it the word that they were aborted."""
+    path = tmp_path / "log"
+
+    def write(child: Child) -> None:
+        with eoslog.open(path) as log:
+            log.create_topic("t")
+            with log.producer(transactional_id="x") as producer:
+                producer.init_transactions()
+                producer.begin_transaction()
+                producer.produce("t", b"aborted")
+                producer.flush()
+                producer.abort_transaction()
+                log.engine.partition("t", 0).roll()
+                producer.begin_transaction()
+                producer.produce("t", b"committed")
+                producer.commit_transaction()
+
+    def read(child: Child) -> None:
+        with eoslog.open(path) as log, log.consumer(auto_offset_reset="earliest") as consumer:
+            consumer.assign([TopicPartition("t", 0)])
+            child.armed()
+            record = consumer.poll(60)
+            assert record is not None
+            child.tell("value", bytes(record.value).decode())
+
+    def delete(child: Child) -> None:
+        with eoslog.open(path) as log:
+            log.delete_records({TopicPartition("t", 0): 2})
+
+    live(write).fine()
+    reader = start(read, faults=(("fetch.read", "stop", 1),))
+    os.waitid(os.P_PID, reader.pid, os.WSTOPPED | os.WNOWAIT)
+    live(delete).fine()
+    os.kill(reader.pid, signal.SIGCONT)
+    assert reader.end().fine().of("value") == ["committed"]

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 import eoslog
+from eoslog import _core
 from eoslog.engine import Engine
 from eoslog.errors import DiskFull, EoslogError, LogPoisoned, StorageError, TooManyOpenFiles
 from eoslog.storage import files
 from tests.faults import bodies
 from tests.faults.bodies import COUNT
 from tests.faults.harness import Child, every_point, live
+from tests.storage.helpers import batch, opened
 
 pytestmark = pytest.mark.process
 
@@ -73,6 +75,44 @@ def test_without_a_free_descriptor_nothing_is_lost_and_it_goes_on_once_there_is_
         child.tell("done", 1)
 
     assert live(body, tmp_path / "log").fine().of("done")
+
+
+@pytest.mark.parametrize("free", range(6))
+def test_a_flush_that_cannot_write_all_again_makes_nothing_durable(
+    tmp_path: Path, free: int
+) -> None:
+    """Its descriptors are younger than the bytes: each segment is written again, or it is an error."""
+
+    def body(child: Child) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with opened(str(tmp_path)) as older:
+            older.append(batch(1))
+            older.roll()
+            older.append(batch(1))
+            with opened(str(tmp_path)) as log:
+                used = max(map(int, os.listdir("/proc/self/fd"))) + 1
+                resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+                held = []
+                with contextlib.suppress(OSError):
+                    while True:
+                        held.append(os.open("/dev/null", os.O_RDONLY))
+                for _ in range(free):
+                    os.close(held.pop())
+                _core.fault_count("pwrite", reset=True)
+                try:
+                    log.flush()
+                    child.tell("rewritten", _core.fault_count("pwrite"))
+                except TooManyOpenFiles:
+                    child.tell("durable", log.durable_end)
+                    for fd in held:
+                        os.close(fd)
+                    log.flush()
+                child.tell("end", log.durable_end)
+
+    life = live(body).fine()
+    assert life.of("rewritten") in ([], [2])
+    assert life.of("durable") in ([], [0])
+    assert life.of("end") == [2]
 
 
 LATE = {"flush.ms": 600_000}

@@ -6,6 +6,7 @@ Rule 10 of docs/protocol.md.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -162,6 +163,35 @@ def test_the_horizon_is_where_the_youngest_old_segment_ends(tmp_path: Path) -> N
         log.flush()
         log.delete_records(2)
         assert written_before(log.path, 6, NOW - 4.5 * DAY_S) == 0, "snapshots know older ones"
+
+
+def test_an_empty_segment_says_nothing_of_when_what_lies_before_it_was_written(
+    tmp_path: Path,
+) -> None:
+    """Its file was made ready for the roll, perhaps days before."""
+    with opened(str(tmp_path)) as log:
+        log.append(batch(2, producer_id=1, sequence=0))
+        log.roll()
+        aged(log, 0, 0)
+        aged(log, 2, 9 * DAY_S)
+        assert written_before(log.path, 2, NOW - DAY_S) == 0
+        aged(log, 0, 3 * DAY_S)
+        assert written_before(log.path, 2, NOW - DAY_S) == 2
+
+
+def test_a_partition_that_takes_no_horizon_holds_up_no_other(tmp_path: Path) -> None:
+    names = [tmp_path / name for name in "abc"]
+    for name in names:
+        name.mkdir()
+    with opened(str(names[0])) as a, opened(str(names[1])) as b, opened(str(names[2])) as c:
+        for log in (a, b, c):
+            log.append(batch(1, producer_id=1, sequence=0))
+        a.core.poison()
+        shutil.rmtree(b.path)
+        expiry = ProducerExpiry(lambda: [a, b, c], 1, lambda: int(time.time() * 1000) + 60_000)
+        expiry.look()
+        expiry.look()
+        assert ids(c) == []
 
 
 def test_a_clock_that_is_wrong_for_a_moment_forgets_nobody(tmp_path: Path) -> None:

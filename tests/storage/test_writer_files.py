@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from eoslog import _core
 from eoslog._core import build_marker
+from eoslog.errors import TooManyOpenFiles
 from eoslog.model import AppendOrigin
 from eoslog.storage import log_flusher as flushers
 from eoslog.storage.log_flusher import LogFlusher
@@ -210,3 +212,49 @@ def test_a_fold_that_begins_anew_beside_a_flush_keeps_its_descriptor(
         )
         assert state(log) == before
         log.append(batch(1, producer_id=1, sequence=1))
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_without_a_free_descriptor_a_roll_leaves_nothing_open_and_nothing_behind(
+    tmp_path: Path, nth: int
+) -> None:
+    with opened(str(tmp_path)) as log:
+        log.append(batch(1))
+        before = sorted(os.listdir("/proc/self/fd")), sorted(os.listdir(log.path))
+        writers.arm_failpoint("open", "EMFILE", nth)
+        with pytest.raises(TooManyOpenFiles):
+            log.writer_files.prepare_roll()
+        assert (sorted(os.listdir("/proc/self/fd")), sorted(os.listdir(log.path))) == before
+        log.roll()
+        assert log.core.active_base == 1
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_without_a_free_descriptor_an_abort_index_is_not_left_open(
+    tmp_path: Path, nth: int
+) -> None:
+    with opened(str(tmp_path)) as log:
+        log.append(batch(1))
+        before = sorted(os.listdir("/proc/self/fd"))
+        writers.arm_failpoint("open", "EMFILE", nth)
+        with pytest.raises(TooManyOpenFiles):
+            log.writer_files.make_txnindex()
+        assert sorted(os.listdir("/proc/self/fd")) == before
+        log.append(build_marker(7, 1, False, timestamp=5), origin=AppendOrigin.COORDINATOR)
+
+
+def test_all_that_is_older_than_a_flushs_descriptors_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little of it is read at once."""
+    monkeypatch.setattr(flushers, "_REREAD_BYTES", 1)
+    with opened(str(tmp_path)) as older:
+        for _ in range(2):
+            for _ in range(3):
+                older.append(batch(1))
+            older.roll()
+        with opened(str(tmp_path)) as log:
+            _core.fault_count("pwrite", reset=True)
+            log.flush()
+            assert _core.fault_count("pwrite") == 6
+            assert log.durable_end == 6
