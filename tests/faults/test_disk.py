@@ -41,13 +41,25 @@ def failing(child: Child, path: Path) -> None:
                 child.tell("refused", type(error).__name__)
 
 
+def all_taken() -> list[int]:
+    """Descriptors that take up all that this process may have; it may have few from now on."""
+    most = max(map(int, os.listdir("/proc/self/fd"))) + 9
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    held = []
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    return held
+
+
 def test_without_a_free_descriptor_nothing_is_lost_and_it_goes_on_once_there_is_one(
     tmp_path: Path,
 ) -> None:
     """`ulimit -n` is reached under a commit over new segments; nobody else is stopped by it."""
 
     def body(child: Child, path: Path) -> None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         with eoslog.open(path) as log:
             log.create_topic("t", config={"flush.ms": 600_000})
             partition = log.engine.partition("t", 0)
@@ -58,12 +70,7 @@ def test_without_a_free_descriptor_nothing_is_lost_and_it_goes_on_once_there_is_
                 producer.send("t", value="first").result(60)
                 partition.roll()
                 producer.send("t", value="second").result(60)
-                used = max(map(int, os.listdir("/proc/self/fd"))) + 1
-                resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
-                held = []
-                with contextlib.suppress(OSError):
-                    while True:
-                        held.append(os.open("/dev/null", os.O_RDONLY))
+                held = all_taken()
                 with pytest.raises(TooManyOpenFiles):
                     partition.flush()
                 assert not partition.core.poisoned
@@ -71,7 +78,7 @@ def test_without_a_free_descriptor_nothing_is_lost_and_it_goes_on_once_there_is_
                 threading.Timer(0.3, lambda: [os.close(held.pop()) for _ in range(4)]).start()
                 durable.send("t", value="third").result(60)
                 assert partition.durable_end == 3
-                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         child.tell("done", 1)
 
     assert live(body, tmp_path / "log").fine().of("done")
@@ -84,18 +91,12 @@ def test_a_flush_that_cannot_write_all_again_makes_nothing_durable(
     """Its descriptors are younger than the bytes: each segment is written again, or it is an error."""
 
     def body(child: Child) -> None:
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with opened(str(tmp_path)) as older:
             older.append(batch(1))
             older.roll()
             older.append(batch(1))
             with opened(str(tmp_path)) as log:
-                used = max(map(int, os.listdir("/proc/self/fd"))) + 1
-                resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
-                held = []
-                with contextlib.suppress(OSError):
-                    while True:
-                        held.append(os.open("/dev/null", os.O_RDONLY))
+                held = all_taken()
                 for _ in range(free):
                     os.close(held.pop())
                 _core.fault_count("pwrite", reset=True)
