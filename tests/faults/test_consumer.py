@@ -63,7 +63,7 @@ def test_A11_outputs_equal_f_of_the_input_wherever_the_loop_dies(filled: Path) -
 def test_what_was_aborted_stays_hidden_when_retention_takes_it_under_a_reader(
     tmp_path: Path,
 ) -> None:
-    """The records are read already when their segment goes, and with it the word that they were aborted."""
+    """R82: the records are read already when their segment goes, and with it the word that they were aborted."""
     path = tmp_path / "log"
 
     def write(child: Child) -> None:
