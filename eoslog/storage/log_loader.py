@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from eoslog import _core
 from eoslog.errors import CorruptRecord, LockTimeout, StorageError
 from eoslog.storage import files
+from eoslog.storage.log_settings import FOR_EVER
 from eoslog.storage.partition_log import LOCK_TIMEOUT_S, PartitionLog, S
-from eoslog.storage.producer_expiry import FOR_EVER, written_before
+from eoslog.storage.producer_expiry import written_before
 from eoslog.storage.segment_swap import finish_renames, unfinished_swap
 from eoslog.storage.segments import (
     INDEX,

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("eoslog.storage")
 
-FOR_EVER = 1 << 62  # ms
-
 
 def written_before(path: str, end: int, time_s: float) -> int:
     """The offset below which everything was appended before a time, 0 where none is known.

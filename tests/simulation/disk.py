@@ -21,6 +21,7 @@ writing them again makes them dirty again.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -316,38 +317,18 @@ class Disk:
                 if path.endswith(losing):
                     image[path] = names[os.path.join(self.root, path)]
             return image
-        image = {}
-
-        def lay(folder: Folder, path: str) -> None:
-            for name, node in folder.durable.items():
-                below = os.path.join(path, name)
-                if isinstance(node, Folder):
-                    image[below] = None
-                    lay(node, below)
-                else:
-                    image[below] = node.durable
-
-        lay(self.top, "")
-        return image
+        return self._image(lambda folder: folder.durable, lambda file: file.durable)
 
     def reordered(self) -> Image:
         """Bytes as they are; of each directory's changes since its sync, the last one alone."""
-        image: Image = {}
 
-        def lay(folder: Folder, path: str) -> None:
+        def names_of(folder: Folder) -> dict[str, Node]:
             names = dict(folder.durable)
             for name, source, node in folder.changes[-1:]:
                 _apply(names, name, node, source)
-            for name, below in names.items():
-                where = os.path.join(path, name)
-                if isinstance(below, Folder):
-                    image[where] = None
-                    lay(below, where)
-                else:
-                    image[where] = below.bytes()
+            return names
 
-        lay(self.top, "")
-        return image
+        return self._image(names_of, File.bytes)
 
     def hollow(self) -> Image:
         """Names and lengths reached the disk by chance; bytes only where they were synced."""
@@ -361,16 +342,22 @@ class Disk:
 
     def as_is(self) -> Image:
         """The live files: what a kill of every process leaves."""
+        return self._image(lambda folder: folder.names, File.bytes)
+
+    def _image(
+        self, names_of: Callable[[Folder], dict[str, Node]], bytes_of: Callable[[File], bytes]
+    ) -> Image:
+        """Every directory with the names that it is said to have, every file with its bytes."""
         image: Image = {}
 
         def lay(folder: Folder, path: str) -> None:
-            for name, node in folder.names.items():
+            for name, node in names_of(folder).items():
                 below = os.path.join(path, name)
                 if isinstance(node, Folder):
                     image[below] = None
                     lay(node, below)
                 else:
-                    image[below] = node.bytes()
+                    image[below] = bytes_of(node)
 
         lay(self.top, "")
         return image

@@ -43,9 +43,10 @@ class Power:
 
     def cut(self, losing: str = "", *, hollow: bool = False, reordered: bool = False) -> None:
         self.count += 1
-        image = self.disk.hollow() if hollow else self.disk.synced(losing)
         if reordered:
             image = self.disk.reordered()
+        else:
+            image = self.disk.hollow() if hollow else self.disk.synced(losing)
         self.disk = Disk(str(self.base / f"disk{self.count}"), image)
 
 

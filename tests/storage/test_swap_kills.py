@@ -298,9 +298,7 @@ def test_a_segment_reads_the_file_that_it_opened_and_no_other_of_its_name(tmp_pa
         assert os.path.getsize(segment.path()) < size
         assert segment.size() == size
         assert bytes(segment._whole(size)) == whole
-        assert (
-            segment._whole(size + 1) is None
-        )  # it was cut meanwhile, as a dead writer's bytes are
+        assert segment._whole(size + 1) is None  # as when a dead writer's bytes were cut
         segment.judge_aborted(sealed=True)
 
 
