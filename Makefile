@@ -37,8 +37,8 @@ wheel: build  ## Build the wheel; it lies in dist/
 inplace: setup  ## Compile the core beside its source, for work on it
 	$(BIN)/python setup.py -q build_ext --inplace
 
-test: build  ## Run every test on the installed wheel
-	$(call timed,tests,.ci/test $(BIN) $(PYTEST_ARGS))
+test: build  ## Run every test on the installed wheel, JOBS=2 files at a time
+	$(call timed,tests,.ci/test $(BIN) -n $(or $(JOBS),2) $(PYTEST_ARGS))
 
 test-fast: build  ## Run what needs no other process, no JVM, no disk and no second: a minute
 	$(call timed,tests,TMPDIR=$(or $(TMPDIR),$(if $(wildcard /dev/shm/.),/dev/shm,/tmp)) .ci/test $(BIN) -m '$(FAST)' -q $(PYTEST_ARGS))

@@ -1,12 +1,14 @@
-"""Times of the parts in the summary, and marks that follow from what a test uses."""
+"""Times of the parts in the summary, marks that follow from what a test uses, and who runs beside whom."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 # No test asserts a time, so no example has a deadline. CI takes the same examples at every run;
 # elsewhere each run looks at new ones.
@@ -26,6 +28,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
+
+
+class Files(LoadFileScheduling):
+    """A file's tests one after the other, and all of Spark's, which share a session."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files:
+    """With `-n 2`: who is done takes the next file."""
+    return Files(config, log)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from eoslog import _core
 from eoslog.errors import LogPoisoned, TooManyOpenFiles, UnknownTopicOrPartition
 from eoslog.storage import files
+from eoslog.storage.log_reader import SwapUnderWay
 from eoslog.storage.segments import INDEX, LOG, TIME_INDEX, TXN_INDEX, file_name, offsets_in
 from eoslog.storage.session import POISON_FILE
 
@@ -123,11 +124,17 @@ class LogFlusher:
                 control.wait(counters, left)
             self._flush_now()
             return
+        reader = self._log.reader
         try:
-            if self._log.durable_end < target:
-                self._flush_now()
+            with reader.impatient():
+                if self._log.durable_end < target:
+                    self._flush_now()
+            return
+        except SwapUnderWay:
+            pass
         finally:
             _core.unlock(self._lock_fd, self._flush_at)
+        reader.listing()  # waits for its end, or brings it about, which needs the cleaner lock
 
     def sync(self) -> None:
         """Fdatasync what is published, whatever the directory's durability: for a clean close."""

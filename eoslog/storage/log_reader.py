@@ -7,6 +7,7 @@ is missing though nobody took it away is an error: the records in it are not ski
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from bisect import bisect_left, bisect_right
@@ -36,6 +37,10 @@ def _nobody_finishes() -> bool:
 def _nothing_cleaned() -> int:
     """Until somebody knows more."""
     return 0
+
+
+class SwapUnderWay(Exception):
+    """Segments are being swapped, and who asked for a list of them may not wait for its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +84,20 @@ class LogReader:
         self._cursors: dict[int, tuple[int, int, int]] = {}
         self._latest_times: tuple[list[int], list[int]] = ([], [])
         self._listing = threading.RLock()
+        self._impatient = 0  # the thread that may not wait for a swap
         self.finish_swap = _nobody_finishes
         self.cleaned_to = _nothing_cleaned
+
+    @contextlib.contextmanager
+    def impatient(self) -> Iterator[None]:
+        """This thread gets SwapUnderWay where others would wait for the end of a swap, or finish it
+        under the cleaner lock: it has a lock that comes after that one.
+        """
+        self._impatient = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._impatient = 0
 
     def bases(self, *, beyond: int = -1) -> list[int]:
         """Bases of the readable segments, listed anew when they changed."""
@@ -107,6 +124,7 @@ class LogReader:
 
         Raises:
             LockTimeout: a swap is under way for half a minute.
+            SwapUnderWay: it is, and this thread may not wait.
         """
         deadline = time.monotonic() + _SWAP_TIMEOUT_S
         while True:
@@ -115,6 +133,8 @@ class LogReader:
                 listed = offsets_in(self.path, LOG)
                 if (version, cleaned) == self._versions():
                     return version, cleaned, listed
+            elif self._impatient == threading.get_ident():
+                raise SwapUnderWay(self.name)
             elif time.monotonic() > deadline:
                 raise LockTimeout(f"{self.name}: a swap of segments was begun and not finished")
             elif not self.finish_swap():

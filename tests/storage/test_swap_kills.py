@@ -14,8 +14,10 @@ import threading
 
 import pytest
 
+from eoslog import _core
 from eoslog.errors import StorageError
 from eoslog.storage import files, log_reader
+from tests.faults.harness import live
 from tests.storage.helpers import batch, opened, payloads
 from tests.storage.test_compaction import NOW, Writer, clean, committed, folded
 
@@ -222,6 +224,26 @@ def test_who_missed_a_roll_ends_the_swap_of_a_dead_process(tmp_path, monkeypatch
         assert not log.core.cleaned_version & 1
         log.append(batch(1, producer_id=60, sequence=appended))
         assert [p.last_sequence for p in log.producers() if p.producer_id == 60] == [appended]
+
+
+def flush_after_a_death(child, path):
+    _core.debug_locks()
+    with opened(path, **SETTINGS) as log:
+        die(path, "clean.swap.begun", 1)
+        log.append(batch(1, producer_id=60, sequence=0))
+        log.flush()
+        child.tell("after", log.durable_end == log.log_end, log.core.cleaned_version & 1)
+
+
+def test_a_flush_asks_for_no_cleaner_lock_under_its_own(tmp_path):
+    """The swap of a dead process is finished once the flush lock is free again (protocol, section 2)."""
+    path = str(tmp_path)
+    expected, end = fill(path)
+    life = live(flush_after_a_death, path)
+    assert life.status == 0, life
+    assert life.told == [["after", True, 0]]
+    with opened(path, **SETTINGS) as log:
+        assert_whole(log, expected, end, appended=1)
 
 
 READER = """

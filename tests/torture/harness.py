@@ -98,9 +98,7 @@ class Round:
         self.step.violations += endings_of(life)
         return life
 
-    def verdict(
-        self, lossy: frozenset[str] = frozenset({"0"}), *, forgetful: bool = False
-    ) -> Step:
+    def verdict(self, lossy: frozenset[str] = frozenset({"0"}), *, forgetful: bool = False) -> Step:
         """Look at what is left; the arguments are `verify`'s."""
         found = verify(self.path, self.history, self.name(), lossy=lossy, forgetful=forgetful)
         self.step.counts["verdicts"] += 1

@@ -75,9 +75,9 @@ class Life:
                 "enable_auto_commit": False,
                 "auto_offset_reset": "earliest",
             }
-            self.reader = self.recorder.consumer(
-                self.log.consumer("in", group_id=GROUP, **settings)
-            )
+            consumer = self.log.consumer(group_id=GROUP, **settings)
+            self.reader = reader = self.recorder.consumer(consumer)
+            consumer.subscribe(["in"], on_assign=lambda *_: reader.moved())
         txn = producer.begin()
         records = self.reader.consume(4, 0.02, txn)
         if not records:
