@@ -107,7 +107,12 @@ class Checkpointer:
 
 
 def _raise_point(points: dict[tuple[str, int], int], log: PartitionLog, end: int) -> None:
-    """Move a recovery point up; the index files that it leaves behind are durable first."""
+    """Move a recovery point up; the index files that it leaves behind are durable first.
+
+    Not of a poisoned log: a sync that failed succeeds when it is tried again, over what was lost.
+    """
+    if log.core.poisoned:
+        return
     key = (log.topic, log.partition)
     old = points.get(key, 0)
     log.flusher.sync_indexes(old, max(old, end))

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -28,7 +29,7 @@ from eoslog.errors import (
 )
 from eoslog.log import open as open_log
 from eoslog.model import TopicPartition
-from eoslog.storage import files
+from eoslog.storage import checkpoints, files
 from eoslog.storage.metadata_records import TopicRecord
 from tests.storage.helpers import batch
 
@@ -266,6 +267,71 @@ def test_a_copied_directory_is_recovered_and_not_trusted(path, tmp_path):
         log.engine.partition("t", 0).append(batch(3))
     with open_log(tmp_path / "copy") as copy:
         assert copy.offsets("t", 0) == (0, 3, 3, 3)
+
+
+def test_a_close_beside_a_flush_that_fails_syncs_nothing_again(path, monkeypatch):
+    """The kernel tells a failed writeback once to a descriptor: the next sync of it succeeds, over
+    lost bytes (protocol.md row 7).
+    """
+    log = open_log(path)
+    log.create_topic("t", config={"flush.ms": 100000})
+    partition = log.engine.partition("t", 0)
+    partition.append(batch(2))
+    real, begun, closing = files.failpoint, threading.Event(), threading.Event()
+    looked = type(partition).sync
+
+    def sync(self):  # a close that has found the partition well
+        if self is partition:
+            closing.set()
+            flushing.join()
+        try:
+            looked(self)
+        finally:
+            durable[self.name] = self.durable_end
+
+    def meanwhile(point):
+        if point == "flush.before" and threading.current_thread() is flushing:
+            begun.set()
+            assert closing.wait(60)
+            files.arm_failpoint("fdatasync", "EIO", 1)
+        return real(point)
+
+    monkeypatch.setattr(files, "failpoint", meanwhile)
+    monkeypatch.setattr(type(partition), "sync", sync)
+    failed, durable = [], {}
+
+    def flush():
+        try:
+            partition.flush()
+        except LogPoisoned as error:
+            failed.append(error)
+
+    flushing = threading.Thread(target=flush)
+    flushing.start()
+    assert begun.wait(60)
+    log.close()
+    assert failed
+    assert durable["t-0"] == 0
+    assert not os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
+
+
+def test_a_recovery_point_stays_where_an_index_could_not_be_synced(path):
+    """However often it is tried: the next sync of a lost index would succeed."""
+    with open_log(path) as log:
+        log.create_topic("t", config={"segment.bytes": "1000"})
+        partition = log.engine.partition("t", 0)
+        for _ in range(3):
+            partition.append(batch(1, size=800))
+        partition.flush()
+        files.arm_failpoint("fdatasync", "EIO", 1)
+        with pytest.raises(LogPoisoned):
+            log.engine._checkpointer.checkpoint()
+        files.disarm_failpoints()
+        log.engine._checkpointer.checkpoint()
+        points = checkpoints.read_offsets(
+            os.path.join(path, checkpoints.RECOVERY_POINT_CHECKPOINT), lenient=True
+        )
+        assert points.get(("t", 0), 0) == 0
 
 
 def test_a_failed_flush_poisons_the_partition_until_all_have_closed(path):

@@ -185,6 +185,8 @@ class LogFlusher:
             raise
 
     def _flush_all(self) -> None:
+        if self._core.poisoned:  # the kernel tells a descriptor once: the next sync would succeed
+            raise LogPoisoned(f"{self._log.name}: a flush failed", path=self._log.path)
         started = time.monotonic_ns()
         target, done = self._log.log_end, max(self._log.durable_end, self._log.log_start)
         bases = self._covering(done, target)
