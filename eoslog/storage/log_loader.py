@@ -251,7 +251,8 @@ def _scan(log: PartitionLog, last: LastSession, names: list[str], *, read_only: 
             if read_only:
                 log.segment(current).use_index(index, aborted)
             else:
-                _settle(log, current, fds, valid, size, index, time_index, aborted, verify)
+                indexes = index, time_index, aborted
+                _settle(log, current, fds, valid, size, indexes, verify, doubtful)
                 if doubtful:
                     _rewrite(fds[0], _position(index, current, last.recovery_point), valid)
             if not read_only and not last.clean:
@@ -392,32 +393,36 @@ def _settle(
     fds: tuple[int, int, int, int],
     valid: int,
     size: int,
-    index: bytes,
-    time_index: bytes,
-    aborted: bytes,
+    indexes: tuple[bytes, bytes, bytes],
     rewrite: bool,
+    doubtful: bool,
 ) -> None:
     """Cut the log file to its valid bytes and make its index files say what the batches say."""
+    aborted = indexes[2]
     if size != valid:
         if os.fstat(fds[0]).st_nlink > 1:  # an adopted broker's own file is behind it
             files.replace_by_copy(os.path.join(log.path, file_name(base, LOG)), valid)
         else:
             _core.os_truncate(fds[0], valid)
-    _make_equal(fds[1], index, rewrite)
-    _make_equal(fds[2], time_index, rewrite)
-    if fds[3] >= 0:
-        _make_equal(fds[3], aborted, rewrite)
-    elif aborted:
+    for fd, content in zip(fds[1:], indexes, strict=True):
+        if fd >= 0:
+            _make_equal(fd, content, rewrite, doubtful)
+    if fds[3] < 0 and aborted:
         files.write_file(os.path.join(log.path, file_name(base, TXN_INDEX)), aborted)
 
 
-def _make_equal(fd: int, content: bytes, rewrite: bool) -> None:
+def _make_equal(fd: int, content: bytes, rewrite: bool, doubtful: bool) -> None:
+    """Make an index file say `content`: in new blocks if writing the old ones may have failed, for
+    ext4 keeps those as never written (`files.forget_cached`); else over the old, for it writes out
+    at its close what was emptied first.
+    """
     size = os.fstat(fd).st_size
     if not rewrite and size == len(content) and bytes(_core.os_pread(fd, size, 0)) == content:
         return
+    kept = 0 if doubtful else min(size, len(content))
+    if size > kept:
+        _core.os_truncate(fd, kept)
     _core.os_pwrite(fd, content, 0)
-    if size > len(content):  # emptied first, ext4 would write the file out at its close
-        _core.os_truncate(fd, len(content))
 
 
 def _position(index: bytes, base: int, offset: int) -> int:

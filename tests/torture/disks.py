@@ -7,6 +7,7 @@ costs what the file system does for it and no disk.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -15,6 +16,8 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32)
@@ -123,3 +126,50 @@ class Disk:
         subprocess.run(["umount", "-l", str(self.mount_point)], capture_output=True, check=False)
         subprocess.run(["losetup", "-d", self.loop], capture_output=True, check=False)
         shutil.rmtree(self.place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def failing_disk() -> Iterator[tuple[Disk, Path]]:
+    """An ext4 whose device refuses every write while a file is there: (the file system, that file).
+
+    nbdkit's error filter below nbdfuse below a loop device.
+    """
+    place = Path(tempfile.mkdtemp(prefix="eoslog-failing-", dir="/dev/shm"))
+    socket, inject, image = place / "nbd.sock", place / "inject", place / "disk"
+    image.touch()
+    nbdkit = subprocess.Popen(
+        ["nbdkit", "-f", "-U", socket, "--filter=error", "memory", "64M", "error-pwrite=EIO",
+         "error-pwrite-rate=100%", f"error-file={inject}"],
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    fuse = disk = None
+    try:
+        _until(socket.exists)
+        fuse = subprocess.Popen(["nbdfuse", image, "--unix", socket], stderr=subprocess.DEVNULL)
+        _until(lambda: image.stat().st_size > 0)
+        disk = Disk("ext4", device=image)
+        yield disk, inject
+    finally:
+        if disk is not None:
+            disk.close()
+        subprocess.run(["umount", "-l", str(image)], check=False, capture_output=True)
+        for process in (fuse, nbdkit):
+            if process is not None:
+                process.terminate()
+                process.wait(60)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def lacking_for_failing_disks() -> str | None:
+    """Why they cannot be had here, or None."""
+    if not os.path.exists("/dev/fuse"):
+        return "needs /dev/fuse"
+    return lacking("losetup", "mkfs.ext4", "nbdkit", "nbdfuse")
+
+
+def _until(condition: Callable[[], bool], timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the device did not come up")
+        time.sleep(0.01)

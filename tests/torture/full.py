@@ -7,7 +7,6 @@ drawn call of the OS table, once; `Failing` puts the log on a block device whose
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 
 from tests.faults.harness import Life, live, start
-from tests.torture.disks import Disk, lacking, run
+from tests.torture.disks import Disk, failing_disk, lacking, lacking_for_failing_disks, run
 from tests.torture.harness import Round, Step
 from tests.torture.kills import CALLS
 from tests.torture.mixed import mixed
@@ -123,72 +122,36 @@ class Full:
 
 
 class Failing:
-    """A block device whose writes fail for a while: the kernel says so once, at a sync, and forgets.
-
-    nbdkit's error filter below nbdfuse below a loop device below ext4 or XFS.
-    """
+    """A block device whose writes fail for a while: the kernel says so once, at a sync, and forgets."""
 
     name, goal = "failing device", ("failed writebacks", 200)
 
     def missing(self) -> str | None:
         """FUSE, nbdkit with its error filter, nbdfuse."""
-        if not os.path.exists("/dev/fuse"):
-            return "needs /dev/fuse"
-        return lacking("losetup", "mkfs.ext4", "nbdkit", "nbdfuse")
+        return lacking_for_failing_disks()
 
     def close(self) -> None:
         """Each step has its own device."""
 
     def step(self, seed: int) -> Step:
         """Lives before, during and after the failure, a reboot, the verdict."""
-        place = Path(tempfile.mkdtemp(prefix="eoslog-failing-", dir="/dev/shm"))
-        socket, inject, image = place / "nbd.sock", place / "inject", place / "disk"
-        image.touch()
-        nbdkit = subprocess.Popen(
-            ["nbdkit", "-f", "-U", socket, "--filter=error", "memory", "64M", "error-pwrite=EIO",
-             "error-pwrite-rate=100%", f"error-file={inject}"],
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        fuse = disk = None
-        try:
-            _until(socket.exists)
-            fuse = subprocess.Popen(["nbdfuse", image, "--unix", socket], stderr=subprocess.DEVNULL)
-            _until(lambda: image.stat().st_size > 0)
-            disk = Disk("ext4", device=image)
-            with Round(seed, disk.mount_point) as round_:
-                arguments = (round_.path, round_.history)
-                round_.ended(live(mixed, *arguments, round_.name(), round_.seed()))
-                during = start(mixed, *arguments, round_.name(), round_.seed(), 60)
-                time.sleep(round_.rng.uniform(0.02, 0.4))
-                inject.touch()
-                time.sleep(round_.rng.uniform(0.05, 0.3))
-                if round_.rng.random() < 0.5:
-                    inject.unlink()
-                    time.sleep(0.05)
-                if round_.rng.random() < 0.5:
-                    during.signal(signal.SIGKILL)
-                round_.ended(during.end())
-                inject.unlink(missing_ok=True)
-                # another process on the same mount, with the kernel's cache as it is
-                round_.ended(live(mixed, *arguments, round_.name(), round_.seed()))
-                round_.step.counts["failed writebacks"] += 1
-                disk.remount()
-                round_.ended(live(mixed, *arguments, round_.name(), round_.seed()))
-                return round_.verdict(frozenset({"0", "1"}))
-        finally:
-            if disk is not None:
-                disk.close()
-            subprocess.run(["umount", "-l", str(image)], check=False, capture_output=True)
-            for process in (fuse, nbdkit):
-                if process is not None:
-                    process.terminate()
-                    process.wait(60)
-            shutil.rmtree(place, ignore_errors=True)
-
-
-def _until(condition: object, timeout: float = 60) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():  # type: ignore[operator]
-        if time.monotonic() > deadline:
-            raise TimeoutError("the device did not come up")
-        time.sleep(0.01)
+        with failing_disk() as (disk, inject), Round(seed, disk.mount_point) as round_:
+            arguments = (round_.path, round_.history)
+            round_.ended(live(mixed, *arguments, round_.name(), round_.seed()))
+            during = start(mixed, *arguments, round_.name(), round_.seed(), 60)
+            time.sleep(round_.rng.uniform(0.02, 0.4))
+            inject.touch()
+            time.sleep(round_.rng.uniform(0.05, 0.3))
+            if round_.rng.random() < 0.5:
+                inject.unlink()
+                time.sleep(0.05)
+            if round_.rng.random() < 0.5:
+                during.signal(signal.SIGKILL)
+            round_.ended(during.end())
+            inject.unlink(missing_ok=True)
+            # another process on the same mount, with the kernel's cache as it is
+            round_.ended(live(mixed, *arguments, round_.name(), round_.seed()))
+            round_.step.counts["failed writebacks"] += 1
+            disk.remount()
+            round_.ended(live(mixed, *arguments, round_.name(), round_.seed()))
+            return round_.verdict(frozenset({"0", "1"}))
