@@ -41,7 +41,7 @@ test: build  ## Run every test on the installed wheel, JOBS=2 files at a time
 	$(call timed,tests,.ci/test $(BIN) -n $(or $(JOBS),2) $(PYTEST_ARGS))
 
 test-fast: build  ## Run what needs no other process, no JVM, no disk and no second: a minute
-	$(call timed,tests,TMPDIR=$(or $(TMPDIR),$(if $(wildcard /dev/shm/.),/dev/shm,/tmp)) .ci/test $(BIN) -m '$(FAST)' -q $(PYTEST_ARGS))
+	$(call timed,tests,TMPDIR=$(or $(TMPDIR),$(if $(wildcard /dev/shm/.),/dev/shm,/tmp)) .ci/test $(BIN) -n $(or $(JOBS),2) -m '$(FAST)' -q $(PYTEST_ARGS))
 
 test-kafka: build  ## Run the tests against a real Kafka broker, fetched by Maven: ten minutes
 	@$(BIN)/python tests/kafka/jars.py
