@@ -32,6 +32,8 @@ class Checkpointer:
         """Write the log-start checkpoint, before segments below it go."""
         path = os.path.join(self._session.path, checkpoints.LOG_START_CHECKPOINT)
         with self._session.bootstrap():
+            if log.core.deleted:  # the name may be another topic's by now
+                return
             starts = checkpoints.read_offsets(path, lenient=True)
             starts[log.topic, log.partition] = log.log_start
             checkpoints.write_offsets(path, starts)
@@ -82,11 +84,11 @@ class Checkpointer:
                     continue
                 if view["session"] != session:
                     continue
-                if view["poison"] or view["busy"]:
+                if view["poison"] or view["busy"] or view["cleaned_version"] & 1:
                     return False
-                # Partitions that only other processes had open; `partition` refuses at this stage.
-                known = self._partitions.known(info.name, partition.partition)
-                log = known or self._partitions.open(
+                # Partitions that only other processes had open, and one that another process
+                # created anew under its name; `partition` refuses at this stage.
+                log = self._partitions.open(
                     info.name, partition.partition, partition, info.topic_id, info.config
                 )
                 log.sync()
@@ -110,8 +112,9 @@ def _raise_point(points: dict[tuple[str, int], int], log: PartitionLog, end: int
     """Move a recovery point up; the index files that it leaves behind are durable first.
 
     Not of a poisoned log: a sync that failed succeeds when it is tried again, over what was lost.
+    Nor of a deleted one, whose name may be another topic's by now.
     """
-    if log.core.poisoned:
+    if log.core.poisoned or log.core.deleted:
         return
     key = (log.topic, log.partition)
     old = points.get(key, 0)

@@ -134,18 +134,20 @@ class Cleaning:
         if not self._lease.acquire(blocking=False):
             yield False
             return
-        fd = files.open_file(os.path.join(self._session.path, SESSION_FILE))
-        _core.guard_across_fork(fd)
         try:
-            mine = _core.try_lock(fd, _LEASE_AT)
+            fd = files.open_file(os.path.join(self._session.path, SESSION_FILE))
+            _core.guard_across_fork(fd)
             try:
-                yield mine
+                mine = _core.try_lock(fd, _LEASE_AT)
+                try:
+                    yield mine
+                finally:
+                    if mine:
+                        _core.unlock(fd, _LEASE_AT)
             finally:
-                if mine:
-                    _core.unlock(fd, _LEASE_AT)
+                _core.release_guard(fd)
+                files.close(fd)
         finally:
-            _core.release_guard(fd)
-            files.close(fd)
             self._lease.release()
 
     def _wanted(self, deleting: bool) -> list[Key]:
@@ -224,7 +226,7 @@ class Cleaning:
         if done is None:
             return 0
         files.failpoint("clean.checkpoint")
-        self._note({key: done.end})
+        self._note({key: done.end}, log)
         self._count(done)
         return done.bytes_before - done.bytes_after
 
@@ -247,9 +249,11 @@ class Cleaning:
         for name in ("bytes_before", "bytes_after", "records_before", "records_after"):
             self.totals[name] += getattr(done, name)
 
-    def _note(self, ends: dict[Key, int]) -> None:
-        """Write how far partitions are clean; without any, only that a round was done."""
+    def _note(self, ends: dict[Key, int], log: PartitionLog | None = None) -> None:
+        """Write how far a log is clean; without one, only that a round was done."""
         with self._session.bootstrap():
+            if log is not None and log.core.deleted:  # the name may be another topic's by now
+                return
             known = checkpoints.read_offsets(self._path, lenient=True)
             checkpoints.write_offsets(self._path, {**known, **ends})
 

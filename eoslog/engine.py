@@ -264,6 +264,8 @@ class Engine:
                 return  # inherited through fork: everything of it belongs to the parent
             try:
                 self.cleaning.stop()
+                if self._background is not None:  # nothing may follow the mark of a clean end
+                    self._background.close()
                 self._join_asides()
                 if not self.read_only:
                     # Not closed yet: partitions that only other processes had open are opened now.
@@ -281,7 +283,7 @@ class Engine:
     def _release(self) -> None:
         if self._background is not None:
             self._background.close()
-        self._join_asides()  # the background thread may have begun another
+        self._join_asides()
         if self._flushers is not None:
             self._flushers.shutdown(wait=True)
         for log in self.partitions:

@@ -13,12 +13,14 @@ import eoslog
 from eoslog import _core
 from eoslog.coordinator.group_shard import GroupShard
 from eoslog.engine import Engine
-from eoslog.errors import InvalidRecord, PolicyViolation
+from eoslog.errors import InvalidRecord, PolicyViolation, TooManyOpenFiles
 from eoslog.model import TopicPartition
-from eoslog.storage import checkpoints
+from eoslog.storage import checkpoints, files
 from eoslog.storage.session import SESSION_FILE
 
 COMPACT = {"cleanup.policy": "compact", "segment.bytes": 4096, "index.interval.bytes": 128}
+FORGETFUL = {"cleanup.policy": "compact", "segment.bytes": 2000, "min.cleanable.dirty.ratio": 0.01,
+             "delete.retention.ms": 0}  # fmt: skip
 T0 = TopicPartition("t", 0)
 
 
@@ -366,3 +368,49 @@ def test_the_command_cleans_and_says_what_it_freed(tmp_path: Path):
     header, row = done.stdout.split()
     assert header == "partition,freed_bytes"
     assert row.startswith("t-0,") and int(row.partition(",")[2]) > 1000
+
+
+def test_a_round_without_a_free_descriptor_does_not_end_cleaning(log, engine, monkeypatch):
+    log.create_topic("kept", config={"retention.ms": 1_000_000})
+    with log.producer() as producer:
+        producer.produce("kept", b"1")
+    cleaning, real = engine.cleaning, files.open_file
+
+    def full(path, **options):
+        if path.endswith(SESSION_FILE):
+            raise TooManyOpenFiles("", 24, path)
+        return real(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "open_file", full)
+        with pytest.raises(TooManyOpenFiles):
+            cleaning.round(0, 0)
+    before = cleaning.rounds
+    assert cleaning.round(0, 0)
+    assert cleaning.rounds == before + 1
+
+
+def test_how_far_a_deleted_topic_was_clean_says_nothing_of_its_namesake(log):
+    """Else a deletion in it would count as clean, age out, and the deleted value come back."""
+    put(log, [(f"x{i}", "v" * 100) for i in range(60)])
+    log.clean("t", roll=True)
+    log.delete_topic("t")
+    put(log, [("K", "secret")])
+    put(log, [(f"f{i}", "v" * 100) for i in range(25)])
+    put(log, [("K", None)])
+    put(log, [(f"g{i}", "v" * 100) for i in range(60)])
+    for turn in range(3):
+        put(log, [(f"h{turn}.{i}", "v" * 100) for i in range(30)])
+        log.clean("t", roll=True)
+        rows = [value for _, key, value in read(log) if key == b"K"]
+        assert rows in ([None], []), turn
+
+
+def put(log, pairs):
+    """Records of a topic that forgets deletions at once, each a batch of its own."""
+    if "t" not in log.topics():
+        log.create_topic("t", config=FORGETFUL)
+    with log.producer() as producer:
+        for key, value in pairs:
+            producer.produce("t", value and value.encode(), key.encode())
+            producer.flush()

@@ -334,6 +334,95 @@ def test_a_recovery_point_stays_where_an_index_could_not_be_synced(path):
         assert points.get(("t", 0), 0) == 0
 
 
+CREATE_ANEW = """
+import sys
+import eoslog
+
+with eoslog.open(sys.argv[1]) as log:
+    log.delete_topic("t")
+    log.create_topic("t")
+    with log.producer() as producer:
+        for i in range(5):
+            producer.produce("t", b"new%d" % i)
+"""
+
+
+@pytest.mark.parametrize("leaves", ["close", "checkpoint"])
+def test_a_topic_created_anew_by_another_process_is_not_taken_for_its_namesake(path, leaves):
+    """What a process knows of a deleted topic says nothing of the one that has its name now."""
+    with open_log(path) as log:
+        log.create_topic("t")
+        partition = log.engine.partition("t", 0)
+        partition.append(batch(20))
+        partition.flush()
+        subprocess.run([sys.executable, "-c", CREATE_ANEW, path], check=True)
+        if leaves == "checkpoint":
+            log.engine._checkpointer.checkpoint()
+            log.engine._checkpointer.note_log_start(partition)
+            partition.flush()
+        with pytest.raises(UnknownTopicOrPartition):
+            partition.append(batch(1))
+    with open_log(path) as log:
+        assert log.offsets("t", 0) == (0, 5, 5, 5)
+
+
+def test_a_signal_in_a_failing_flush_does_not_keep_the_poison_back(path, monkeypatch):
+    """Ctrl-C comes before any line of Python that follows the sync."""
+    with open_log(path) as log:
+        log.create_topic("t", config={"flush.ms": 100000})
+        partition = log.engine.partition("t", 0)
+        partition.append(batch(2))
+
+        def interrupted(self, error):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(partition.flusher), "_poison", interrupted)
+            files.arm_failpoint("fdatasync", "EIO", 1)
+            with pytest.raises(KeyboardInterrupt):
+                partition.flush()
+        with pytest.raises(LogPoisoned):
+            partition.flush()
+        assert partition.durable_end == 0
+    assert not os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
+
+
+def test_no_background_work_follows_the_mark_of_a_clean_end(path, monkeypatch):
+    log = open_log(path)
+    background, alive = log.engine._background, []
+    real = type(log.engine._checkpointer).close_clean
+
+    def look(self):
+        alive.append(background._thread.is_alive())
+        real(self)
+
+    monkeypatch.setattr(type(log.engine._checkpointer), "close_clean", look)
+    log.close()
+    assert alive == [False]
+
+
+OPEN_AND_CLOSE = """
+import sys
+import eoslog
+
+for _ in range(60):
+    eoslog.open(sys.argv[1]).close()
+"""
+
+
+def test_who_opens_while_the_last_holder_closes_waits_for_it(path):
+    with open_log(path) as log:
+        log.create_topic("t", 20)
+        for number in range(20):
+            log.engine.partition("t", number)
+    running = [
+        subprocess.Popen([sys.executable, "-c", OPEN_AND_CLOSE, path], stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=300)[1] for process in running] == [b"", b""]
+    assert [process.returncode for process in running] == [0, 0]
+
+
 def test_a_failed_flush_poisons_the_partition_until_all_have_closed(path):
     with open_log(path) as log:
         log.create_topic("t", config={"flush.ms": 100000})

@@ -148,7 +148,7 @@ def write_offsets(path: str, offsets: Mapping[tuple[str, int], int]) -> None:
 
 def forget(root: str, key: tuple[str, int]) -> None:
     """Take a partition out of the offset checkpoints; the caller holds the bootstrap lock."""
-    for name in (RECOVERY_POINT_CHECKPOINT, LOG_START_CHECKPOINT):
+    for name in (RECOVERY_POINT_CHECKPOINT, LOG_START_CHECKPOINT, CLEANER_CHECKPOINT):
         path = os.path.join(root, name)
         offsets = read_offsets(path, lenient=True)
         if offsets.pop(key, None) is not None:
@@ -271,6 +271,9 @@ def read_meta_properties(directory: str) -> MetaProperties | None:
     for key in _KEYS:
         if key.startswith("eoslog.") and key not in values:
             raise CorruptRecord(f"meta.properties without {key}", path=path)
+    for key in ("eoslog.transaction.partitions", "eoslog.offsets.partitions"):
+        if numbers[_KEYS[key]] < 1:
+            raise CorruptRecord(key, path=path, expected="1 or more", found=numbers[_KEYS[key]])
     return properties
 
 

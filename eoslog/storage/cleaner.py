@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from eoslog.storage.compaction import MAP_MEMORY, Cleaned, compact, plan
-from eoslog.storage.segment_swap import finish_renames
+from eoslog.storage.segment_swap import end_of_swap, finish_renames
 
 if TYPE_CHECKING:
     from eoslog.storage.partition_log import PartitionLog
@@ -59,6 +59,10 @@ def clean_partition(
 def settle(log: PartitionLog) -> None:
     """Under the cleaner lock: finish or undo what one that died, or failed, left."""
     swapping = bool(log.core.cleaned_version & 1)
+    end = None if swapping else end_of_swap(log.path)
+    if end is not None:  # all is ready, but nobody was told
+        log.mark_swap(True, end)
+        swapping = True
     finish_renames(log.path)
     if swapping:
         log.mark_swap(False, 0)

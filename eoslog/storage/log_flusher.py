@@ -14,7 +14,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from eoslog import _core
-from eoslog.errors import LogPoisoned, TooManyOpenFiles, UnknownTopicOrPartition
+from eoslog.errors import (
+    LockTimeout,
+    LogPoisoned,
+    TooManyOpenFiles,
+    UnknownTopicOrPartition,
+)
 from eoslog.storage import files
 from eoslog.storage.log_reader import SwapUnderWay
 from eoslog.storage.segments import INDEX, LOG, TIME_INDEX, TXN_INDEX, file_name, offsets_in
@@ -170,7 +175,7 @@ class LogFlusher:
                 except FileNotFoundError:
                     continue  # there are no aborts in it
                 try:
-                    _core.os_sync(fd)
+                    self._core.sync(fd)
                 finally:
                     files.close(fd)
         if sealed:
@@ -194,16 +199,18 @@ class LogFlusher:
             files.failpoint("flush.before")
             for base in bases:
                 fd, opened_at = self._write_fd(base)
+                if self._core.deleted:  # what has the name may be another topic's by now
+                    raise UnknownTopicOrPartition(f"{self._log.name}: the topic was deleted")
                 older = min(opened_at, target)
                 if older > done:
                     self._rewrite(base, fd, done, older)
-                _core.os_sync(fd)
+                self._core.sync(fd)
                 if older > done:
                     self._read_back(base, fd, done, older)
             if any(base >= done for base in bases):
                 files.fsync_dir(self._log.path)
             files.failpoint("flush.after")
-        except TooManyOpenFiles:
+        except (TooManyOpenFiles, LockTimeout):
             raise  # the disk refused nothing: whoever tries again begins anew
         except OSError as error:
             if self._core.deleted:

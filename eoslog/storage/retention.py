@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from eoslog.errors import OffsetOutOfRange, PolicyViolation, StorageError
 from eoslog.storage import files
+from eoslog.storage.segment_swap import finish_swap
 from eoslog.storage.segments import DELETED, INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
 
 LOCK_TIMEOUT_S = 30.0
@@ -41,6 +42,7 @@ def delete_records(log: PartitionLog, before: int) -> int:
             f"{log.name}: cannot delete before {before}, the high watermark is {high}"
         )
     with log.cleaner_lock.held(log.name, LOCK_TIMEOUT_S):
+        finish_swap(log)  # of a dead process: to list segments would wait for it
         _advance(log, before)
     return log.log_start
 
@@ -52,6 +54,7 @@ def apply_retention(log: PartitionLog, now_ms: int) -> int:
     A topic that is only compacted loses what lies below its log start, and nothing else.
     """
     with log.cleaner_lock.held(log.name, LOCK_TIMEOUT_S):
+        finish_swap(log)
         return _apply(log, now_ms)
 
 

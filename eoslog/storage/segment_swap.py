@@ -224,6 +224,19 @@ def _remove_range(path: str, start: int, end: int, *, first_snapshot: bool) -> N
                 files.remove(os.path.join(path, file_name(offset, suffix)))
 
 
+def end_of_swap(path: str) -> int | None:
+    """The offset behind the segments that `finish_renames` would put in the place of old ones;
+    None if it would put none.
+    """
+    names = files.names(path)
+    if unfinished_swap(names) is None:
+        return None
+    bases = [(n, _offset(n, SWAP)) for n in names if n.endswith(LOG + SWAP)]
+    return max(
+        (_end_of(os.path.join(path, n), base) for n, base in bases if base is not None), default=0
+    )
+
+
 def _end_of(path: str, base: int) -> int:
     """The offset behind the last batch of a segment file, of any record format."""
     end = base

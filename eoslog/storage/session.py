@@ -84,10 +84,16 @@ class Session:
         self._process_fd = self._open(PROCESS_FILE)
         with self.bootstrap():
             self._prepare_control()
-            if _core.try_lock(self._session_fd, _SESSION_AT):
-                self._begin()
-            if not _core.try_lock(self._session_fd, _SESSION_AT, shared=True):
-                raise LockTimeout(f"{self.path}: another process holds the session exclusively")
+            deadline = time.monotonic() + _LOCK_TIMEOUT_S
+            while True:
+                if _core.try_lock(self._session_fd, _SESSION_AT):
+                    self._begin()
+                if _core.try_lock(self._session_fd, _SESSION_AT, shared=True):
+                    break
+                # The last one that had it open is closing it, or somebody repairs it.
+                if time.monotonic() > deadline:
+                    raise LockTimeout(f"{self.path}: another process holds the session exclusively")
+                time.sleep(0.001)
         self._register()
 
     def _open(self, name: str) -> int:

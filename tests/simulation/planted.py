@@ -19,14 +19,14 @@ from tests.simulation import seam
 _WRITTEN, _PUBLISHED = 3, 6
 
 
-class _CoreBut:
-    """The core, with some of its functions replaced for one module."""
+class But:
+    """Something, with some of its functions replaced for one who uses it."""
 
-    def __init__(self, **replaced: Any) -> None:
-        self.__dict__.update(replaced)
+    def __init__(self, _what: Any, **replaced: Any) -> None:
+        self.__dict__.update(replaced, _what=_what)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_core, name)
+        return getattr(self._what, name)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -80,15 +80,23 @@ def _publish_first(stack: contextlib.ExitStack) -> None:
     _put(stack, seam.Calls, "point", lambda calls, number: late.seen_point(calls, number))
 
 
+def _flush_without_sync(stack: contextlib.ExitStack) -> None:
+    made = LogFlusher.__init__
+
+    def make(self: LogFlusher, *args: Any) -> None:
+        made(self, *args)
+        self._core = But(self._core, sync=_nothing)  # type: ignore[assignment]
+
+    _put(stack, LogFlusher, "__init__", make)
+
+
 def _put(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
     stack.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
 
 
 PLANTS: dict[str, Callable[[contextlib.ExitStack], None]] = {
-    "a flush without fdatasync": lambda s: _put(
-        s, log_flusher, "_core", _CoreBut(os_sync=_nothing)
-    ),
+    "a flush without fdatasync": _flush_without_sync,
     "an acknowledgement before the flush": lambda s: _put(
         s, Acknowledger, "flush", _acknowledge_before_flush
     ),
@@ -105,7 +113,7 @@ PLANTS: dict[str, Callable[[contextlib.ExitStack], None]] = {
         s, log_flusher.files, "fsync_dir", _nothing
     ),
     "recovery without fdatasync": lambda s: _put(
-        s, log_loader, "_core", _CoreBut(os_sync=_nothing)
+        s, log_loader, "_core", But(_core, os_sync=_nothing)
     ),
 }
 

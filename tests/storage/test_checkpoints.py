@@ -133,6 +133,11 @@ def test_meta_properties_keep_foreign_keys_and_skip_comments(tmp_path):
             "eoslog.transaction.partitions=2\neoslog.mffsets.partitions=1\n",
             "without eoslog.offsets.partitions",
         ),
+        (
+            "version=1\ncluster.id=c\ndirectory.id=d\neoslog.format=1\neoslog.durability=os\n"
+            "eoslog.transaction.partitions=2\neoslog.offsets.partitions=0\n",
+            "eoslog.offsets.partitions: expected '1 or more', found 0",
+        ),
     ],
 )
 def test_foreign_and_broken_meta_properties_are_refused(tmp_path, text, match):

@@ -13,6 +13,8 @@ import pytest
 
 import eoslog
 from eoslog import _core
+from eoslog.storage.log_flusher import LogFlusher
+from tests.simulation.planted import But
 
 SMALL = {"segment.bytes": "1024", "index.interval.bytes": "100"}
 
@@ -23,11 +25,18 @@ def synced(monkeypatch):
     names: list[str] = []
     real = _core.os_sync
 
-    def os_sync(fd, **options):
+    def os_sync(fd, by=real, **options):
         names.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
-        return real(fd, **options)
+        return by(fd, **options)
 
+    def make(self, *args):
+        made(self, *args)
+        core = self._core
+        self._core = But(core, sync=lambda fd: os_sync(fd, by=core.sync))
+
+    made = LogFlusher.__init__
     monkeypatch.setattr(_core, "os_sync", os_sync)
+    monkeypatch.setattr(LogFlusher, "__init__", make)
     return names
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from eoslog import _core
 from eoslog.errors import StorageError
-from eoslog.storage import files, log_reader
+from eoslog.storage import checkpoints, files, log_reader
+from eoslog.storage.cleaner import clean_partition
 from tests.faults.harness import live
 from tests.storage.helpers import batch, opened, payloads
 from tests.storage.test_compaction import NOW, Writer, clean, committed, folded
@@ -24,6 +25,7 @@ from tests.storage.test_compaction import NOW, Writer, clean, committed, folded
 pytestmark = pytest.mark.process
 
 SETTINGS = {"segment_bytes": 700, "index_interval_bytes": 100}
+LARGE = {"segment_bytes": 100_000, "index_interval_bytes": 100}
 
 CLEANER = """
 import sys
@@ -244,6 +246,49 @@ def test_a_flush_asks_for_no_cleaner_lock_under_its_own(tmp_path):
     assert life.told == [["after", True, 0]]
     with opened(path, **SETTINGS) as log:
         assert_whole(log, expected, end, appended=1)
+
+
+@pytest.mark.parametrize("ask", [lambda log: log.delete_records(40),
+                                 lambda log: log.apply_retention(10**13)],
+                         ids=["delete_records", "retention"])  # fmt: skip
+def test_who_has_the_cleaner_lock_finishes_a_dead_swap_before_it_lists(tmp_path, monkeypatch, ask):
+    monkeypatch.setattr(log_reader, "_SWAP_TIMEOUT_S", 1)
+    path = str(tmp_path)
+    fill(path)
+    with opened(path, **SETTINGS, cleanup_policy="compact,delete") as log:
+        log.reader.bases()
+        die(path, "clean.swap.begun", 1)
+        ask(log)
+        assert not log.core.cleaned_version & 1
+
+
+def merged_by_a_dead_cleaner(path):
+    """Segments of 700 bytes that a cleaner is to merge; it dies when the swap files have their names."""
+    program = textwrap.dedent(CLEANER).replace("segment_bytes=700", "segment_bytes=100000")
+    done = subprocess.run(
+        [sys.executable, "-c", program, path, "clean.swap.durable", "1", "kill"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == -9, done.stderr or "the fault was not met"
+
+
+@pytest.mark.parametrize("cleaned_before", [False, True])
+def test_a_swap_that_was_ready_and_not_begun_is_told_to_all_who_read(tmp_path, cleaned_before):
+    """Protocol rows 27 and 28: no handle may keep a list, a mapping or an index of what goes."""
+    path = str(tmp_path)
+    expected, end = fill(path)
+    if cleaned_before:
+        checkpoints.write_offsets(f"{path}/{checkpoints.CLEANER_CHECKPOINT}", {("t", 0): end - 1})
+    with opened(path, **LARGE) as reader, opened(path, **LARGE) as cleaner:
+        for log in (reader, cleaner):
+            committed(log, 0, 12)  # maps some of the old segments
+        merged_by_a_dead_cleaner(path)
+        assert not reader.core.cleaned_version & 1
+        clean_partition(cleaner, end, NOW)  # nothing is due any more
+        for log in (reader, cleaner):
+            assert_whole(log, expected, end)
+    with opened(path, **LARGE) as log:
+        assert_whole(log, expected, end)
 
 
 READER = """
