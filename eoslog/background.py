@@ -128,9 +128,10 @@ class Background:
             return error
         return None
 
-    def close(self) -> None:
-        """Stop and wait for the work in hand."""
+    def close(self, timeout: float = 10) -> bool:
+        """Stop and wait for the work in hand; whether it has ended within `timeout` seconds."""
         self._stop = True
         self._wake.set()
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout=10)
+            self._thread.join(timeout)
+        return not self._thread.is_alive()

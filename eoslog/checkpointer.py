@@ -47,9 +47,11 @@ class Checkpointer:
                 _raise_point(points, log, log.durable_end)
             checkpoints.write_offsets(path, points)
 
-    def close_clean(self) -> None:
-        """Flush what this process wrote; the last process out marks the directory clean."""
-        clean = True
+    def close_clean(self, quiet: bool = True) -> None:
+        """Flush what this process wrote; the last process out marks the directory clean, unless
+        something of this process goes on (not `quiet`).
+        """
+        clean = quiet
         for log in self._partitions:
             try:
                 if not log.core.deleted and not log.core.poisoned:

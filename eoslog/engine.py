@@ -264,12 +264,10 @@ class Engine:
                 return  # inherited through fork: everything of it belongs to the parent
             try:
                 self.cleaning.stop()
-                if self._background is not None:  # nothing may follow the mark of a clean end
-                    self._background.close()
-                self._join_asides()
+                quiet = self._end_threads()  # nothing may follow the mark of a clean end
                 if not self.read_only:
                     # Not closed yet: partitions that only other processes had open are opened now.
-                    self._checkpointer.close_clean()
+                    self._checkpointer.close_clean(quiet)
             finally:
                 self._closed = True
                 self._release()
@@ -281,18 +279,23 @@ class Engine:
         self.session.check()
 
     def _release(self) -> None:
-        if self._background is not None:
-            self._background.close()
-        self._join_asides()
+        self._end_threads()
         if self._flushers is not None:
             self._flushers.shutdown(wait=True)
         for log in self.partitions:
             log.close()
         self.session.close()
 
-    def _join_asides(self) -> None:
-        for thread in list(self._asides.values()):
-            thread.join(timeout=10)
+    def _end_threads(self) -> bool:
+        """Whether the background thread and what it began have ended, each within a minute."""
+        ended = self._background is None or self._background.close(60)
+        return self._join_asides() and ended
+
+    def _join_asides(self) -> bool:
+        threads = list(self._asides.values())
+        for thread in threads:
+            thread.join(60)
+        return not any(thread.is_alive() for thread in threads)
 
     # --- partitions -----------------------------------------------------------------------------
 

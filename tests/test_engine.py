@@ -392,13 +392,21 @@ def test_no_background_work_follows_the_mark_of_a_clean_end(path, monkeypatch):
     background, alive = log.engine._background, []
     real = type(log.engine._checkpointer).close_clean
 
-    def look(self):
+    def look(self, quiet):
         alive.append(background._thread.is_alive())
-        real(self)
+        assert quiet
+        real(self, quiet)
 
     monkeypatch.setattr(type(log.engine._checkpointer), "close_clean", look)
     log.close()
     assert alive == [False]
+
+
+def test_what_outlives_a_close_keeps_the_end_from_being_marked_clean(path, monkeypatch):
+    log = open_log(path)
+    monkeypatch.setattr(type(log.engine), "_end_threads", lambda self: False)
+    log.close()
+    assert not os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
 
 
 OPEN_AND_CLOSE = """

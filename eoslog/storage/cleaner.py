@@ -38,7 +38,7 @@ def clean_partition(
         force: whatever the dirty ratio is.
         wait: seconds to wait while another process cleans this partition.
         memory: bytes that the map of keys may take.
-        stop: ends the pass between two segments.
+        stop: ends the pass; the group in hand stays as it was.
 
     Returns:
         What was done; None when nothing was due.

@@ -164,7 +164,7 @@ def compact(
         found: what `plan` said, under the same lock.
         now_ms: wall clock, for horizons.
         memory: bytes that the map of keys may take.
-        stop: asked between segments.
+        stop: asked before each batch.
 
     Raises:
         CleaningStopped: `stop` was set.
@@ -186,8 +186,7 @@ def compact(
     last = _last_of_producers(log)
     for group in _groups(log, bases, sizes, bounds):
         files.failpoint("clean.group")
-        _go_on(stop)
-        _rewrite(log, group, bounds[group[-1]], offsets, transactions, last, horizon, result)
+        _rewrite(log, group, bounds[group[-1]], offsets, transactions, last, horizon, result, stop)
         log.forget_segments()
     return result
 
@@ -223,8 +222,8 @@ def _read_keys(
             continue
         if len(offsets) and offsets.memory >= memory:
             break
-        _go_on(stop)
         for batch in _batches(log.path, base):
+            _go_on(stop)
             if batch.control or batch.count == 0:
                 continue
             if batch.transactional and transactions.is_aborted(batch):
@@ -310,11 +309,13 @@ def _rewrite(
     last_of: dict[int, tuple[int, int]],
     horizon: tuple[int, int],
     result: Cleaned,
+    stop: threading.Event | None,
 ) -> None:
     now, retention = horizon
     with CleanedSegment(log.path, group[0], log.settings.index_interval_bytes) as out:
         for base in group:
             for batch in _batches(log.path, base):
+                _go_on(stop)
                 result.bytes_before += batch.size
                 result.records_before += batch.count
                 kept = _is_last(batch, last_of) or batch.last_offset + 1 == end

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 
 import pytest
 
 from eoslog._core import build_batch, build_marker, iter_batches
 from eoslog.errors import CorruptRecord
 from eoslog.model import AppendOrigin
+from eoslog.storage import compaction
 from eoslog.storage.cleaner import clean_partition
 from eoslog.storage.segment_files import read_txn_index
+from tests.storage import helpers
 from tests.storage.helpers import opened, state
 
 DAY = 86_400_000
@@ -438,3 +441,31 @@ def test_state_after_a_reopen_is_that_of_before(log, tmp_path):
     before = state(log)
     log.reload()
     assert state(log) == before
+
+
+@pytest.mark.parametrize("limit", [2, 12], ids=["while it reads keys", "while it rewrites"])
+def test_a_pass_that_is_stopped_ends_at_the_next_batch_and_changes_nothing(
+    tmp_path, monkeypatch, limit
+):
+    """A close waits for no whole segment of a gigabyte."""
+    with opened(str(tmp_path), segment_bytes=100_000) as log:
+        for i in range(10):
+            log.append(helpers.batch(1, timestamp=NOW + i))
+        log.roll()
+        log.flush()
+        before = [(b.base_offset, b.count) for b in log.batches(0, log.log_end)]
+        stop, seen, real = threading.Event(), [], compaction._batches
+
+        def batches(path, base):
+            for found in real(path, base):
+                seen.append(found.base_offset)
+                if len(seen) == limit:
+                    stop.set()
+                yield found
+
+        monkeypatch.setattr(compaction, "_batches", batches)
+        with pytest.raises(compaction.CleaningStopped):
+            clean_partition(log, 0, NOW, force=True, stop=stop)
+        assert len(seen) == limit
+        assert [(b.base_offset, b.count) for b in log.batches(0, log.log_end)] == before
+        assert not [n for n in os.listdir(log.path) if n.endswith((".cleaned", ".swap"))]
