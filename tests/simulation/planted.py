@@ -90,6 +90,12 @@ def _flush_without_sync(stack: contextlib.ExitStack) -> None:
     _put(stack, LogFlusher, "__init__", make)
 
 
+def _recover_without_sync(stack: contextlib.ExitStack) -> None:
+    """Neither before it reads nor after it wrote again: one alone is all but enough."""
+    _put(stack, log_loader, "_core", But(_core, os_sync=_nothing))
+    _put(stack, log_loader.files, "forget_cached", _nothing)
+
+
 def _put(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
     stack.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
@@ -112,9 +118,7 @@ PLANTS: dict[str, Callable[[contextlib.ExitStack], None]] = {
     "a roll whose names are not synced": lambda s: _put(
         s, log_flusher.files, "fsync_dir", _nothing
     ),
-    "recovery without fdatasync": lambda s: _put(
-        s, log_loader, "_core", But(_core, os_sync=_nothing)
-    ),
+    "recovery without fdatasync": _recover_without_sync,
 }
 
 
