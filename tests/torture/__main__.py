@@ -24,7 +24,7 @@ from typing import Any
 from eoslog import _core
 from tests.torture.processes import Interruption, adopt_orphans, die_with, end_descendants, reap
 from tests.torture.registry import harnesses
-from tests.torture.report import Report, done_before
+from tests.torture.report import Report, done_before, parts_left
 
 # Imported here, so that the lives that are forked need not.
 import eoslog.client.consumer  # isort: skip
@@ -36,12 +36,12 @@ LONGEST_STEP_S = 900
 
 def worker(
     pipe: int, chosen: list[tuple[Any, float]], deadline: float, seed: int, steps: int, most: int,
-    goals: dict[str, float], parts: dict[str, int], jobs: int, interruption: Interruption,
+    goals: dict[str, float], parts: dict[str, list[int]], interruption: Interruption,
 ) -> None:  # fmt: skip
     """Take steps of the harness that has had the least of its share, and tell each.
 
     A harness that has counted this worker's part of its goal waits until all have. Of what has parts,
-    this worker takes one in `jobs`, from those in `parts` on.
+    this worker takes those in `parts`, over and over.
     """
     taken: Counter[str] = Counter()
     # One for each harness: how fast the others are does not change what it draws.
@@ -63,8 +63,8 @@ def worker(
             if steps == 1:
                 drawn = seed
             elif hasattr(harness, "whole"):  # a part of it
-                drawn = parts[harness.name] % harness.whole
-                parts[harness.name] += jobs
+                mine = parts[harness.name]
+                drawn = mine[taken[harness.name] % len(mine)]
             start = time.monotonic()
             signal.alarm(LONGEST_STEP_S)
             try:
@@ -125,6 +125,12 @@ def main() -> int:
         / arguments.jobs
         for harness, _ in chosen
     }
+    whole = {h.name: h.whole for h, _ in chosen if hasattr(h, "whole")}
+    left = {name: parts_left(arguments.report, name, n) for name, n in whole.items()}
+    parts = [
+        {name: some[job :: arguments.jobs] or some for name, some in left.items()}
+        for job in range(arguments.jobs)
+    ]
     deadline = time.monotonic() + 60 * arguments.minutes
     pipes: dict[int, bytes] = {}
     pids = []
@@ -142,11 +148,7 @@ def main() -> int:
                 die_with(main_pid)
                 seed = arguments.seed + job
                 steps, most = arguments.steps, arguments.most
-                parts = {h.name: before[f"{h.name}: steps"] + job for h, _ in chosen}
-                worker(
-                    write, chosen, deadline, seed, steps, most, goals, parts, arguments.jobs,
-                    interruption,
-                )  # fmt: skip
+                worker(write, chosen, deadline, seed, steps, most, goals, parts[job], interruption)
                 code = 0
             finally:
                 os._exit(code)

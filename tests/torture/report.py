@@ -109,6 +109,14 @@ def done_before(page: Path) -> Counter[str]:
     return total
 
 
+def parts_left(page: Path | None, name: str, whole: int) -> list[int]:
+    """The parts of a harness that no earlier run has taken; all of them where none is left."""
+    figures = None if page is None else page.with_suffix(".json")
+    runs = json.loads(figures.read_text()) if figures is not None and figures.exists() else []
+    done = _parts(runs).get(name, set())
+    return [part for part in range(whole) if part not in done] or list(range(whole))
+
+
 def render(
     runs: list[dict[str, Any]],
     goals: dict[str, tuple[str, int]],

@@ -14,7 +14,7 @@ import pytest
 
 from tests.torture.harness import Step, excerpt
 from tests.torture.registry import harnesses
-from tests.torture.report import Report, done_before, render
+from tests.torture.report import Report, done_before, parts_left, render
 from tests.torture.verify import verify
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -76,10 +76,10 @@ def test_the_counts_of_runs_add_up(tmp_path):
     assert list(render(json.loads(page.with_suffix(".json").read_text()), {}))
 
 
-def test_parts_of_a_whole_are_taken_one_after_another_from_run_to_run(tmp_path):
-    page = tmp_path / "report.md"
+def test_a_run_takes_the_parts_that_no_run_has_taken(tmp_path):
+    page, taken = tmp_path / "report.md", [part for part in range(128) if part not in (5, 127)]
     page.with_suffix(".json").write_text(
-        json.dumps([{"counts": {"flipped bits": {"steps": 127}}, "seconds": 1, "violations": [],
+        json.dumps([{"counts": {}, "parts": {"flipped bits": taken}, "seconds": 1, "violations": [],
                      "date": "", "commit": "", "seed": 1, "machine": "", "not_run": {}}])
     )  # fmt: skip
     words = ("--only", "flipped bits", "--most", "2", "--jobs", "1", "--report", str(page))
@@ -89,7 +89,7 @@ def test_parts_of_a_whole_are_taken_one_after_another_from_run_to_run(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     last = json.loads(page.with_suffix(".json").read_text())[-1]
-    assert last["parts"] == {"flipped bits": [127, 0]}
+    assert last["parts"] == {"flipped bits": [5, 127]}
 
 
 def test_a_violation_stays_open_until_somebody_says_what_mended_it(tmp_path):
@@ -115,3 +115,20 @@ def test_the_line_that_names_a_violation_is_kept_whatever_follows_it():
     assert "a record is gone" in kept
     assert kept.endswith("the end")
     assert excerpt("short") == "short"
+
+
+def test_what_has_parts_goes_on_with_those_that_no_run_has_taken(tmp_path):
+    page = tmp_path / "report.md"
+    assert (
+        parts_left(None, "flipped bits", 4) == parts_left(page, "flipped bits", 4) == [0, 1, 2, 3]
+    )
+    for taken in ((1, 3), (0, 1), (2,)):
+        report = Report(1)
+        for part in taken:
+            report.take(
+                {"harness": "flipped bits", "seed": part, "part": part, "seconds": 1.0,
+                 "counts": {}, "violations": []}
+            )  # fmt: skip
+        report.add_to(page)
+        left = parts_left(page, "flipped bits", 4)
+        assert left == ([0, 1, 2, 3] if taken == (2,) else [0, 2] if taken == (1, 3) else [2])
