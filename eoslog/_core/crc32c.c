@@ -1,11 +1,16 @@
-/* CRC-32C with the instruction where the machine has one, slice-by-8 tables elsewhere.
+/* CRC-32C by the best means of the machine: folding by carry-less multiplication of 512 bits, the
+ * CRC instruction, or slice-by-8 tables.
  *
- * The choice is made once, when the module is loaded; EOSLOG_CRC32C=software forces the tables.
- * No -march: the instruction appears only in the functions marked with a target attribute.
+ * The choice is made once, when the module is loaded; EOSLOG_CRC32C names another one that the
+ * machine has (its `backend`). No -march: special instructions appear only in the functions marked
+ * with a target attribute.
  *
- * The instruction has a latency of three cycles and a throughput of one, so long inputs run as
+ * The CRC instruction has a latency of three cycles and a throughput of one, so long inputs run as
  * three independent streams. Streams are joined by "append n zero bytes", a linear map of the
  * 32 bits that is tabulated per byte for the two block lengths used.
+ *
+ * Folding (Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ", 2009)
+ * carries 128 bits n bits on by multiplying their halves with powers of x, and needs no joining.
  */
 #include "crc32c.h"
 
@@ -17,8 +22,6 @@
 #define SHORT_BLOCK 256u
 
 static uint32_t slices[8][256];
-static uint32_t (*chosen)(uint32_t, const uint8_t *, size_t) = eoslog_crc32c_software;
-static const char *backend = "software";
 
 static inline uint64_t load_le64(const uint8_t *p)
 {
@@ -120,7 +123,7 @@ static inline uint32_t shift(uint32_t table[4][256], uint32_t crc)
 }
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #define HARDWARE __attribute__((target("sse4.2")))
 #define HARDWARE_NAME "sse4.2"
 #define STEP8(crc, v) ((uint32_t)_mm_crc32_u64((crc), (v)))
@@ -182,27 +185,147 @@ HARDWARE static uint32_t crc32c_hardware(uint32_t crc, const uint8_t *p, size_t 
 }
 #endif
 
+#if defined(__x86_64__)
+#define FOLDING __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2")))
+#define FOLDED 256u /* bytes a round: four registers */
+
+/* Two factors a distance, for the lower and the upper half of 128 bits. The register of a product of
+ * two reflected halves reads one power of x too high, and a factor of 32 bits in a half 32 too high. */
+struct factors {
+    uint64_t low, high;
+};
+static struct factors over_2048, over_512, over_128;
+
+static uint32_t power(unsigned n) /* x^n */
+{
+    uint32_t result = 1u << 31, square = 1u << 30;
+    for (; n; n >>= 1, square = multiply(square, square))
+        if (n & 1)
+            result = multiply(result, square);
+    return result;
+}
+
+static struct factors factors_over(unsigned bits)
+{
+    return (struct factors){power(bits + 64 - 33), power(bits - 33)};
+}
+
+static void fill_factors(void)
+{
+    over_2048 = factors_over(2048);
+    over_512 = factors_over(512);
+    over_128 = factors_over(128);
+}
+
+static int folding_present(void)
+{
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq") &&
+           __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.2");
+}
+
+FOLDING static inline __m512i spread(const struct factors *by)
+{
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)by));
+}
+
+FOLDING static inline __m512i fold(__m512i onto, __m512i from, __m512i by)
+{
+    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(from, by, 0x00),
+                                     _mm512_clmulepi64_epi128(from, by, 0x11), onto, 0x96);
+}
+
+FOLDING static inline __m128i fold_lane(__m128i onto, __m128i from, __m128i by)
+{
+    return _mm_xor_si128(onto, _mm_xor_si128(_mm_clmulepi64_si128(from, by, 0x00),
+                                             _mm_clmulepi64_si128(from, by, 0x11)));
+}
+
+FOLDING static uint32_t crc32c_folding(uint32_t crc, const uint8_t *p, size_t size)
+{
+    if (size < 128)
+        return crc32c_hardware(crc, p, size);
+    __m512i d = _mm512_xor_si512(_mm512_loadu_si512(p),
+                                 _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)~crc)));
+    __m512i by_512 = spread(&over_512);
+    if (size >= 2 * FOLDED) {
+        __m512i by_2048 = spread(&over_2048);
+        __m512i a = d;
+        __m512i b = _mm512_loadu_si512(p + 64);
+        __m512i c = _mm512_loadu_si512(p + 128);
+        d = _mm512_loadu_si512(p + 192);
+        for (p += FOLDED, size -= FOLDED; size >= FOLDED; p += FOLDED, size -= FOLDED) {
+            a = fold(_mm512_loadu_si512(p), a, by_2048);
+            b = fold(_mm512_loadu_si512(p + 64), b, by_2048);
+            c = fold(_mm512_loadu_si512(p + 128), c, by_2048);
+            d = fold(_mm512_loadu_si512(p + 192), d, by_2048);
+        }
+        d = fold(d, fold(c, fold(b, a, by_512), by_512), by_512);
+    } else {
+        p += 64;
+        size -= 64;
+    }
+    for (; size >= 64; p += 64, size -= 64)
+        d = fold(_mm512_loadu_si512(p), d, by_512);
+    __m128i by_128 = _mm_loadu_si128((const __m128i *)&over_128);
+    __m128i last = _mm512_castsi512_si128(d);
+    last = fold_lane(_mm512_extracti32x4_epi32(d, 1), last, by_128);
+    last = fold_lane(_mm512_extracti32x4_epi32(d, 2), last, by_128);
+    last = fold_lane(_mm512_extracti32x4_epi32(d, 3), last, by_128);
+    /* 128 bits that are congruent to all before them: the instruction takes them to 32. */
+    uint64_t state = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(last));
+    state = _mm_crc32_u64(state, (uint64_t)_mm_extract_epi64(last, 1));
+    _mm256_zeroupper(); /* SSE code is slow while the upper halves are in use */
+    return crc32c_hardware(~(uint32_t)state, p, size);
+}
+#endif
+
+static int always_present(void)
+{
+    return 1;
+}
+
+static const struct {
+    const char *name;
+    uint32_t (*crc32c)(uint32_t, const uint8_t *, size_t);
+    int (*present)(void);
+} backends[] = { /* the best first */
+#if defined(__x86_64__)
+    {"vpclmulqdq", crc32c_folding, folding_present},
+#endif
+#if defined(__x86_64__) || defined(__aarch64__)
+    {HARDWARE_NAME, crc32c_hardware, hardware_present},
+#endif
+    {"software", eoslog_crc32c_software, always_present},
+};
+static size_t chosen;
+
 __attribute__((constructor)) static void choose(void)
 {
+    const size_t count = sizeof backends / sizeof *backends;
+    const char *wanted = getenv("EOSLOG_CRC32C");
     fill_slices();
     fill_squares();
 #if defined(__x86_64__) || defined(__aarch64__)
-    const char *wanted = getenv("EOSLOG_CRC32C");
-    if (!(wanted && strcmp(wanted, "software") == 0) && hardware_present()) {
-        fill_shift(long_shift, LONG_BLOCK);
-        fill_shift(short_shift, SHORT_BLOCK);
-        chosen = crc32c_hardware;
-        backend = HARDWARE_NAME;
-    }
+    fill_shift(long_shift, LONG_BLOCK);
+    fill_shift(short_shift, SHORT_BLOCK);
 #endif
+#if defined(__x86_64__)
+    fill_factors();
+#endif
+    for (chosen = 0; !backends[chosen].present();)
+        chosen++;
+    for (size_t i = chosen; wanted && i < count; i++)
+        if (strcmp(wanted, backends[i].name) == 0 && backends[i].present())
+            chosen = i;
 }
 
 uint32_t eoslog_crc32c(uint32_t crc, const uint8_t *data, size_t size)
 {
-    return chosen(crc, data, size);
+    return backends[chosen].crc32c(crc, data, size);
 }
 
 const char *eoslog_crc32c_backend(void)
 {
-    return backend;
+    return backends[chosen].name;
 }

@@ -14,7 +14,7 @@ uint32_t eoslog_crc32c_combine(uint32_t first, uint32_t second, size_t second_si
 /* eoslog_crc32c by tables, on every machine: the fallback, and the reference for the fast path. */
 uint32_t eoslog_crc32c_software(uint32_t crc, const uint8_t *data, size_t size);
 
-/* "sse4.2", "armv8" or "software": what eoslog_crc32c does here. */
+/* "vpclmulqdq", "sse4.2", "armv8" or "software": what eoslog_crc32c does here. */
 const char *eoslog_crc32c_backend(void);
 
 #endif

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,17 +63,35 @@ def test_any_contiguous_buffer_is_read() -> None:
         _core.crc32c("text")
 
 
-def test_software_can_be_forced() -> None:
-    code = "from eoslog import _core; print(_core.crc32c_backend, hex(_core.crc32c(b'123456789')))"
+COMPARED = """
+import random
+from eoslog import _core
+
+data = random.Random(7).randbytes(9_000)
+for size in (*range(1_100), 2_047, 2_048, 2_049, 6_143, 6_144, 6_145, 8_990):
+    for start in (0, 1, 5):  # unaligned
+        piece = memoryview(data)[start : start + size]
+        assert _core.crc32c(piece) == _core.crc32c_software(piece), (start, size)
+        assert _core.crc32c(piece, 0x12345678) == _core.crc32c_software(piece, 0x12345678), (start, size)
+print(_core.crc32c_backend, hex(_core.crc32c(b"123456789")))
+"""
+
+
+FLAGS = {"vpclmulqdq": {"vpclmulqdq", "avx512f"}, "sse4.2": {"sse4_2"}, "armv8": {"crc32"}, "software": set()}
+
+
+@pytest.mark.parametrize("backend", FLAGS)
+def test_each_means_of_the_machine_can_be_chosen_and_equals_the_tables(backend: str) -> None:
     environment = {
         **os.environ,
-        "EOSLOG_CRC32C": "software",
+        "EOSLOG_CRC32C": backend,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", COMPARED], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["software", "0xe3069283"]
+    present = FLAGS[backend] <= set(Path("/proc/cpuinfo").read_text().split())
+    assert done.stdout.split() == [backend if present else _core.crc32c_backend, "0xe3069283"]
 
 
 @pytest.mark.parametrize(
