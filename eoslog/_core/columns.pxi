@@ -4,6 +4,8 @@
 # walked over, with the same checks.
 from libc.stdint cimport INT32_MAX
 
+from eoslog._core.record_shape cimport RecordShape, forget_shape, learn_shape, parse_alike
+
 cdef enum:
     COLUMN_KEY = 1
     COLUMN_VALUE = 2
@@ -248,6 +250,8 @@ cdef class ColumnDecoder:
         decoded, so that each byte comes from memory once; FILL_HEADER: the sum is wrong.
         """
         cdef RecordFields record
+        cdef RecordFields odd                           # the one whose address goes out of sight
+        cdef RecordShape shape
         cdef int attributes = load_i16(header + ATTRIBUTES_AT)
         cdef int log_append = 1 if attributes & LOG_APPEND_TIME_BIT else 0
         cdef int64_t base_offset = load_i64(header + BASE_OFFSET_AT)
@@ -269,6 +273,8 @@ cdef class ColumnDecoder:
         cdef size_t header_key_bytes = self._header_keys.copied.size
         cdef size_t header_value_bytes = self._header_values.copied.size
         cdef int wanted = self._wanted
+        cdef bint timed = wanted & COLUMN_TIMESTAMP != 0
+        cdef bint mostly = wanted == (COLUMN_OFFSET | COLUMN_VALUE)     # what scans ask for
         cdef int status = FILL_DONE
         if count > (stop - p) // MIN_RECORD_SIZE:       # before anything is allocated for them
             record_fault(fault, RECORD_MISSING, p, count, (stop - p) // MIN_RECORD_SIZE)
@@ -279,6 +285,8 @@ cdef class ColumnDecoder:
             return FILL_NO_MEMORY
         offsets = <int64_t*>self._offsets.data          # locals: the stores below could change fields
         timestamps = <int64_t*>self._timestamps.data
+        record.timestamp_delta = 0
+        forget_shape(&shape)
         for i in range(count):
             if p == stop:
                 record_fault(fault, RECORD_MISSING, p, count, i)
@@ -289,9 +297,14 @@ cdef class ColumnDecoder:
             if unlikely(p >= summed):
                 crc = eoslog_crc32c(crc, summed, <size_t>min(stop - summed, PIECE))
                 summed += min(stop - summed, PIECE)
-            following = parse_common_record(p, stop, &record)
+            following = parse_alike(p, stop, &shape, timed, &record)
             if unlikely(following == NULL):
-                following = parse_any_record(p, stop, &record, fault)
+                following = parse_common_record(p, stop, &record)
+                if following != NULL:
+                    learn_shape(&shape, p, &record, i)
+                else:
+                    following = parse_any_record(p, stop, &odd, fault)
+                    record = odd
             p = following
             if unlikely(p != NULL and (record.offset_delta <= delta or record.offset_delta > last_delta)):
                 p = record_fault(fault, RECORD_OFFSET, record.key, record.offset_delta, delta)
@@ -300,7 +313,14 @@ cdef class ColumnDecoder:
                 break
             delta = record.offset_delta
             offset = base_offset + delta
-            if unlikely(offset < start or offset >= end):
+            if unlikely(<uint64_t>offset - <uint64_t>start >= <uint64_t>end - <uint64_t>start):
+                continue
+            if mostly:
+                offsets[row] = offset
+                if put_cell(&self._values, row, record.value, record.value_size) < 0:
+                    status = FILL_NO_MEMORY
+                    break
+                row += 1
                 continue
             if wanted & COLUMN_OFFSET:
                 offsets[row] = offset
@@ -316,7 +336,7 @@ cdef class ColumnDecoder:
             if wanted & COLUMN_VALUE and put_cell(&self._values, row, record.value, record.value_size) < 0:
                 status = FILL_NO_MEMORY
                 break
-            if wanted & COLUMN_HEADERS and self._put_headers(row, &record) < 0:
+            if wanted & COLUMN_HEADERS and self._put_headers(row, record.headers, record.end, record.header_count) < 0:
                 status = FILL_NO_MEMORY
                 break
             row += 1
@@ -392,14 +412,13 @@ cdef class ColumnDecoder:
         self._capacity = capacity
         return 0
 
-    cdef int _put_headers(self, int64_t row, RecordFields* record) noexcept nogil:
+    cdef int _put_headers(self, int64_t row, const uint8_t* p, const uint8_t* stop, int32_t count) noexcept nogil:
         cdef HeaderFields header
         cdef Fault fault
-        cdef const uint8_t* p = record.headers
         cdef int32_t i, end
         cdef int64_t at
-        for i in range(record.header_count):
-            p = parse_record_header(p, record.end, &header, &fault)
+        for i in range(count):
+            p = parse_record_header(p, stop, &header, &fault)
             at = self._header_count
             if p == NULL:
                 return -1

@@ -77,7 +77,12 @@ print(_core.crc32c_backend, hex(_core.crc32c(b"123456789")))
 """
 
 
-FLAGS = {"vpclmulqdq": {"vpclmulqdq", "avx512f"}, "sse4.2": {"sse4_2"}, "armv8": {"crc32"}, "software": set()}
+FLAGS = {
+    "vpclmulqdq": {"vpclmulqdq", "avx512f"},
+    "sse4.2": {"sse4_2"},
+    "armv8": {"crc32"},
+    "software": set(),
+}
 
 
 @pytest.mark.parametrize("backend", FLAGS)
@@ -88,7 +93,11 @@ def test_each_means_of_the_machine_can_be_chosen_and_equals_the_tables(backend: 
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     done = subprocess.run(
-        [sys.executable, "-c", COMPARED], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", COMPARED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     present = FLAGS[backend] <= set(Path("/proc/cpuinfo").read_text().split())
     assert done.stdout.split() == [backend if present else _core.crc32c_backend, "0xe3069283"]
