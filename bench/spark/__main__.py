@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.spark.ceiling import Ceiling
 from bench.spark.measure import Measured, in_turns, ratio, table
 from bench.spark.rows import digest, prepare
 from bench.spark.stores import Eoslog, Kafka, Parquet, Store, Stream
@@ -75,6 +76,7 @@ class Bench:
         self.broker: Broker | None = None
         connector = self._start_kafka()
         self.spark = session(place, connector)
+        self.spark.dataSource.register(Ceiling)
         self.ours = Eoslog(self.spark, place / "log")
         self.stores: dict[str, Store] = {
             "eoslog": self.ours,
@@ -131,6 +133,8 @@ class Bench:
         """Writes into a new table each round; the last one stays for the reads."""
 
         def before(store: str, number: int) -> None:
+            if store == CEILING:
+                return
             self.stores[store].make(table_of(store, number), PARTITIONS)
             if number:
                 self.stores[store].remove(table_of(store, number - 1))
@@ -138,7 +142,10 @@ class Bench:
         def write(store: str, number: int) -> None:
             self.stores[store].write(source, table_of(store, number))
 
-        cases = {name: partial(write, name) for name in self.stores}
+        def drop(number: int) -> None:
+            source.write.format("ceiling").mode("append").save()
+
+        cases = {CEILING: drop, **{name: partial(write, name) for name in self.stores}}
         self.compare("write", in_turns(cases, self.writes, before), {KAFKA: 3.0})
         expected = digest(source)
         for name, store in self.stores.items():
@@ -181,9 +188,6 @@ class Bench:
         """Sources of one prepared batch each, of the rows and the tasks that ours has."""
         import pyarrow as pa
 
-        from bench.spark.ceiling import Ceiling
-
-        self.spark.dataSource.register(Ceiling)
         tasks = self.ours.read(self.name).rdd.getNumPartitions()
         for kind in ("all", "value", "offset"):
             options = {} if kind == "all" else {"columns": kind}

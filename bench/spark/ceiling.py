@@ -1,5 +1,5 @@
-"""The ceiling of Spark's Python path: a source that hands out one prepared Arrow batch again and
-again, and does nothing else.
+"""The ceilings of Spark's Python path: a source that hands out one prepared Arrow batch again and
+again, and a sink that drops what it gets; neither does anything else.
 """
 
 from __future__ import annotations
@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 
 
 class Share(InputPartition):
@@ -20,11 +26,14 @@ class Share(InputPartition):
 
 
 class Ceiling(DataSource):
-    """`format("ceiling")`: options `batch` (an Arrow IPC file), `rows` and `tasks`."""
+    """`format("ceiling")`: options `batch` (an Arrow IPC file), `rows` and `tasks`, to read."""
 
     @classmethod
     def name(cls) -> str:
         return "ceiling"
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
+        return CeilingWriter()
 
     def schema(self) -> Any:
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -57,3 +66,12 @@ class CeilingReader(DataSourceReader):
                 left -= batch.num_rows
             if left:
                 yield batch.slice(0, left)
+
+
+class CeilingWriter(DataSourceArrowWriter):
+    """Takes rows and keeps none."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
