@@ -28,6 +28,11 @@ from eoslog.storage import files
 from eoslog.storage.log_settings import FOR_EVER
 from eoslog.storage.partition_log import LOCK_TIMEOUT_S, PartitionLog, S
 from eoslog.storage.producer_expiry import written_before
+from eoslog.storage.producer_snapshots import (
+    drop_stray_snapshots,
+    drop_torn_snapshots,
+    newest_snapshot,
+)
 from eoslog.storage.segment_swap import finish_renames, unfinished_swap
 from eoslog.storage.segments import (
     INDEX,
@@ -38,8 +43,6 @@ from eoslog.storage.segments import (
     TXN_INDEX,
     file_name,
     offsets_among,
-    offsets_in,
-    read_snapshot,
     write_snapshot,
 )
 
@@ -107,7 +110,7 @@ def start_fold(log: PartitionLog) -> None:
         version, _, listed = log.reader.listing()
         end = log.log_end
         bases = [base for base in listed if base <= end] or [0]
-        base, entries = _newest_snapshot(log.path, bases, delete_bad=False)
+        base, entries = newest_snapshot(log.path, bases, delete_bad=False)
         try:
             log.writer_files.enter(base, producers=entries)
         except FileNotFoundError:
@@ -117,47 +120,6 @@ def start_fold(log: PartitionLog) -> None:
         if version == log.core.published_segments_version:
             break  # else the files are another's: cleaned, or gone
     log.fold()
-
-
-def _newest_snapshot(path: str, bases: list[int], *, delete_bad: bool) -> tuple[int, bytes]:
-    """(base, entries) of the newest valid snapshot at a segment's base; else the first base."""
-    for base in reversed(bases):
-        name = os.path.join(path, file_name(base, SNAPSHOT))
-        try:
-            entries = read_snapshot(name)
-        except FileNotFoundError:
-            continue
-        if entries is not None:
-            return base, entries
-        if delete_bad:
-            files.remove(name)
-    return bases[0], b""
-
-
-def demand_snapshot(log: PartitionLog, base: int) -> None:
-    """Make the producer snapshot at a sealed segment's end if it is not there: who rolled may have
-    died before writing it, and once what lies before it is gone nothing else knows its producers.
-
-    What is damaged can't tell them: then there is none, as when the segment itself is lost.
-
-    Raises:
-        StorageError: it can't be written.
-    """
-    if files.exists(os.path.join(log.path, file_name(base, SNAPSHOT))):
-        return
-    bases = [b for b in offsets_in(log.path, LOG) if b < base]
-    start, entries = _newest_snapshot(log.path, bases, delete_bad=False)
-    fold = _core.Partition(log.session.control, log.slot, -1, 0, log.path)
-    fold.load(start, entries)
-    for current in (b for b in bases if b >= start):
-        fds = _open_for_scan(log, current, read_only=True)
-        try:
-            fold.use_segment(current, *fds)
-            if fold.scan_segment(os.fstat(fds[0]).st_size, False)[-1] is not None:
-                return
-        finally:
-            files.close(fds[0])
-    write_snapshot(log.path, base, fold.export_producers()[1])
 
 
 def _recover(log: PartitionLog, last: LastSession, producer_expiration_ms: int) -> bool:
@@ -179,9 +141,9 @@ def _recover(log: PartitionLog, last: LastSession, producer_expiration_ms: int) 
         below = written_before(log.path, 1 << 62, horizon_ms / 1000) if horizon_ms > 0 else 0
         start = _scan(log, last, standing, read_only=False)
         found = files.names(log.path)  # the scan may have made files, and removed some
-        changed |= _drop_stray_snapshots(log.path, found, log.core.next_offset) or found != names
+        changed |= drop_stray_snapshots(log.path, found, log.core.next_offset) or found != names
         if not last.clean:
-            _drop_torn_snapshots(log.path)
+            drop_torn_snapshots(log.path)
         if changed or not last.clean:
             files.fsync_dir(log.path)
         end = log.core.next_offset
@@ -224,7 +186,7 @@ def _scan(log: PartitionLog, last: LastSession, names: list[str], *, read_only: 
         if last.clean
         else max((b for b in bases if b < last.recovery_point), default=bases[0])
     )
-    base, entries = _newest_snapshot(
+    base, entries = newest_snapshot(
         path, [b for b in bases if b <= verify_from], delete_bad=not read_only
     )
     core.load(base, entries)
@@ -443,24 +405,3 @@ def _rewrite(fd: int, start: int, size: int) -> None:
         if len(data) != wanted:
             raise StorageError(f"{len(data)} bytes at {position}, expected {wanted}")
         _core.os_pwrite(fd, data, position)
-
-
-def _drop_torn_snapshots(path: str) -> None:
-    """What a crash left of a snapshot is not shown to whoever opens the directory next."""
-    for offset in offsets_in(path, SNAPSHOT):
-        name = os.path.join(path, file_name(offset, SNAPSHOT))
-        if read_snapshot(name) is None:
-            files.remove(name)
-
-
-def _drop_stray_snapshots(path: str, names: list[str], end: int) -> bool:
-    """Keep snapshots at segment bases, and the largest other one up to the end (Kafka
-    ProducerStateManager.removeStraySnapshots); whether any went.
-    """
-    bases = set(offsets_among(names, LOG))
-    strays = [offset for offset in offsets_among(names, SNAPSHOT) if offset not in bases]
-    keep = max((o for o in strays if bases and max(bases) < o <= end), default=None)
-    gone = [offset for offset in strays if offset != keep]
-    for offset in gone:
-        files.remove(os.path.join(path, file_name(offset, SNAPSHOT)))
-    return bool(gone)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from eoslog.errors import OffsetOutOfRange, PolicyViolation, StorageError
 from eoslog.storage import files
+from eoslog.storage.producer_snapshots import demand_snapshot
 from eoslog.storage.segment_swap import finish_swap
 from eoslog.storage.segments import DELETED, INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
 
@@ -99,8 +100,6 @@ def _expired(log: PartitionLog, start: int, end: int, active: bool, horizon_ms: 
 
 
 def _advance(log: PartitionLog, log_start: int) -> None:
-    from eoslog.storage.log_loader import demand_snapshot
-
     bases = log.reader.bases(beyond=log.log_end)
     # Data of an open transaction goes with its marker's decision, not before.
     limit = min(log_start, log.stable_end)
