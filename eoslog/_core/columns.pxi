@@ -301,10 +301,11 @@ cdef class ColumnDecoder:
             if unlikely(following == NULL):
                 following = parse_common_record(p, stop, &record)
                 if following != NULL:
-                    learn_shape(&shape, p, &record, i)
+                    learn_shape(&shape, p, stop, &record, i)
                 else:
                     following = parse_any_record(p, stop, &odd, fault)
-                    record = odd
+                    if following != NULL:
+                        record = odd
             p = following
             if unlikely(p != NULL and (record.offset_delta <= delta or record.offset_delta > last_delta)):
                 p = record_fault(fault, RECORD_OFFSET, record.key, record.offset_delta, delta)

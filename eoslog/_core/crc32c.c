@@ -1,8 +1,8 @@
 /* CRC-32C by the best means of the machine: folding by carry-less multiplication of 512 bits, the
  * CRC instruction, or slice-by-8 tables.
  *
- * The choice is made once, when the module is loaded; EOSLOG_CRC32C names another one that the
- * machine has (its `backend`). No -march: special instructions appear only in the functions marked
+ * The choice is made once, when the module is loaded; EOSLOG_CRC32C names a slower one by its
+ * `backend`, and counts for nothing where the machine has no such. No -march: special instructions appear only in the functions marked
  * with a target attribute.
  *
  * The CRC instruction has a latency of three cycles and a throughput of one, so long inputs run as
@@ -245,8 +245,9 @@ FOLDING static uint32_t crc32c_folding(uint32_t crc, const uint8_t *p, size_t si
 {
     if (size < 128)
         return crc32c_hardware(crc, p, size);
-    __m512i d = _mm512_xor_si512(_mm512_loadu_si512(p),
-                                 _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)~crc)));
+    __m512i d = _mm512_xor_si512(
+        _mm512_loadu_si512(p),
+        _mm512_inserti32x4(_mm512_setzero_si512(), _mm_cvtsi32_si128((int)~crc), 0));
     __m512i by_512 = spread(&over_512);
     if (size >= 2 * FOLDED) {
         __m512i by_2048 = spread(&over_2048);
@@ -313,7 +314,7 @@ __attribute__((constructor)) static void choose(void)
 #if defined(__x86_64__)
     fill_factors();
 #endif
-    for (chosen = 0; !backends[chosen].present();)
+    while (!backends[chosen].present())
         chosen++;
     for (size_t i = chosen; wanted && i < count; i++)
         if (strcmp(wanted, backends[i].name) == 0 && backends[i].present())

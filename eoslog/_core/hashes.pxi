@@ -7,8 +7,8 @@ from eoslog._core.crc32c cimport (
 )
 from eoslog._core.murmur2 cimport key_partition, murmur2_hash
 
-# What the module computes CRC-32C with: "vpclmulqdq", "sse4.2", "armv8" or "software". The variable
-# EOSLOG_CRC32C=software takes another one that the machine has.
+# What the module computes CRC-32C with: "vpclmulqdq", "sse4.2", "armv8" or "software": the best
+# that the machine has, or the one of these that EOSLOG_CRC32C names.
 crc32c_backend = eoslog_crc32c_backend().decode("ascii")
 
 

@@ -3,7 +3,7 @@
 # Two comparisons of eight bytes and one of four tell whether a record has the sizes of the one before
 # and its other varints in the same places. Then all that is left to decode are those two varints, the
 # timestamp's and the offset's, and where everything lies is known before any of it is read.
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from eoslog._core.record_reader cimport RecordFields, unlikely
@@ -26,7 +26,8 @@ cdef struct RecordShape:
     int32_t value_size_at
     int32_t value_at
     int32_t value_size
-    int64_t size                # bytes of the record
+    int64_t size                # bytes of the record,
+    int64_t room                # and how many must be there for what is loaded; INT64_MAX: no shape
     int32_t missed              # the last record that was not like the one before,
     int32_t due                 # the first one that is learned from again,
     int32_t pause               # and how many are passed over next time
@@ -44,7 +45,7 @@ cdef inline uint32_t load_le32(const uint8_t* p) noexcept nogil:
 cdef inline void forget_shape(RecordShape* shape) noexcept nogil:
     """No record has this shape."""
     memset(shape, 0, sizeof(RecordShape))
-    shape.size = INT32_MAX
+    shape.room = INT64_MAX
     shape.missed = -2
 
 cdef inline int32_t expect_varint(RecordShape* shape, const uint8_t* record, int32_t at, uint64_t bits) noexcept nogil:
@@ -57,12 +58,16 @@ cdef inline int32_t expect_varint(RecordShape* shape, const uint8_t* record, int
             return at
 
 cdef inline void learn_shape(
-    RecordShape* shape, const uint8_t* record, const RecordFields* fields, int32_t number
+    RecordShape* shape, const uint8_t* record, const uint8_t* end, const RecordFields* fields, int32_t number
 ) noexcept nogil:
-    """Takes the shape of a record that `parse_common_record` has taken, now and then where few are alike.
+    """Takes the shape of a record that `parse_common_record` has taken.
+
+    Where none is like the one before, ever more records are passed over, up to LONGEST_PAUSE; one that
+    was alike ends that.
 
     Args:
         record: its first byte.
+        end: of the batch.
         fields: what was found in it.
         number: of the record in its batch.
     """
@@ -78,8 +83,9 @@ cdef inline void learn_shape(
     shape.value_size_at = shape.key_at + max(fields.key_size, 0)
     shape.value_at = <int32_t>(fields.value - record)
     shape.value_size = fields.value_size
-    if shape.size < SHAPE_BYTES or shape.value_size_at + 4 > shape.size:
-        shape.size = INT32_MAX              # what is loaded would not lie within it
+    shape.room = max(shape.size, SHAPE_BYTES, shape.value_size_at + 4)
+    if shape.room > end - record:           # a small one, the last of its batch
+        shape.room = INT64_MAX
         return
     shape.mask[0] = shape.mask[1] = 0
     at = expect_varint(shape, record, 0, 0xFF)
@@ -108,7 +114,7 @@ cdef inline const uint8_t* parse_alike(
     Args:
         timed: fill in the timestamp.
     """
-    if unlikely(end - p < shape.size):
+    if unlikely(end - p < shape.room):
         return NULL
     if unlikely((((load_le64(p) & shape.mask[0]) ^ shape.same[0]) |
                  ((load_le64(p + 8) & shape.mask[1]) ^ shape.same[1]) |

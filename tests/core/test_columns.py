@@ -275,8 +275,9 @@ def test_sizes_and_deltas_of_every_width(view: bool, alike: int) -> None:
         *([(TS, None, b"x" * size, ()), (TS + 9, b"k", None, ())] for size in (0, 3, 100)),
         [(TS + i, b"key", b"of one shape", ()) for i in range(4)],
         [(TS + 100 * i, None, b"of one shape", ()) for i in range(3)],
+        [(TS + i, b"key", None, ()) for i in range(4)],
     ],
-    ids=["0 bytes", "3 bytes", "100 bytes", "alike", "alike without keys"],
+    ids=["0 bytes", "3 bytes", "100 bytes", "alike", "alike without keys", "alike without values"],
 )
 def test_each_changed_byte_of_a_record_is_judged_as_the_format_says(records: list[Any]) -> None:
     """Every value of every byte of a batch's records: what the reference refuses is refused, the rest is equal."""
