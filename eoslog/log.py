@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from eoslog.client.recipes import dedupe, run_transaction
 from eoslog.closing import Closing
 from eoslog.config import LogConfig
 from eoslog.engine import Engine
-from eoslog.errors import CorruptRecord, IllegalState, UnknownTopicOrPartition
+from eoslog.errors import CorruptRecord, IllegalState, StorageError, UnknownTopicOrPartition
 from eoslog.model import (
     BackupReport,
     CheckReport,
@@ -25,7 +26,7 @@ from eoslog.model import (
     TopicPartition,
     TransactionDescription,
 )
-from eoslog.storage import log_checker
+from eoslog.storage import files, log_checker
 from eoslog.storage.partition_log import PartitionLog
 
 if TYPE_CHECKING:
@@ -419,17 +420,27 @@ class Log(Closing):
     def check(self, full: bool = False) -> CheckReport:
         """Read every batch by its CRC and compare the indexes; `full` decodes every record too."""
         engine = self.engine
+        flushed = log_checker.recovery_points(engine.path)  # before the ends, which never lie below
         found = [*engine.transaction_partitions(), *engine.group_partitions()]
         for key in engine.user_partitions():
-            with contextlib.suppress(CorruptRecord):  # it is read as its files are
+            try:
                 found.append(engine.partition(*key))
+            except CorruptRecord:
+                pass  # it is read as its files are
+            except StorageError:
+                if files.is_dir(os.path.join(engine.path, "{}-{}".format(*key))):
+                    raise  # else the check says that it is missing
         logs = {log.name: log for log in found}
-        return log_checker.check(
-            self.engine.path,
+        report = log_checker.check(
+            engine.path,
             full=full,
             ends={name: log.log_end for name, log in logs.items()},
             versions=lambda name: logs[name].cleaned_version if name in logs else 0,
+            flushed=flushed,
         )
+        left = {key: flushed.get(key, 0) for key in engine.user_partitions()}
+        missing = log_checker.missing(engine.path, left)
+        return dataclasses.replace(report, problems=[*missing, *report.problems])
 
     def trace(self, callback: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
         """Get an event for each coordinator request; call what is returned to stop."""

@@ -18,6 +18,7 @@ from eoslog.model import CheckReport, Problem
 from eoslog.storage import checkpoints, files, running_broker, segment_files
 from eoslog.storage.kafka_directory import is_kafka_directory, read_kafka_directory
 from eoslog.storage.legacy_messages import LegacyBatch
+from eoslog.storage.log_checker import recovery_points
 from eoslog.storage.segment_files import SegmentFiles
 
 __all__ = ["check_kafka"]
@@ -50,7 +51,11 @@ def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False
         if not places:
             raise ConfigError(f"{path} holds no partition directory and is none")
     problems = _of_the_whole(path) if is_kafka_directory(path) else []
-    partitions = [_Partition(place, full) for place in places]
+    points = recovery_points(path)
+    partitions = [
+        _Partition(place, full, points.get(segment_files.partition_of_path(place), 0))
+        for place in places
+    ]
     for partition in partitions:
         partition.run()
     return CheckReport(
@@ -71,9 +76,10 @@ def _of_the_whole(path: str) -> list[Problem]:
 
 
 class _Partition:
-    def __init__(self, path: str, full: bool) -> None:
+    def __init__(self, path: str, full: bool, flushed: int) -> None:
         self.path = path
         self.full = full
+        self.flushed = flushed
         self.batches = self.records = 0
         self.problems: list[Problem] = []
 
@@ -81,10 +87,20 @@ class _Partition:
         self.problems.append(Problem(path, position, message))
 
     def run(self) -> None:
+        end = self._segments()
+        if end < self.flushed:
+            self._problem(
+                self.path, 0,
+                f"the log ends at offset {end}, it was flushed up to offset {self.flushed}: a file "
+                "is missing or cut short",
+            )  # fmt: skip
+
+    def _segments(self) -> int:
+        """Checks the files; the offset that the log ends at."""
         try:
             segments = segment_files.list_segments(self.path)
         except ConfigError:
-            return  # made, and never written to
+            return 0  # made, and never written to
         expected = segments[0].base_offset
         for segment in segments:
             if segment.base_offset < expected:
@@ -99,6 +115,7 @@ class _Partition:
         epochs = os.path.join(self.path, checkpoints.LEADER_EPOCH_CHECKPOINT)
         self._reads(epochs, lambda: checkpoints.read_leader_epochs(epochs))
         self._reads(self.path, lambda: checkpoints.read_partition_metadata(self.path))
+        return expected
 
     def _reads(self, path: str, read: Callable[[], object]) -> None:
         try:

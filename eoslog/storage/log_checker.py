@@ -62,6 +62,7 @@ def check(
     full: bool = False,
     ends: Mapping[str, int] | None = None,
     versions: Callable[[str], int] | None = None,
+    flushed: Mapping[tuple[str, int], int] | None = None,
 ) -> CheckReport:
     """Check every partition of a directory.
 
@@ -72,14 +73,19 @@ def check(
             are read to their files' ends.
         versions: the version of a partition's list of segments; one that changes while a partition
             is read means that it has to be read again.
+        flushed: recovery points, as they were before `ends`: what lies below them must be there.
+            None: those that the directory has.
     """
     partitions = batches = records = 0
     problems: list[Problem] = []
-    for name in partition_directories(path):
+    points = recovery_points(path) if flushed is None else flushed
+    names = partition_directories(path)
+    for name in names:
         partitions += 1
         while True:
             version = versions(name) if versions is not None else None
-            walk = _Walk(os.path.join(path, name), (ends or {}).get(name, _MAX), full)
+            end = (ends or {}).get(name, _MAX)
+            walk = _Walk(os.path.join(path, name), end, full, points)
             with contextlib.suppress(FileNotFoundError):
                 walk.run()
                 if versions is None or version == versions(name):
@@ -92,13 +98,37 @@ def check(
     return CheckReport(partitions, batches, records, problems)
 
 
+def recovery_points(path: str) -> dict[tuple[str, int], int]:
+    """(topic, partition) -> offset (exclusive) up to which a directory notes it as flushed."""
+    place = os.path.join(path, checkpoints.RECOVERY_POINT_CHECKPOINT)
+    return checkpoints.read_offsets(place, lenient=True)
+
+
+def missing(path: str, points: Mapping[tuple[str, int], int]) -> list[Problem]:
+    """The partitions that held something when `points` were read and have no directory now.
+
+    Points of deleted topics stay noted: the caller knows which topics there are.
+    """
+    problems = []
+    for (topic, number), point in sorted(points.items()):
+        place = os.path.join(path, f"{topic}-{number}")
+        if point > 0 and not files.is_dir(place):
+            problems.append(
+                Problem(place, 0, f"the directory is missing; it held offsets up to {point}")
+            )
+    return problems
+
+
 class _Walk:
     """One partition directory: its batches in order, and what its indexes say of them."""
 
-    def __init__(self, path: str, end: int, full: bool) -> None:
+    def __init__(
+        self, path: str, end: int, full: bool, points: Mapping[tuple[str, int], int]
+    ) -> None:
         self.path = path
         self.end = end
         self.full = full
+        self._points = points
         self.batches = 0
         self.records = 0
         self.problems: list[Problem] = []
@@ -127,7 +157,8 @@ class _Walk:
         if bases:
             self._open = segment_files.open_before(segment_files.list_segments(self.path))
         # Below it a broker's cleaner may have left gaps between segments; ours leaves none.
-        cleaned_to = self._noted(checkpoints.CLEANER_CHECKPOINT)
+        cleaned = os.path.join(os.path.dirname(self.path), checkpoints.CLEANER_CHECKPOINT)
+        cleaned_to = checkpoints.read_offsets(cleaned, lenient=True).get(self._key, 0)
         for base in bases:
             if base >= self.end and base > 0:
                 break
@@ -145,7 +176,9 @@ class _Walk:
             expected = self._segment(base, expected)
             if self.bad is not None:
                 break
-        flushed = min(self._noted(checkpoints.RECOVERY_POINT_CHECKPOINT), self.end)
+        # Less by now: the topic was deleted and made again.
+        now = recovery_points(os.path.dirname(self.path))
+        flushed = min(points.get(self._key, 0) for points in (self._points, now))
         if self.bad is None and expected < flushed:
             self._problem(
                 bases[-1] if bases else 0, LOG, 0,
@@ -156,12 +189,10 @@ class _Walk:
             if read_snapshot(os.path.join(self.path, file_name(offset, SNAPSHOT))) is None:
                 self._problem(offset, SNAPSHOT, 0, "not a valid producer snapshot")
 
-    def _noted(self, checkpoint: str) -> int:
-        """What a checkpoint file beside the partitions says of this one; 0 if nothing."""
-        place, name = os.path.split(self.path)
-        topic, _, number = name.rpartition("-")
-        known = checkpoints.read_offsets(os.path.join(place, checkpoint), lenient=True)
-        return known.get((topic, int(number)), 0)
+    @property
+    def _key(self) -> tuple[str, int]:
+        topic, _, number = os.path.basename(self.path).rpartition("-")
+        return topic, int(number)
 
     def _segment(self, base: int, expected: int) -> int:
         starts: dict[int, tuple[int, int]] = {}
@@ -338,6 +369,8 @@ def repair(path: str, mode: str) -> RepairReport:
                 files.remove(problem.path)  # made again by the next opening
         cut = 0
         names = partition_directories(path)
+        points = recovery_points(path)
+        problems += _identity_problems(path)
         for name in names:
             place = os.path.join(path, name)
             half = unfinished_swap(files.names(place))
@@ -346,7 +379,7 @@ def repair(path: str, mode: str) -> RepairReport:
                     Problem(os.path.join(place, half), 0, "a swap, half done, is finished")
                 )
                 finish_renames(place)
-            walk = _Walk(place, _MAX, True)
+            walk = _Walk(place, _MAX, True, points)
             walk.run()
             problems += walk.problems
             if mode == "cut" and walk.bad is not None:
@@ -396,6 +429,17 @@ def _directory_problems(path: str) -> list[Problem]:
                 )
             )  # fmt: skip
     return problems
+
+
+def _identity_problems(path: str) -> list[Problem]:
+    """What is wrong with the file that says what the directory is; nothing can make it again."""
+    try:
+        if checkpoints.read_meta_properties(path) is not None or not partition_directories(path):
+            return []
+        message = "missing"
+    except CorruptRecord as error:
+        message = str(error)
+    return [Problem(os.path.join(path, checkpoints.META_PROPERTIES), 0, message)]
 
 
 def _cut(path: str, base: int, position: int, end: int) -> int:

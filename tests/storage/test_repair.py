@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -173,3 +174,67 @@ def test_the_command_exits_with_5_and_says_where_as_json(place):
     assert run("repair", "--mode", "cut").returncode == 0
     assert run("repair").returncode == 0
     assert run("check").returncode == 0
+
+
+@pytest.fixture
+def two_topics(tmp_path):
+    with eoslog.open(tmp_path) as log:
+        for topic in ("kept", "lost"):
+            log.create_topic(topic)
+            with log.producer() as producer:
+                producer.send(topic, b"v").result(10)
+    return tmp_path
+
+
+def checks_of(place):
+    """What an open log says of itself, for reading only and for writing."""
+    for read_only in (True, False):
+        with eoslog.open(place, read_only=read_only) as log:
+            yield log.check()
+
+
+def is_told(report, path, what):
+    (problem,) = report.problems
+    return str(path) in problem.path and what in problem.message and report.partitions > 0
+
+
+def test_a_partition_without_its_only_segment_is_told_by_every_check(two_topics):
+    (segment,) = (two_topics / "lost-0").glob("0*.log")
+    segment.unlink()
+    before = files_of(two_topics)
+    for report in (eoslog.repair(two_topics), eoslog.check(two_topics), *checks_of(two_topics)):
+        assert is_told(report, two_topics / "lost-0", "was flushed up to offset 1")
+    assert {name: files_of(two_topics)[name] for name in before if "lost-0" in name} == {
+        name: content for name, content in before.items() if "lost-0" in name
+    }
+    eoslog.repair(two_topics, mode="cut")
+    with eoslog.open(two_topics) as log:
+        assert log.check().ok
+        assert [log.offsets(topic, 0).log_end for topic in ("kept", "lost")] == [1, 0]
+
+
+def test_a_partition_without_its_directory_is_told_and_the_others_are_checked(two_topics):
+    shutil.rmtree(two_topics / "lost-0")
+    for report in checks_of(two_topics):
+        assert is_told(report, two_topics / "lost-0", "held offsets up to 1")
+
+
+@pytest.mark.parametrize("content", [None, b"bad=1\n"])
+def test_the_file_that_says_what_a_directory_is_counts_too(place, content):
+    """Nothing makes it again, so that a cut does not touch it."""
+    path = place / "meta.properties"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    for mode in ("report", "cut"):
+        (problem,) = eoslog.repair(place, mode=mode).problems
+        assert problem.path == str(path)
+        assert path.exists() == (content is not None)
+
+
+def test_a_deleted_topic_is_no_loss(place):
+    with eoslog.open(place) as log:
+        log.delete_topic("t")
+        assert log.check().ok
+    assert eoslog.repair(place).ok
+    assert eoslog.check(place).ok
