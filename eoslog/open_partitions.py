@@ -17,7 +17,8 @@ from eoslog.storage.directory import remove_partition
 from eoslog.storage.last_run import LastRun
 from eoslog.storage.metadata import MetadataLog
 from eoslog.storage.metadata_fold import PartitionInfo
-from eoslog.storage.partition_log import LogSettings, PartitionLog
+from eoslog.storage.partition_log import LOCK_TIMEOUT_S, LogSettings, PartitionLog
+from eoslog.storage.segment_swap import CleanerLock
 from eoslog.storage.session import Session
 
 
@@ -55,6 +56,7 @@ class OpenPartitions:
         self._mutex = threading.RLock()
         self._partitions: dict[tuple[str, int], PartitionLog] = {}
         self._slots: dict[int, PartitionLog] = {}
+        self._cleaner_locks: dict[int, CleanerLock] = {}  # of deleted partitions
         self._coordinators_ready = False
         self.on_append: Callable[[PartitionLog], None] | None = None
         self.on_log_start: Callable[[PartitionLog], None] = _ignore
@@ -199,6 +201,8 @@ class OpenPartitions:
             raise StorageError(
                 f"{log.path} is missing; it held offsets up to {point}", path=log.path
             )
+        if recreated:
+            self._await_cleaners(log)
         with self.session.bootstrap():
             if files.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
                 return False
@@ -210,6 +214,26 @@ class OpenPartitions:
                 os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT), [(log.leader_epoch, 0)]
             )
         return True
+
+    def _await_cleaners(self, log: PartitionLog) -> None:
+        """Wait for who is at the segments of a deleted topic: by names, which become `log`'s here.
+
+        Whoever takes a cleaner lock of a deleted topic after this lets go of it at once.
+
+        Raises:
+            LockTimeout: somebody is stopped there, or copies them for a backup.
+        """
+        for topic in self.metadata.deleted.values():
+            info = topic.partitions.get(log.partition) if topic.name == log.topic else None
+            if info is None:
+                continue
+            self.session.ensure_slot(info.slot)
+            self.session.control.mark_deleted(info.slot)
+            lock = self._cleaner_locks.get(info.slot)
+            if lock is None:
+                lock = CleanerLock(self.session.append_lock(info.slot)[0], info.slot)
+            with lock.held(log.name, LOCK_TIMEOUT_S):
+                pass
 
     def _open_coordinators(self) -> None:
         """All transaction logs come first: the fate of open data is read from them."""
@@ -225,6 +249,7 @@ class OpenPartitions:
         with self._mutex:
             log = self._partitions.get((topic, partition))
             if log is not None:
+                self._cleaner_locks[log.slot] = log.cleaner_lock  # a thread may be under it yet
                 self._forget(log)
 
     def _forget(self, log: PartitionLog) -> None:

@@ -23,6 +23,7 @@ from eoslog.closing import Closing
 from eoslog.config import ConsumerConfig
 from eoslog.errors import (
     ConfigError,
+    EoslogError,
     ErrorCode,
     IllegalState,
     UnknownTopicOrPartition,
@@ -93,6 +94,8 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
             on_revoke: the same before partitions go; progress may be committed there.
             on_lost: the same for partitions that are another's already; default: `on_revoke`.
 
+        A listener runs inside a poll: it may commit and seek there, not close or unsubscribe.
+
         Raises:
             IllegalState: partitions were assigned by `assign`; or the log is read-only.
         """
@@ -146,9 +149,18 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
             self._fetcher.locate(added)
 
     def unsubscribe(self) -> None:
-        """Commit as on close, leave the group, and read nothing."""
+        """Commit as on close, leave the group, and read nothing.
+
+        Raises:
+            IllegalState: called by a listener of a rebalance.
+        """
         with self._use:
+            self._refuse_in_listener("unsubscribe")
             self._leave()
+
+    def _refuse_in_listener(self, call: str) -> None:
+        if self._membership.telling:
+            raise IllegalState(f"{call}() inside a rebalance listener: call it after the poll")
 
     def _leave(self) -> None:
         try:
@@ -268,16 +280,16 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
 
     def _commit_then(self, collect: Callable[[], Any]) -> Any:
         """At most once: what is found is committed before anybody sees it."""
-        before = [(state, state.position) for state in self._subscription.states.values()]
+        states = self._subscription.states.values()
+        before = [(state, state.position, state.reset) for state in states]
         found = collect()
         if found:
             try:
                 self._commit_positions(self._subscription.states)
             except BaseException:
                 # Nobody has seen it: where nothing was committed it may be handed out later.
-                for state, position in before:
-                    if position is not None:
-                        state.move_to(position)
+                for state, position, reset in before:
+                    state.put_back(position, reset)
                 raise
         return found
 
@@ -300,6 +312,11 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
             return False
         return self._producer.transaction_state in _TRANSACTION_STATES
 
+    def fail_transaction(self, error: EoslogError) -> None:
+        """The bound producer's open transaction can only be aborted."""
+        if self._producer is not None:
+            self._producer.fail_transaction(error)
+
     # The end.
 
     @property
@@ -316,18 +333,28 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
         """Commit as auto-commit would, leave the group, let go of the directory.
 
         A static member keeps its place in the group. Closing twice, or in a forked child, does
-        nothing.
+        nothing. A `with` block that ends with an exception commits nothing: what was being
+        processed then is read again.
+
+        Raises:
+            IllegalState: called by a listener of a rebalance.
         """
         if self._use.closed or self._use.forked:
             self._use.closed = True
             return
         with self._use:
+            self._refuse_in_listener("close")
             try:
                 self._leave()
             finally:
                 self._use.closed = True
                 if self._owns_engine:
                     self._engine.close()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self._auto_commit = False
+        self.close()
 
     @property
     def closed(self) -> bool:

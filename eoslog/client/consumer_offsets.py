@@ -107,7 +107,7 @@ class ConsumerOffsets:
         found = {}
         for partition in partitions:
             state = self._subscription.states.get(partition)
-            if state is None or state.position is None:
+            if state is None or state.position is None or state.of_deleted:
                 continue
             if not changed_only or state.position != state.committed:
                 found[state.partition] = OffsetAndMetadata(state.position)
@@ -191,13 +191,19 @@ class ConsumerOffsets:
 
     def positions(self) -> dict[TopicPartition, int]:
         """The positions of all assigned partitions that have one: what there is to commit."""
-        states = self._subscription.states.values()
-        return {s.partition: s.position for s in states if s.position is not None}
+        with self._use:
+            states = self._subscription.states.values()
+            return {
+                s.partition: s.position
+                for s in states
+                if s.position is not None and not s.of_deleted
+            }
 
     def group_metadata(self) -> GroupMetadata:
         """What `send_offsets_to_transaction` needs to fence this member."""
-        self._group()
-        return self._membership.metadata()
+        with self._use:
+            self._group()
+            return self._membership.metadata()
 
     # Moving.
 

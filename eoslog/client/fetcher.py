@@ -64,8 +64,11 @@ class Fetcher:
         """
         # Asked for anew each time: a topic may be deleted, and made again under its name.
         partition = state.partition
-        state.log = self._engine.partition(partition.topic, partition.partition)
-        return state.log
+        log = self._engine.partition(partition.topic, partition.partition)
+        if state.log is not None and state.log.topic_id != log.topic_id:
+            state.forget()
+        state.log = log
+        return log
 
     def bound(self, state: PartitionState) -> int:
         """Where reading ends at present."""
@@ -158,7 +161,9 @@ class Fetcher:
             self._turn += 1  # `poll` has handed out the rest
         self._unfinished = False
         out: list[Any] = []
+        before = []
         for turn, state in self.in_turn():
+            before.append((state, state.position, state.reset))
             try:
                 out += self._collect_from(state, limit - len(out))
             except EoslogError:
@@ -166,6 +171,10 @@ class Fetcher:
                 if out:
                     break
                 self._turn = turn + 1
+                raise
+            except BaseException:  # an interrupt: nobody gets what was taken
+                for taken, position, reset in before:
+                    taken.put_back(position, reset)
                 raise
             if len(out) >= limit:
                 self.current = state
@@ -213,6 +222,8 @@ class Fetcher:
                 return None
             try:
                 log = self.log(state)
+                if state.position is None:
+                    continue  # the topic was made again
                 bound: int = getattr(log, self._bound_name)
                 if position >= bound and log.log_start <= position <= log.log_end:
                     return None

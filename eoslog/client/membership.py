@@ -18,6 +18,7 @@ from eoslog.client.fetcher import Fetcher
 from eoslog.client.subscription import Listener, SubscriptionState
 from eoslog.config import ConsumerConfig
 from eoslog.errors import (
+    CommitFailed,
     FencedInstanceId,
     FencedMemberEpoch,
     NoOffset,
@@ -55,6 +56,7 @@ class Membership:
         self._resubscribed = False
         # Something is to be let go as soon as the transaction ends.
         self._held_up = False
+        self.telling = False  # a listener is running
         # When to look after the group again (monotonic seconds).
         self.next_step = 0.0
         self.member_id = NO_MEMBER
@@ -92,20 +94,31 @@ class Membership:
                 transaction, whose offsets could not be committed any more.
 
         Raises:
+            CommitFailed: the membership was lost inside an open transaction, which can only be
+                aborted now: the group reads again what it has read.
             FencedInstanceId: another consumer took over group.instance.id.
         """
+        held = bool(self._subscription.states)
         try:
             self._step(may_revoke)
         except (UnknownMember, StaleMemberEpoch, FencedMemberEpoch) as error:
             logger.warning("group %s: %s; joining again", self.group_id, error)
             member_id = self.member_id
-            self.lose()
-            if not isinstance(error, UnknownMember):
-                # The old membership would hold its partitions as long as this process lives.
-                self._groups.leave(self.group_id, member_id)
+            try:
+                self.lose()
+            finally:
+                if not isinstance(error, UnknownMember):
+                    # The old membership would hold its partitions as long as this process lives.
+                    self._groups.leave(self.group_id, member_id)
+            if held and not may_revoke:
+                moved = CommitFailed(f"group {self.group_id!r} moved on: {error}", abortable=True)
+                self._consumer.fail_transaction(moved)
+                raise moved from error
             self._step(may_revoke)
-        except FencedInstanceId:
+        except FencedInstanceId as error:
             self.lose()
+            if not may_revoke:
+                self._consumer.fail_transaction(error)
             raise
         if not self._held_up:
             interval = self._config.heartbeat_interval_ms / 1000
@@ -176,9 +189,11 @@ class Membership:
         self.epoch = 0
         self.next_step = 0.0
         lost = self._subscription.on_lost or self._subscription.on_revoke
-        if partitions:
-            self._tell(lost, partitions)
-        self._subscription.remove(partitions)
+        try:
+            if partitions:
+                self._tell(lost, partitions)
+        finally:  # whatever the listener says: they are another's
+            self._subscription.remove(partitions)
 
     def leave(self) -> None:
         """Commit, let go of everything, and leave the group."""
@@ -194,5 +209,10 @@ class Membership:
             self._groups.leave(self.group_id, member_id)
 
     def _tell(self, listener: Listener | None, partitions: list[TopicPartition]) -> None:
-        if listener is not None:
+        if listener is None:
+            return
+        self.telling = True
+        try:
             listener(self._consumer, list(partitions))
+        finally:
+            self.telling = False

@@ -297,6 +297,11 @@ class Producer(RecordAccumulator):
         """The current epoch; -1 before the first batch or `init_transactions`."""
         return self._identity.producer_epoch
 
+    def fail_transaction(self, error: EoslogError) -> None:
+        """Let the open transaction only be aborted; a bound consumer lost what it has read."""
+        if self._transactions is not None:
+            self._transactions.fail(error)
+
     @property
     def transaction_state(self) -> str | None:
         """Kafka's name of the client's state; None for a producer without a transactional id."""
@@ -347,12 +352,19 @@ class Producer(RecordAccumulator):
             deadline = self._deadline(timeout)
             if manager.error is not None:
                 raise manager.error
+            gate = self.gate
             manager.transition(ClientState.COMMITTING, "commit_transaction")
             self.gate = _NO_TRANSACTION
-            self._send_all(deadline, "commit_transaction")
-            self._sender.acks.untold = None
-            if manager.error is not None:
-                raise manager.error
+            try:
+                self._send_all(deadline, "commit_transaction")
+                self._sender.acks.untold = None
+                if manager.error is not None:
+                    raise manager.error
+            except BaseException:
+                # Nobody was asked for the commit: the transaction is as open as before.
+                if manager.withdraw_commit():
+                    self.gate = gate
+                raise
             manager.end(True, deadline)
 
     def abort_transaction(self, timeout: float | None = None) -> None:

@@ -51,6 +51,8 @@ def run_transaction(producer: Producer, work: Callable[[Any], T], *, retries: in
     Raises:
         CommitOutcomeUnknown: the decision may or may not be on disk; the next
             `init_transactions()` of the same id tells.
+        RequestTimedOut: the commit was asked for and is not known to be done: call
+            `commit_transaction()` again.
     """
     for attempt in range(retries + 1):
         try:
@@ -61,6 +63,8 @@ def run_transaction(producer: Producer, work: Callable[[Any], T], *, retries: in
         except KafkaError as error:
             if error.fatal or attempt == retries or not (error.abortable or error.retriable):
                 raise
+            if producer.transaction_state != "READY":
+                raise  # an end was asked for and is not known to be done: nothing may begin
         else:
             return done
     raise AssertionError("unreachable")

@@ -39,6 +39,11 @@ class PartitionState(_core.FetchedRecords):
         self.blocked_at = -1
         self.next_drive = 0.0
 
+    @property
+    def of_deleted(self) -> bool:
+        """Whether the position is one of a topic that is deleted; its name may be another's."""
+        return self.log is not None and self.log.core.deleted
+
     def move_to(self, offset: int) -> None:
         """Go on reading at an offset; what was fetched is dropped."""
         self.drop_fetched()
@@ -47,11 +52,22 @@ class PartitionState(_core.FetchedRecords):
         if self.start is None:
             self.start = offset
 
+    def put_back(self, position: int | None, reset: str | None) -> None:
+        """Nobody has seen what was taken since: go on as before."""
+        self.drop_fetched()
+        self.position = position
+        self.reset = reset
+
     def rewind(self) -> None:
         """Find the committed offset anew, or go back to where reading began."""
         self.drop_fetched()
         self.position = None
         self.reset = None
+
+    def forget(self) -> None:
+        """The topic is another one, made again under its name: nothing known of it holds."""
+        self.rewind()
+        self.start = self.committed = None
 
     def ask_reset(self, policy: str) -> None:
         """Go to one end of the log when the position is next needed."""

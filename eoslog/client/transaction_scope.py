@@ -44,6 +44,7 @@ class Transaction:
             ConfigError: the consumer commits by itself, which would not wait for this transaction,
                 or reads what may be aborted.
             CommitFailed: the group moved on.
+            IllegalState: the consumer is closed, or reads nothing.
         """
         if getattr(consumer, "auto_commits", False):
             raise ConfigError(
@@ -55,6 +56,8 @@ class Transaction:
             )
         self._consumers.add(consumer)
         offsets = consumer.positions()
+        if not offsets and not consumer.assignment() and not consumer.subscription():
+            raise IllegalState("commit_offsets: the consumer is neither subscribed nor assigned")
         if offsets:
             self._producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
 

@@ -108,6 +108,7 @@ class TransactionManager:
         self.timeout_ms = timeout_ms
         self.state = ClientState.UNINITIALIZED
         self.error: EoslogError | None = None
+        self.asked = False  # for the end of the open transaction: it may have been decided
         self.partitions: set[TopicPartition] = set()
         self.listed: set[TopicPartition] = set()
         self.coming: set[TopicPartition] = set()  # partitions with batches on their way
@@ -173,12 +174,20 @@ class TransactionManager:
         self.transition(ClientState.IN_TRANSACTION, "begin_transaction")
         self._forget()
 
+    def withdraw_commit(self) -> bool:
+        """A commit that the coordinator was not asked for is none; whether there was one."""
+        if self.state is not ClientState.COMMITTING or self.asked:
+            return False
+        self.state = ClientState.IN_TRANSACTION
+        return True
+
     def end(self, commit: bool, deadline: float) -> None:
         """Have the coordinator decide; in COMMITTING or ABORTING. A transaction that touched
         nothing ends without a write.
         """
         what = "commit_transaction" if commit else "abort_transaction"
         if self.listed:
+            self.asked = True
             identity = self._identity
             try:
                 producer_id, epoch = self._coordinate(
@@ -357,6 +366,7 @@ class TransactionManager:
         )
 
     def _forget(self) -> None:
+        self.asked = False
         self.partitions.clear()
         self.listed.clear()
         self.coming.clear()

@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from eoslog.errors import StorageError
 from eoslog.storage.compaction import MAP_MEMORY, Cleaned, compact, plan
-from eoslog.storage.segment_swap import end_of_swap, finish_renames
+from eoslog.storage.segment_swap import check_not_deleted, end_of_swap, finish_renames
 
 if TYPE_CHECKING:
     from eoslog.storage.partition_log import PartitionLog
@@ -45,15 +46,21 @@ def clean_partition(
 
     Raises:
         LockTimeout: another process is cleaning it.
+        UnknownTopicOrPartition: the topic was deleted, also in the middle of the pass.
         CorruptRecord, StorageError: some groups of segments may be old, others new; each is whole.
     """
     with log.cleaner_lock.held(log.name, wait):
-        settle(log)
-        log.sync()  # a marker whose data goes is durable before, in an "os" directory too
-        found = plan(log, dirty_start, now_ms, bound)
-        if not found.bases or not (found.due or force):
-            return None
-        return compact(log, found, now_ms, memory=memory, stop=stop)
+        check_not_deleted(log)
+        try:
+            settle(log)
+            log.sync()  # a marker whose data goes is durable before, in an "os" directory too
+            found = plan(log, dirty_start, now_ms, bound)
+            if not found.bases or not (found.due or force):
+                return None
+            return compact(log, found, now_ms, memory=memory, stop=stop)
+        except (FileNotFoundError, StorageError):
+            check_not_deleted(log)  # its files went in the middle of the pass
+            raise
 
 
 def settle(log: PartitionLog) -> None:

@@ -38,7 +38,7 @@ from eoslog.storage.cleaned_segment import CleanedSegment
 from eoslog.storage.cleaned_transactions import CleanedTransactions
 from eoslog.storage.log_settings import FOR_EVER
 from eoslog.storage.segment_files import AbortedEntry, read_txn_index
-from eoslog.storage.segment_swap import swap_in
+from eoslog.storage.segment_swap import check_not_deleted, swap_in
 from eoslog.storage.segments import LOG, TXN_INDEX, file_name
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ def compact(
     return result
 
 
-def _go_on(stop: threading.Event | None) -> None:
+def _go_on(log: PartitionLog, stop: threading.Event | None) -> None:
+    check_not_deleted(log)
     if stop is not None and stop.is_set():
         raise CleaningStopped("cleaning was stopped")
 
@@ -223,7 +224,7 @@ def _read_keys(
         if len(offsets) and offsets.memory >= memory:
             break
         for batch in _batches(log.path, base):
-            _go_on(stop)
+            _go_on(log, stop)
             if batch.control or batch.count == 0:
                 continue
             if batch.transactional and transactions.is_aborted(batch):
@@ -315,7 +316,7 @@ def _rewrite(
     with CleanedSegment(log.path, group[0], log.settings.index_interval_bytes) as out:
         for base in group:
             for batch in _batches(log.path, base):
-                _go_on(stop)
+                _go_on(log, stop)
                 result.bytes_before += batch.size
                 result.records_before += batch.count
                 kept = _is_last(batch, last_of) or batch.last_offset + 1 == end

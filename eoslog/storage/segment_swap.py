@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from eoslog import _core
-from eoslog.errors import LockTimeout
+from eoslog.errors import LockTimeout, UnknownTopicOrPartition
 from eoslog.storage import files
 from eoslog.storage.segment_files import SegmentFiles
 from eoslog.storage.segments import (
@@ -51,6 +51,16 @@ if TYPE_CHECKING:
 SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 _CLEANER_AT = 1 << 32
 """Cleaner locks lie behind the append and flush locks of the same file, one byte a slot."""
+
+
+def check_not_deleted(log: PartitionLog) -> None:
+    """Under the cleaner lock, which goes by file names: they may be another topic's by now.
+
+    Raises:
+        UnknownTopicOrPartition: the topic was deleted.
+    """
+    if log.core.deleted:
+        raise UnknownTopicOrPartition(f"{log.name}: the topic was deleted")
 
 
 class CleanerLock:
@@ -148,6 +158,7 @@ def finish_dead_swap(log: PartitionLog) -> bool:
 
 def finish_swap(log: PartitionLog) -> None:
     """The same for who has the cleaner lock."""
+    check_not_deleted(log)
     if log.core.cleaned_version & 1:
         finish_renames(log.path)
         log.mark_swap(False, 0)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from eoslog import _core
@@ -28,6 +29,8 @@ class FakeLog:
 
     def __init__(self, topic: str, partition: int) -> None:
         self.topic, self.partition = topic, partition
+        self.topic_id = topic.encode()
+        self.core = SimpleNamespace(deleted=False)
         self.log_start = self.log_end = 0
         self.cleaned_to = self.cleaned_version = 0
         self.flushed = 0

@@ -1,0 +1,309 @@
+"""What a consumer has read and not finished is read again: after a loss of its place in the group, an
+interrupt, an exception, a topic that is made anew. Nothing of it is committed as if it were done.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import eoslog
+from eoslog.client.recipes import run_transaction
+from eoslog.errors import CommitFailed, EoslogError, IllegalState, RequestTimedOut
+from eoslog.model import TopicPartition
+from eoslog.storage import files
+
+T0 = TopicPartition("t", 0)
+EXACTLY_ONCE = {
+    "group_id": "g",
+    "processing_guarantee": "exactly_once",
+    "auto_offset_reset": "earliest",
+}
+AT_LEAST_ONCE = {"group_id": "g", "auto_offset_reset": "earliest"}
+
+
+@pytest.fixture
+def log(tmp_path):
+    with eoslog.open(tmp_path) as log:
+        for name in ("t", "out"):
+            log.create_topic(name)
+        yield log
+
+
+def write(log, values, topic="t"):
+    with log.producer() as producer:
+        for value in values:
+            producer.produce(topic, value)
+
+
+def values_of(log, topic):
+    with log.consumer() as reader:
+        reader.assign([TopicPartition(topic, 0, 0)])
+        return [bytes(record.value) for record in reader.consume(1000, timeout=1)]
+
+
+def committed(log):
+    found = log.engine.groups.fetch_offsets("g", [T0]).get(T0)
+    return None if found is None else found.offset
+
+
+@pytest.fixture
+def producer(log):
+    with log.producer(transactional_id="tx") as producer:
+        producer.init_transactions()
+        yield producer
+
+
+def take_out_of_the_group(log, consumer):
+    (member,) = log.describe_group("g").members
+    log.engine.groups.remove_members("g", [member.member_id])
+
+
+def test_a_membership_lost_in_a_transaction_lets_it_only_be_aborted(log, producer):
+    write(log, [b"0", b"1", b"2", b"3"])
+    with log.consumer(producer=producer, **EXACTLY_ONCE) as consumer:
+        consumer.subscribe(["t"])
+
+        def work(tx, lose):
+            done = 0
+            while done < 4:
+                for record in consumer.consume(2, timeout=1):
+                    tx.produce("out", record.value)
+                    done += 1
+                if done == 2 and lose:
+                    take_out_of_the_group(log, consumer)
+                    time.sleep(0.2)  # the next poll looks after the group
+            tx.commit_offsets(consumer)
+
+        with pytest.raises(CommitFailed), producer.transaction() as tx:
+            work(tx, lose=True)
+        assert values_of(log, "out") == []
+        with producer.transaction() as tx:
+            work(tx, lose=False)
+    assert values_of(log, "out") == [b"0", b"1", b"2", b"3"]
+    assert committed(log) == 4
+
+
+def test_such_a_transaction_cannot_be_committed_by_who_ignores_the_error(log, producer):
+    write(log, [b"0", b"1"])
+    with log.consumer(producer=producer, **EXACTLY_ONCE) as consumer:
+        consumer.subscribe(["t"])
+        producer.begin_transaction()
+        for record in consumer.consume(1, timeout=1):
+            producer.produce("out", record.value)
+        take_out_of_the_group(log, consumer)
+        time.sleep(0.2)
+        with pytest.raises(CommitFailed):
+            consumer.consume(1, timeout=1)
+        with pytest.raises(CommitFailed):
+            producer.commit_transaction()
+        producer.abort_transaction()
+    assert values_of(log, "out") == []
+
+
+def test_a_listener_that_fails_when_partitions_are_lost_does_not_keep_them(log):
+    """`on_revoke`, which commits, is also told of losses where there is no `on_lost`."""
+    write(log, [b"%d" % i for i in range(6)])
+    with (
+        log.consumer(enable_auto_commit=False, **AT_LEAST_ONCE) as first,
+        log.consumer(enable_auto_commit=False, **AT_LEAST_ONCE) as second,
+    ):
+        first.subscribe(["t"], on_revoke=lambda consumer, _: consumer.commit())
+        first.consume(2, timeout=1)
+        take_out_of_the_group(log, first)
+        second.subscribe(["t"])
+        assert len(second.consume(6, timeout=1)) == 6
+        second.commit()
+        time.sleep(0.2)
+        with pytest.raises(CommitFailed):
+            first.consume(2, timeout=0.2)
+        for _ in range(4):
+            assert first.consume(2, timeout=0.2) == []
+            second.consume(1, timeout=0.1)
+        assert first.assignment() == []
+
+
+@pytest.mark.parametrize("call", ["close", "unsubscribe"])
+@pytest.mark.parametrize("listener", ["on_assign", "on_revoke", "on_lost"])
+def test_a_listener_may_not_close_its_consumer(log, listener, call):
+    write(log, [b"0"])
+    refused = []
+
+    def told(consumer, _):
+        try:
+            getattr(consumer, call)()
+        except IllegalState as error:
+            refused.append(str(error))
+
+    with log.consumer(**AT_LEAST_ONCE) as consumer:
+        consumer.subscribe(["t"], **{listener: told})
+        assert len(consumer.consume(1, timeout=1)) == 1
+        if listener == "on_lost":
+            take_out_of_the_group(log, consumer)
+            time.sleep(0.2)
+            consumer.consume(1, timeout=0.3)
+    assert refused and "listener" in refused[0]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_in_a_with_block_commits_nothing_unfinished(log, error):
+    write(log, [b"%d" % i for i in range(4)])
+    done = []
+    with pytest.raises(error), log.consumer("t", **AT_LEAST_ONCE) as consumer:
+        for record in consumer.consume(10, timeout=1):
+            if record.offset == 1:
+                raise error
+            done.append(record.offset)
+    with log.consumer("t", **AT_LEAST_ONCE) as consumer:
+        done += [record.offset for record in consumer.consume(10, timeout=1)]
+    assert done == [0, 0, 1, 2, 3]
+    assert committed(log) == 4
+
+
+def test_an_interrupt_loses_nothing_that_was_taken_from_another_partition(tmp_path):
+    with eoslog.open(tmp_path) as log:
+        log.create_topic("t", 2)
+        with log.producer() as producer:
+            for i in range(3):
+                producer.produce("t", b"a%d" % i, partition=0)
+                producer.produce("t", b"b%d" % i, partition=1)
+        armed = [True]
+
+        def deserializer(value):
+            if value == b"b1" and armed:
+                armed.clear()
+                signal.raise_signal(signal.SIGINT)
+            return bytes(value)
+
+        with log.consumer("t", value_deserializer=deserializer, **AT_LEAST_ONCE) as consumer:
+            with pytest.raises(KeyboardInterrupt):
+                consumer.consume(100, timeout=1)
+            assert not armed
+            found = consumer.consume(100, timeout=1)
+        assert sorted(record.value for record in found) == [
+            b"a0",
+            b"a1",
+            b"a2",
+            b"b0",
+            b"b1",
+            b"b2",
+        ]
+
+
+def test_at_most_once_hands_out_what_was_not_committed(log):
+    write(log, [b"%d" % i for i in range(6)])
+    with log.consumer(
+        group_id="g", processing_guarantee="at_most_once", auto_offset_reset="earliest"
+    ) as consumer:
+        consumer.subscribe(["t"])
+        consumer.consume(1, timeout=1)
+        consumer.seek_to_beginning()
+        files.arm_failpoint("pwrite", "EIO", 1)
+        try:
+            with pytest.raises(EoslogError):
+                consumer.consume(3, timeout=0.3)
+        finally:
+            files.disarm_failpoints()
+        time.sleep(0.2)
+        assert [record.offset for record in consumer.consume(6, timeout=0.5)] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("auto_commit", [True, False])
+def test_a_topic_that_is_made_again_is_read_from_its_start(log, auto_commit):
+    write(log, [b"old%d" % i for i in range(5)])
+    with log.consumer(enable_auto_commit=auto_commit, **AT_LEAST_ONCE) as consumer:
+        consumer.subscribe(["t"])
+        assert len(consumer.consume(10, timeout=1)) == 5
+        log.delete_topic("t")
+        log.create_topic("t")
+        new = [b"new%d" % i for i in range(10)]
+        write(log, new)
+        found = []
+        for _ in range(6):
+            found += [bytes(record.value) for record in consumer.consume(20, timeout=0.3)]
+            consumer.commit()
+        assert found == new
+    assert committed(log) == 10
+
+
+def test_a_commit_that_was_not_asked_for_yet_can_be_aborted(log, producer):
+    """A callback that raises, or a timeout, while what is buffered is sent."""
+
+    def fails(error, metadata):
+        raise ValueError
+
+    with pytest.raises(ValueError), producer.transaction() as tx:
+        tx.produce("t", b"1", on_delivery=fails)
+    assert producer.transaction_state == "READY"
+    assert log.transactions() == []
+    with producer.transaction() as tx:
+        tx.produce("t", b"2")
+    assert values_of(log, "t") == [b"2"]
+
+
+def test_closing_aborts_a_commit_that_was_not_asked_for(log):
+    def fails(error, metadata):
+        raise ValueError
+
+    producer = log.producer(transactional_id="x")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("t", b"1", on_delivery=fails)
+    with pytest.raises(ValueError):
+        producer.commit_transaction()
+    producer.close()
+    assert log.transactions() == []
+    assert values_of(log, "t") == []
+
+
+def test_offsets_of_a_closed_or_idle_consumer_are_refused(log, producer):
+    write(log, [b"0"])
+    for end in ("close", "unsubscribe"):
+        consumer = log.consumer(producer=producer, **EXACTLY_ONCE)
+        consumer.subscribe(["t"])
+        with pytest.raises(IllegalState), producer.transaction() as tx:
+            for record in consumer.consume(10, timeout=1):
+                tx.produce("out", record.value)
+            getattr(consumer, end)()
+            tx.commit_offsets(consumer)
+    assert values_of(log, "out") == []
+    assert committed(log) is None
+
+
+HOLDER = """
+import sys
+import eoslog
+from eoslog.storage import files
+
+log = eoslog.open(sys.argv[1])
+producer = log.producer(linger_ms=0)
+producer.produce("t", b"before")
+producer.flush()
+files.arm_failpoint("pwrite", "stop", 1)
+producer.produce("t", b"held")
+producer.flush()
+"""
+
+
+def test_run_transaction_tells_what_it_waited_for_and_does_not_begin_again(log):
+    """A stopped process holds a partition's lock, so that nothing can be written or ended there."""
+    with log.producer(transactional_id="x", max_block_ms=800) as producer:
+        producer.init_transactions()
+        holder = subprocess.Popen([sys.executable, "-c", HOLDER, log.path])
+        try:
+            while Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+                time.sleep(0.01)
+            with pytest.raises(RequestTimedOut):
+                run_transaction(producer, lambda tx: tx.produce("t", b"once"))
+        finally:
+            holder.send_signal(signal.SIGCONT)
+            assert holder.wait() == 0
+        if producer.transaction_state != "READY":
+            producer.abort_transaction(10)
+        run_transaction(producer, lambda tx: tx.produce("t", b"once"))
+    assert values_of(log, "t") == [b"before", b"held", b"once"]

@@ -1,0 +1,107 @@
+"""Who is at the segments of a topic when it is deleted and made again does nothing to the new one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import eoslog
+from eoslog.errors import UnknownTopicOrPartition
+from eoslog.model import TopicPartition
+from eoslog.storage import compaction
+from eoslog.storage.cleaner import clean_partition
+from eoslog.storage.segment_swap import finish_swap
+
+T0 = TopicPartition("t", 0, 0)
+CLEANER = """
+import sys
+import eoslog
+from eoslog.errors import UnknownTopicOrPartition
+
+with eoslog.open(sys.argv[1]) as log:
+    try:
+        if sys.argv[2] == "compact":
+            log.clean("t")
+        else:
+            log.delete_records({eoslog.TopicPartition("t", 0): 150})
+    except (UnknownTopicOrPartition, FileNotFoundError):
+        pass
+"""
+
+
+def values(log):
+    with log.consumer() as reader:
+        reader.assign([T0])
+        return [bytes(record.value) for record in reader.consume(1000, timeout=2)]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("point", "policy"),
+    [
+        ("log.start.advanced", "delete"),
+        ("clean.group", "compact"),
+        ("clean.swap.begun", "compact"),
+    ],
+)
+def test_a_stopped_cleaner_of_a_deleted_topic_leaves_its_namesake_alone(tmp_path, point, policy):
+    config = {"cleanup.policy": policy, "segment.bytes": 4096, "min.cleanable.dirty.ratio": 0.0}
+    new = [b"new%d" % i for i in range(3)]
+
+    def make_again():
+        log.create_topic("t", config=config)
+        with log.producer() as producer:
+            for i, value in enumerate(new):
+                producer.produce("t", value, key=b"k%d" % i)
+
+    with eoslog.open(tmp_path) as log:
+        log.create_topic("t", config=config)
+        with log.producer() as producer:
+            for i in range(200):
+                producer.produce("t", b"x" * 60, key=b"k%d" % (i % 5))
+                if i % 10 == 9:
+                    producer.flush()
+        cleaner = subprocess.Popen(
+            [sys.executable, "-c", CLEANER, str(tmp_path), policy],
+            env={**os.environ, "EOSLOG_FAILPOINTS": f"{point}=stop"},
+        )
+        status = Path(f"/proc/{cleaner.pid}/stat")
+        while status.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+        log.delete_topic("t")
+        writer = threading.Thread(target=make_again)
+        writer.start()  # it waits for the cleaner
+        cleaner.send_signal(signal.SIGCONT)
+        assert cleaner.wait() == 0
+        writer.join()
+        assert values(log) == new
+    with eoslog.open(tmp_path) as log:
+        assert values(log) == new
+        assert log.check().ok
+
+
+@pytest.mark.parametrize("act", ["clean_partition", "finish_swap", "go_on"])
+def test_who_comes_after_the_deletion_is_refused(tmp_path, act):
+    """It had the partition open, and takes the cleaner lock when the name is another's already."""
+    with eoslog.open(tmp_path) as log:
+        log.create_topic("t", config={"cleanup.policy": "compact"})
+        old = log.engine.partition("t", 0)
+        log.delete_topic("t")
+        log.create_topic("t")
+        with log.producer() as producer:
+            producer.produce("t", b"new")
+        with pytest.raises(UnknownTopicOrPartition):
+            if act == "clean_partition":
+                clean_partition(old, 0, 0, force=True)
+            elif act == "finish_swap":
+                finish_swap(old)
+            else:
+                compaction._go_on(old, None)
+        assert values(log) == [b"new"]
