@@ -203,7 +203,7 @@ def test_F07_a_coordinators_work_is_done_by_whoever_holds_its_shard(
 def test_F07_another_process_ends_what_a_dead_one_began(tmp_path: Path) -> None:
     def begin(child: Child, path: Path) -> None:
         with eoslog.open(path) as log:
-            producer = transactional(log)
+            producer = transactional(log, transaction_timeout_ms=900_000)
             producer.begin_transaction()
             put(producer, "half")
             child.tell("begun", 1)
