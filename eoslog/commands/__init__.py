@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -95,27 +96,55 @@ for chapter in (maintenance, topics, data, groups, transactions, moving, histori
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; see `eoslog.cli.main`."""
+    _streams()
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has enough (`| head`)
+        code = 0
+    except click.Abort as error:
+        # click makes one of SIGINT, at a prompt too, and one of the answer "no".
+        interrupted = KeyboardInterrupt in (type(error.__cause__), type(error.__context__))
+        print(f"eoslog: {'interrupted' if interrupted else 'not done'}", file=sys.stderr)
+        code = EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        print("eoslog: interrupted", file=sys.stderr)
+        code = EXIT_INTERRUPTED
+    except (errors.EoslogError, OSError) as error:
+        print(f"eoslog: {error}", file=sys.stderr)
+        code = exit_code_of(error)
+    _let_go_of_stdout()
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         result = root.main(
             args=None if arguments is None else list(arguments),
             prog_name="eoslog",
             standalone_mode=False,
         )
-        sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    except click.Abort:
-        return EXIT_INTERRUPTED
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except KeyboardInterrupt:
-        print("eoslog: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except (BrokenPipeError, SystemExit):
-        # The reader has enough (`| head`): click exits for that and for nothing else here.
-        # Python would complain again when it flushes at exit.
+    except SystemExit:  # click's answer to a broken pipe, and to nothing else here
+        raise BrokenPipeError from None
+
+
+def _streams() -> None:
+    """Streams to write to, whatever the shell left of them."""
+    if sys.stdout is None:  # `>&-`: what is printed fails, as it would for `cat`
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _let_go_of_stdout() -> None:
+    """Python flushes at exit, and would complain again about a stdout that takes nothing."""
+    try:
+        sys.stdout.flush()
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (errors.EoslogError, OSError) as error:
-        print(f"eoslog: {error}", file=sys.stderr)
-        return exit_code_of(error)

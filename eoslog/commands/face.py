@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 import eoslog
+from eoslog import TopicPartition
+from eoslog.errors import StorageError, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from eoslog import Log
@@ -49,25 +53,53 @@ class Face:
     @contextmanager
     def log(self, *, read_only: bool = False) -> Iterator[Log]:
         """The log, open; it must exist."""
-        with eoslog.open(self.directory, create=False, read_only=read_only) as log:
+        with self._open(read_only) as log:
             yield log
 
-    def show(self, rows: Iterable[Row], columns: Iterable[str] = ()) -> None:
-        """Print rows; all of one shape, `columns` names it where there may be none."""
+    def _open(self, read_only: bool) -> Log:
+        try:
+            return eoslog.open(self.directory, create=False, read_only=read_only)
+        except StorageError as error:
+            # A log that lacks another file is damaged, and `init` would not mend that.
+            if error.errno != errno.ENOENT or os.path.exists(
+                os.path.join(self.directory, "meta.properties")
+            ):
+                raise
+            raise FileNotFoundError(f"{error} (`eoslog init` makes one)") from None
+
+    def show(
+        self, rows: Iterable[Row], columns: Iterable[str] = (), *, header: bool = True
+    ) -> None:
+        """Print rows; all of one shape, `columns` names it where there may be none.
+
+        Args:
+            rows: name and value of each entry.
+            columns: the names.
+            header: CSV begins with the names.
+        """
         if self.form == "jsonl":
             for row in rows:
                 print(_json(row))
+            return
+        if self.form == "csv":
+            self._csv(rows, list(columns), header=header)
             return
         rows = list(rows)
         names = list(columns) or (list(rows[0]) if rows else [])
         if self.form == "json":
             print(_json(rows, indent=2))
-        elif self.form == "csv":
-            writer = csv.writer(sys.stdout, lineterminator="\n")
-            writer.writerow(names)
-            writer.writerows([cell(row.get(name)) for name in names] for row in rows)
         else:
             self._table(rows, names)
+
+    @staticmethod
+    def _csv(rows: Iterable[Row], names: list[str], *, header: bool) -> None:
+        if not names:
+            rows = list(rows)
+            names = list(rows[0]) if rows else []
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        if header:
+            writer.writerow(names)
+        writer.writerows([cell(row.get(name)) for name in names] for row in rows)
 
     def show_one(self, row: Row) -> None:
         """Print one thing: as a two-column table on a terminal, else as a row."""
@@ -147,7 +179,9 @@ def cell(value: Any) -> str:
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, default=_plain, ensure_ascii=False, indent=indent)
+    # What stdout cannot encode it would write as \\xfc, which is no JSON.
+    plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    return json.dumps(value, default=_plain, ensure_ascii=plain, indent=indent)
 
 
 def _plain(value: Any) -> Any:
@@ -160,6 +194,28 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset | tuple):
         return list(value)
     return str(value)
+
+
+def counted(count: int, noun: str) -> str:
+    """A count and its noun, in the singular for 1."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def partitions_of(log: Log, topics: Iterable[str], only: Sequence[int]) -> list[TopicPartition]:
+    """The partitions of topics, or those with these numbers.
+
+    Raises:
+        UnknownTopicOrPartition: there is no such topic, or no topic has one of the numbers.
+    """
+    every = [
+        TopicPartition(topic, about.partition)
+        for topic in topics
+        for about in log.describe_topic(topic).partitions
+    ]
+    missing = sorted(set(only) - {tp.partition for tp in every})
+    if missing:
+        raise UnknownTopicOrPartition(f"no such partition: {', '.join(map(str, missing))}")
+    return [tp for tp in every if not only or tp.partition in only]
 
 
 def key_values(items: Iterable[str]) -> dict[str, str]:

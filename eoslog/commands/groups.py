@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from eoslog import TopicPartition
-from eoslog.commands.face import Face
+from eoslog.commands.face import Face, partitions_of
 from eoslog.errors import UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -103,12 +103,9 @@ def reset(
 ) -> None:
     """Set a group's offsets; the group must have no members."""
     with face.log() as log:
-        targets = {}
-        for topic in topics:
-            for partition in log.describe_topic(topic).partitions:
-                number = partition.partition
-                if not only or number in only:
-                    targets[TopicPartition(topic, number)] = _target(log, topic, number, to)
+        targets = {
+            tp: _target(log, tp.topic, tp.partition, to) for tp in partitions_of(log, topics, only)
+        }
         if not dry_run:
             log.reset_offsets(name, targets)
         rows = [{"topic": tp.topic, "partition": tp.partition, "offset": offset}

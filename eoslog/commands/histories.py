@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from eoslog.commands.face import Face
@@ -24,6 +26,9 @@ def verify_history(face: Face, paths: tuple[str, ...], lossy: tuple[str, ...]) -
 
     FILE is JSON lines, or a directory of `*.jsonl` of one run. Exit code 5 if something is found.
     """
+    for path in filter(os.path.isdir, paths):
+        if not any(name.endswith(".jsonl") for name in os.listdir(path)):
+            raise FileNotFoundError(f"{path}: no *.jsonl in it")
     try:
         report = check(read_history(paths), lossy=frozenset(lossy))
     except ValueError as error:

@@ -6,13 +6,13 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 import eoslog
-from eoslog.commands.face import Face
+from eoslog.commands.face import Face, counted
 
 _EXIT_CORRUPT = 5
 READ_ONLY_ANYWAY = click.option(
@@ -139,8 +139,10 @@ def check(face: Face, paths: tuple[str, ...], full: bool, read_only_anyway: bool
                 report = log.check(full=full)
     show_problems(face, report.problems)
     face.say(
-        f"{report.partitions} partitions, {report.batches} batches, {report.records} records: "
-        + ("all well" if report.ok else _problems(report.problems))
+        f"{counted(report.partitions, 'partition')}, "
+        f"{report.batches} {'batch' if report.batches == 1 else 'batches'}, "
+        f"{counted(report.records, 'record')}: "
+        + ("all well" if report.ok else counted(len(report.problems), "problem"))
     )
     if not report.ok:
         raise click.exceptions.Exit(_EXIT_CORRUPT)
@@ -149,13 +151,13 @@ def check(face: Face, paths: tuple[str, ...], full: bool, read_only_anyway: bool
 @click.command()
 @click.argument("path", required=False, type=click.Path(exists=True, file_okay=False))
 @click.option(
-    "--mode", type=click.Choice(["report", "cut", "as-kafka"]), default="report", show_default=True,
+    "--mode", type=click.Choice(["report", "cut", "as-kafka"]), show_default="report",
     help="report: change nothing; cut: drop what is damaged; as-kafka: what a broker would do.",
 )  # fmt: skip
-@click.option("--cut", "mode", flag_value="cut", help="The same as --mode cut.")
-@click.option("--as-kafka", "mode", flag_value="as-kafka", help="The same as --mode as-kafka.")
+@click.option("--cut", is_flag=True, help="The same as --mode cut.")
+@click.option("--as-kafka", is_flag=True, help="The same as --mode as-kafka.")
 @click.pass_obj
-def repair(face: Face, path: str | None, mode: str) -> None:
+def repair(face: Face, path: str | None, mode: str | None, cut: bool, as_kafka: bool) -> None:
     """Find damage in PATH (default: the directory of -d) and mend it, as --mode says.
 
     Nobody may have the directory open. With --as-kafka it may be a stopped broker's log directory,
@@ -163,12 +165,21 @@ def repair(face: Face, path: str | None, mode: str) -> None:
 
     Exit code 5 if there is damage and it was only reported.
     """
-    with _working(face, f"repair ({mode})"):
-        report = eoslog.repair(path or face.directory, mode=mode)
+    asked = {
+        name
+        for name, given in ((mode or "report", mode), ("cut", cut), ("as-kafka", as_kafka))
+        if given
+    }
+    if len(asked) > 1:
+        raise click.UsageError("--mode, --cut and --as-kafka exclude each other")
+    chosen = asked.pop() if asked else "report"
+    with _working(face, f"repair ({chosen})"):
+        report = eoslog.repair(path or face.directory, mode=chosen)
     show_problems(face, report.problems)
-    cut = f", {report.bytes_cut} bytes cut" if report.bytes_cut else ""
-    face.say(f"{report.partitions} partitions, {_problems(report.problems)}{cut}")
-    if not report.ok and mode == "report":
+    gone = f", {counted(report.bytes_cut, 'byte')} cut" if report.bytes_cut else ""
+    found = counted(len(report.problems), "problem")
+    face.say(f"{counted(report.partitions, 'partition')}, {found}{gone}")
+    if not report.ok and chosen == "report":
         raise click.exceptions.Exit(_EXIT_CORRUPT)
 
 
@@ -191,13 +202,9 @@ def backup(face: Face, target: str, check: bool) -> None:
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     show_problems(face, report.problems)
-    face.say(f"{report.path}: {report.partitions} partitions, {report.bytes} bytes")
+    face.say(f"{report.path}: {counted(report.partitions, 'partition')}, {report.bytes} bytes")
     if report.problems:
         raise click.exceptions.Exit(_EXIT_CORRUPT)
-
-
-def _problems(found: Sequence[object]) -> str:
-    return f"{len(found)} problem{'s' * (len(found) != 1)}"
 
 
 def show_problems(face: Face, problems: Any) -> None:
@@ -225,7 +232,7 @@ def locks(face: Face) -> None:
     """
     place = os.path.realpath(face.directory)
     if not os.path.exists(os.path.join(place, "meta.properties")):
-        raise FileNotFoundError(f"{place} is no log")
+        raise FileNotFoundError(f"{place} is no log (`eoslog init` makes one)")
     held_by = _append_locks(place)
     rows = []
     for name in filter(str.isdigit, os.listdir("/proc")):

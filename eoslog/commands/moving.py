@@ -9,7 +9,7 @@ import click
 
 import eoslog
 from eoslog.client.kafka_cluster import Moved
-from eoslog.commands.face import Face, config_option, key_values
+from eoslog.commands.face import Face, config_option, counted, key_values
 from eoslog.commands.maintenance import show_problems
 
 
@@ -62,7 +62,7 @@ def _move(
             bootstrap, topics or None, config=key_values(config), progress=progress,
             groups="all" if all_groups else groups, **options,
         )  # fmt: skip
-    face.say(f"{direction}ed {moved.records} records, job {moved.job}")
+    face.say(f"{direction}ed {counted(moved.records, 'record')}, job {moved.job}")
     for group, offsets in moved.groups.items():
         places = ", ".join(f"{tp} at {at}" for tp, at in sorted(offsets.items()))
         face.say(f"group {group}: {places}")
@@ -136,7 +136,8 @@ def kafka_dir(
     )  # fmt: skip
     show_problems(face, report.problems)
     face.say(
-        f"{report.path}: {len(report.topics)} topics, {report.partitions} partitions, "
+        f"{report.path}: {counted(len(report.topics), 'topic')}, "
+        f"{counted(report.partitions, 'partition')}, "
         f"{report.bytes_linked} bytes linked, {report.bytes_copied} copied"
         + (f", {report.bytes_cut} cut" if report.bytes_cut else "")
     )

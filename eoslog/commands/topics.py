@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eoslog.commands.face import Face, config_option, key_values
+from eoslog.commands.face import Face, config_option, counted, key_values
 
 if TYPE_CHECKING:
     from eoslog import Log
@@ -28,7 +28,7 @@ def create(face: Face, name: str, partitions: int, config: tuple[str, ...]) -> N
     """Make a topic."""
     with face.log() as log:
         log.create_topic(name, partitions, key_values(config))
-        face.say(f"created {name} with {partitions} partition{'s' if partitions > 1 else ''}")
+        face.say(f"created {name} with {counted(partitions, 'partition')}")
 
 
 @topic.command("list")

@@ -62,3 +62,25 @@ def test_repair_as_kafka_and_import(cli, tmp_path, place):
     assert cli("import", "kafka-dir", root).code == 2  # it is there already
     assert len(cli("consume", "plain").rows) == 200
     assert cli("check", "--full").code == 0
+
+
+def test_modes_of_repair_exclude_each_other(cli, tmp_path):
+    root = broker(tmp_path / "broker")
+    for options in (("--cut", "--as-kafka"), ("--mode", "cut", "--as-kafka"),
+                    ("--mode", "report", "--cut")):  # fmt: skip
+        refused = cli("repair", root, *options)
+        assert (refused.code, refused.out) == (2, "")
+        assert "exclude each other" in refused.err
+    assert cli("repair", root, "--mode", "as-kafka", "--as-kafka").code == 0
+
+
+def test_one_partition_is_in_the_singular(cli, tmp_path):
+    root = broker(tmp_path / "broker")
+    assert "1 partition, " in cli("check", root / "plain-0").err
+    assert "2 partitions, " in cli("check", root).err
+
+
+def test_a_directory_without_histories_is_not_found(cli, tmp_path):
+    found = cli("verify-history", tmp_path)
+    assert (found.code, found.out) == (3, "")
+    assert f"{tmp_path}: no *.jsonl in it" in found.err

@@ -33,6 +33,10 @@ def test_a_missing_directory_is_not_found_and_not_made(cli, place):
     assert not place.exists()
     assert found.out == ""
     assert str(place) in found.err
+    assert "`eoslog init` makes one" in found.err
+    place.mkdir()
+    assert "`eoslog init` makes one" in cli("topic", "list").err
+    assert "`eoslog init` makes one" in cli("locks").err
 
 
 def test_a_foreign_directory_is_refused_and_left_alone(cli, place):
@@ -95,7 +99,9 @@ def test_each_mistake_has_its_exit_code_and_names_what_is_wrong(shop, arguments,
 
 def test_delete_asks_first(shop, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    assert shop("topic", "delete", "orders").code == 130
+    answered = shop("topic", "delete", "orders")
+    assert answered.code == 130
+    assert answered.err.endswith("eoslog: not done\n")
     assert shop("topic", "describe", "orders").code == 0
 
 
