@@ -1,5 +1,6 @@
 """produce and consume: what goes in comes out, through files, pipes, groups and transactions."""
 
+import csv
 import io
 import json
 
@@ -190,3 +191,128 @@ def test_locks_names_who_holds_an_append_lock_and_for_how_long(shop, place):
     (held,) = row["holds"]
     assert held.startswith(f"{topic}-0 for ")
     assert after["holds"] == []
+
+
+def test_headers_that_are_no_utf8_go_both_ways(shop, stdin, tmp_path):
+    headers = [["b", {"hex": "ff01"}], ["t", r"\xff"], ["n", None], ["e", ""]]
+    stdin(json.dumps({"value": "v", "headers": headers}).encode())
+    assert shop("produce", "orders", "--jsonl").code == 0
+    copy = tmp_path / "copy"
+    copy.write_text(shop("consume", "orders").out)
+    assert json.loads(copy.read_text())["headers"] == headers
+    shop("topic", "create", "again")
+    assert shop("produce", "again", copy, "--jsonl").code == 0
+    assert shop("consume", "again").rows[0]["headers"] == headers
+
+
+def test_csv_has_columns_for_bytes_that_are_no_text(shop, stdin):
+    stdin(b'{"key_hex": "fe", "value_hex": "ff00"}\n{"key": "k", "value": "v"}\n')
+    shop("produce", "orders", "--jsonl", "-p", 0)
+    rows = list(csv.DictReader(io.StringIO(shop("consume", "orders", form="csv").out)))
+    found = [[row[name] for name in ("key", "key_hex", "value", "value_hex")] for row in rows]
+    assert found == [["", "fe", "", "ff00"], ["k", "", "v", ""]]
+    header = "topic,partition,offset,timestamp,key,key_hex,value,value_hex,headers\n"
+    assert shop("consume", "orders", "-p", 1, form="csv").out == header
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"keys": "k"}', "unknown 'keys': known are key, key_hex, value, value_hex, headers"),
+        (b"[1]", "expected an object"),
+        (b"[" * 200_000, "nested too deep"),
+        (b'{"value": "\xff"}', "no UTF-8: invalid start byte at byte 11"),
+        ('{"value": "x"}'.encode("utf-16"), "no UTF-8"),
+        (b'{"value": "\\ud800"}', "value: half a surrogate pair"),
+        (b'{"timestamp": 1e999}', "timestamp: expected ms since 1970, got Infinity"),
+        (b'{"timestamp": "12"}', 'timestamp: expected ms since 1970, got "12"'),
+        (b'{"timestamp": true}', "timestamp: expected ms since 1970, got true"),
+        (b'{"timestamp": -2}', "timestamp: expected ms since 1970, got -2"),
+        (b'{"value_hex": 12}', "value_hex: expected hexadecimal digits, got 12"),
+        (b'{"key": "k", "key_hex": "00"}', "key and key_hex: give one of them"),
+        (b'{"headers": {"a": "b"}}', "headers: expected [[name, value], ...]"),
+        (b'{"headers": "abc"}', "headers: expected [[name, value], ...]"),
+        (b'{"headers": [["a"]]}', "headers: expected [[name, value], ...]"),
+        (b'{"headers": ["ab"]}', "headers: expected [[name, value], ...]"),
+        (b'{"headers": [[1, "b"]]}', "headers: expected [[name, value], ...]"),
+        (b'{"headers": [["a", 1]]}', "header 'a': expected text, null or"),
+        (b'{"headers": [["a", {"hex": "0"}]]}', "header 'a': expected hexadecimal digits"),
+    ],
+)
+def test_what_is_wrong_in_an_object_is_said(shop, stdin, line, says):
+    stdin(line)
+    found = shop("produce", "orders", "--jsonl")
+    assert found.code == 1
+    assert f"line 1: {says}" in found.err
+    assert "0 records before it were written" in found.err
+
+
+def test_a_byte_order_mark_and_a_record_without_timestamp_are_taken(shop, stdin):
+    stdin(b'\xef\xbb\xbf{"value": "v", "timestamp": -1, "offset": 7, "partition": 1, "topic": "t"}')
+    assert shop("produce", "orders", "--jsonl", "-p", 0).code == 0
+    (row,) = shop("consume", "orders").rows
+    assert (row["partition"], row["offset"], row["value"]) == (0, 0, "v")
+
+
+def test_a_bad_line_has_its_number_and_what_was_written_before(shop, stdin):
+    stdin(b"a:1\nb:2\nbad\nc:3\n")
+    found = shop("produce", "orders", "-k", ":")
+    assert (found.code, found.out) == (1, "")
+    assert "line 3: no ':', in 'bad'; 2 records before it were written" in found.err
+    assert len(shop("consume", "orders").rows) == 2
+    stdin(b"a:1\nbad\n")
+    assert "line 2: no ':', in 'bad'; 1 record before it was" in shop(
+        "produce", "orders", "-k", ":"
+    ).err  # fmt: skip
+    stdin(b"a:1\nbad\n")
+    found = shop("produce", "orders", "-k", ":", "-t", "tx")
+    assert "line 2: no ':', in 'bad'; none was written: the transaction was aborted" in found.err
+    assert len(shop("consume", "orders").rows) == 3
+
+
+def test_a_record_that_is_too_large_has_its_line(shop, stdin):
+    stdin(b"small\n" + b"x" * 2_000_000)
+    found = shop("produce", "orders")
+    assert found.code == 1
+    assert "line 2: a record of" in found.err
+    assert "1 record before it was written" in found.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("produce", "orders", "-k", ""), "the separator is empty"),
+        (("produce", "orders", "-k", ":", "--jsonl"), "exclude each other"),
+        (("consume", "orders", "-b", "-o", 1), "-b and -o exclude each other"),
+        (("consume", "orders", "-o", -1), "-1 is not in the range"),
+        (("consume", "orders", "-n", 0), "0 is not in the range"),
+        (("--format", "json", "consume", "orders", "-f"), "use --format jsonl"),
+    ],
+)
+def test_options_that_make_no_sense_are_usage_errors(shop, stdin, arguments, says):
+    stdin(b"")
+    found = shop(*arguments)
+    assert (found.code, found.out) == (2, "")
+    assert says in found.err
+
+
+def test_an_offset_behind_the_end_is_the_end(shop, stdin):
+    for partition, lines in ((0, b"a\nb\nc\n"), (1, b"d\n")):
+        stdin(lines)
+        shop("produce", "orders", "-p", partition)
+    rows = shop("consume", "orders", "-o", 2).rows
+    assert [(row["partition"], row["offset"]) for row in rows] == [(0, 2)]
+
+
+def test_a_partition_that_is_not_there_is_not_found_and_nothing_is_reset(shop, stdin):
+    stdin(b"a\n")
+    shop("produce", "orders", "-p", 0)
+    assert len(shop("consume", "orders", "-g", "g").rows) == 1
+    for only in (("-p", 7), ("-p", 0, "-p", 7)):
+        found = shop("group", "reset", "g", "-t", "orders", *only, "--to", "earliest")
+        assert (found.code, found.out) == (3, "")
+        assert "no such partition: 7" in found.err
+    assert shop("consume", "orders", "-g", "g").rows == []
+    found = shop("consume", "orders", "-p", 0, "-p", 9)
+    assert (found.code, found.out) == (3, "")
+    assert "no such partition: 9" in found.err

@@ -1,0 +1,108 @@
+"""What stdout does to a command: full, closed, gone, ASCII, interrupted; a group loses nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from eoslog import TopicPartition
+from eoslog.commands import data
+
+pytestmark = [pytest.mark.slow]
+LINES = "".join(f"{n:0100}\n" for n in range(3000))
+
+
+@pytest.fixture
+def shell(place):
+    """Runs `eoslog -d PLACE ...` in bash, with redirections."""
+
+    def run(rest: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = f"set -o pipefail; {sys.executable} -m eoslog -d {place} {rest}"
+        return subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, timeout=400,
+            env={**os.environ, **environment},
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def filled(shop, tmp_path):
+    """The topic `orders` with 3,000 numbers in partition 0: more than a pipe holds."""
+    lines = tmp_path / "lines"
+    lines.write_text(LINES)
+    assert shop("produce", "orders", lines, "-p", 0).code == 0
+    return shop
+
+
+@pytest.mark.parametrize(
+    ("rest", "code", "says"),
+    [("| head -n 1", 0, ""), ("> /dev/full", 1, "No space left"), (">&-", 1, "Bad file")],
+)
+def test_a_group_commits_nothing_that_stdout_did_not_take(filled, shell, rest, code, says):
+    done = shell(f"consume orders -g g {rest}")
+    assert done.returncode == code
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == (code != 0)
+    again = filled("consume", "orders", "-g", "g").rows
+    assert [int(row["value"]) for row in again] == list(range(3000))
+    assert filled("consume", "orders", "-g", "g").rows == []
+
+
+def test_a_group_whose_json_array_is_not_taken_goes_on_at_its_start(filled, shell):
+    assert shell("--format json consume orders -g g > /dev/full").returncode == 1
+    assert len(json.loads(filled("consume", "orders", "-g", "g", form="json").out)) == 3000
+
+
+def test_a_group_that_shall_not_commit_does_not(filled):
+    for _ in range(2):
+        found = filled("consume", "orders", "-g", "g", "-n", 2, "-c", "enable.auto.commit=false")
+        assert [row["offset"] for row in found.rows] == [0, 1]
+
+
+def test_what_lies_behind_the_end_is_given_back(filled, place):
+    import eoslog
+
+    at = TopicPartition("orders", 0)
+    with (
+        eoslog.open(place) as log,
+        log.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as c,
+    ):
+        c.assign([at])
+        read = [record for chunk in data._chunks(c, {at: 1500}, None) for record in chunk]
+        assert len(read) == 1500
+        assert c.positions() == {at: 1500}
+
+
+def test_an_interrupt_says_so_and_csv_rows_come_as_they_are_read(filled, place):
+    command = [sys.executable, "-m", "eoslog", "-d", str(place), "--format", "csv"]
+    with subprocess.Popen(
+        [*command, "consume", "orders", "-b", "-f"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        assert running.stdout.readline().startswith("topic,partition,offset,timestamp,key,key_hex")
+        for number in range(3000):
+            assert running.stdout.readline().startswith(f"orders,0,{number},")
+        running.send_signal(signal.SIGINT)
+        assert running.stderr.read().strip() == "eoslog: interrupted"
+    assert running.returncode == 130
+
+
+def test_without_stdout_a_command_that_prints_nothing_works(shop, shell):
+    assert shell("init >&-").returncode == 0
+    assert shell("init >&- 2>&-").returncode == 0
+    listed = shell("topic list >&-")
+    assert (listed.returncode, "Traceback" in listed.stderr) == (1, False)
+
+
+def test_an_ascii_stdout_gets_escapes_and_json_stays_json(shop, shell, tmp_path):
+    lines = tmp_path / "lines"
+    lines.write_text("für\n")
+    shop("produce", "orders", lines)
+    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    assert json.loads(shell("consume orders", **ascii_only).stdout)["value"] == "für"
+    table = shell("--format table consume orders", **ascii_only)
+    assert (table.returncode, table.stdout.split()[-1]) == (0, r"f\xfcr")
