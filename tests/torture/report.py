@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -44,7 +45,11 @@ class Report:
         self.seconds[name] += step["seconds"]
         if step.get("part") is not None:
             self.parts.setdefault(name, []).append(step["part"])
-        texts = [f"VIOLATION {name} seed {step['seed']}: {v[:2000]}" for v in step["violations"]]
+        found = [
+            v.replace(f"{os.getcwd()}/", "").replace(f"{sys.prefix}/", "")
+            for v in step["violations"]
+        ]
+        texts = [f"VIOLATION {name} seed {step['seed']}: {v[:2000]}" for v in found]
         self.violations += texts
         return texts
 
