@@ -133,8 +133,12 @@ def _instant(engine: Engine, held: ExitStack) -> Instant:
     for _ in range(_TRIES):
         for log in _logs(engine):
             if log.name not in found:
+                files.failpoint("backup.lock")
                 held.enter_context(log.cleaner_lock.held(log.name, _CLEANING_TIMEOUT_S))
-                finish_swap(log)
+                try:
+                    finish_swap(log)
+                except UnknownTopicOrPartition as error:
+                    raise _TopicDeleted from error
                 found[log.name] = log
         views = engine.session.instant([log.slot for log in found.values()])
         instant = list(zip(found.values(), views, strict=True))

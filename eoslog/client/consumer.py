@@ -368,6 +368,8 @@ def _check_producer(settings: ConsumerConfig, producer: Any) -> bool:
     guarantee = settings.processing_guarantee
     if guarantee in ("at_most_once", "exactly_once") and settings.group_id is None:
         raise ConfigError(f"processing.guarantee={guarantee} commits offsets: it needs a group.id")
+    if producer is not None and not hasattr(producer, "bind"):
+        raise ConfigError(f"producer: expected a Producer of this log, got {producer!r}")
     if settings.exactly_once:
         if not transactional:
             raise ConfigError(

@@ -234,15 +234,16 @@ def test_a_topic_that_is_deleted_meanwhile_is_not_in_the_copy(log: Log, tmp_path
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("point", ["backup.lock", "backup.instant"])
 def test_a_topic_that_is_deleted_before_its_files_are_listed_is_not_in_the_copy(
-    log: Log, tmp_path: Path
+    log: Log, tmp_path: Path, point: str
 ) -> None:
     log.create_topic("z-gone", 1)
     with log.producer() as producer:
         producer.produce("z-gone", b"v")
     script = f"import eoslog; eoslog.open({str(log.path)!r}).backup({str(tmp_path / 'copy')!r})"
     copying = subprocess.Popen(
-        [sys.executable, "-c", script], env={"EOSLOG_FAILPOINTS": "backup.instant=stop"}
+        [sys.executable, "-c", script], env={"EOSLOG_FAILPOINTS": f"{point}=stop"}
     )
     os.waitid(os.P_PID, copying.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     log.delete_topic("z-gone")

@@ -14,7 +14,7 @@ import pytest
 
 import eoslog
 from eoslog.client.recipes import run_transaction
-from eoslog.errors import CommitFailed, EoslogError, IllegalState, RequestTimedOut
+from eoslog.errors import CommitFailed, ConfigError, EoslogError, IllegalState, RequestTimedOut
 from eoslog.model import TopicPartition
 from eoslog.storage import files
 
@@ -122,10 +122,9 @@ def test_a_listener_that_fails_when_partitions_are_lost_does_not_keep_them(log):
         time.sleep(0.2)
         with pytest.raises(CommitFailed):
             first.consume(2, timeout=0.2)
-        for _ in range(4):
-            assert first.consume(2, timeout=0.2) == []
-            second.consume(1, timeout=0.1)
-        assert first.assignment() == []
+        for _ in range(4):  # the partition may come back to the first one, at the end
+            assert first.consume(2, timeout=0.2) == second.consume(1, timeout=0.1) == []
+            assert not set(first.assignment()) & set(second.assignment())
 
 
 @pytest.mark.parametrize("call", ["close", "unsubscribe"])
@@ -307,3 +306,9 @@ def test_run_transaction_tells_what_it_waited_for_and_does_not_begin_again(log):
             producer.abort_transaction(10)
         run_transaction(producer, lambda tx: tx.produce("t", b"once"))
     assert values_of(log, "t") == [b"before", b"held", b"once"]
+
+
+def test_a_producer_that_is_none_is_refused_before_anything_is_opened(tmp_path):
+    with pytest.raises(ConfigError, match="producer"):
+        eoslog.Consumer({"log.dir": str(tmp_path / "new")}, producer=object())
+    assert not (tmp_path / "new").exists()
