@@ -176,7 +176,7 @@ def test_an_interrupt_loses_nothing_that_was_taken_from_another_partition(tmp_pa
         def deserializer(value):
             if value == b"b1" and armed:
                 armed.clear()
-                signal.raise_signal(signal.SIGINT)
+                raise KeyboardInterrupt
             return bytes(value)
 
         with log.consumer("t", value_deserializer=deserializer, **AT_LEAST_ONCE) as consumer:
