@@ -109,12 +109,14 @@ class OpenPartitions:
             and not self.session.read_only
         ):
             self._open_coordinators()
+        found = self._living(topic, partition)
+        if found is not None:
+            return found
+        self._await_cleaners(topic, partition, topic_id)
         with self._mutex:
-            log = self._partitions.get((topic, partition))
-            if log is not None:
-                if not log.core.deleted:
-                    return log
-                self._forget(log)
+            found = self._living(topic, partition)
+            if found is not None:
+                return found
             self.session.ensure_slot(info.slot)
             log = PartitionLog(
                 self.session,
@@ -152,6 +154,15 @@ class OpenPartitions:
         if recovered and self._coordinators_ready:
             self.on_recovered(log)
         return log
+
+    def _living(self, topic: str, partition: int) -> PartitionLog | None:
+        """The open partition, unless its topic was deleted meanwhile."""
+        with self._mutex:
+            log = self._partitions.get((topic, partition))
+            if log is not None and log.core.deleted:
+                self._forget(log)
+                return None
+            return log
 
     def _check_not_deleted(self, log: PartitionLog, made: bool) -> None:
         """Raise UnknownTopicOrPartition where the topic that is being opened was deleted meanwhile.
@@ -201,8 +212,6 @@ class OpenPartitions:
             raise StorageError(
                 f"{log.path} is missing; it held offsets up to {point}", path=log.path
             )
-        if recreated:
-            self._await_cleaners(log)
         with self.session.bootstrap():
             if files.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
                 return False
@@ -215,16 +224,23 @@ class OpenPartitions:
             )
         return True
 
-    def _await_cleaners(self, log: PartitionLog) -> None:
-        """Wait for who is at the segments of a deleted topic: by names, which become `log`'s here.
+    def _await_cleaners(self, topic: str, partition: int, topic_id: bytes) -> None:
+        """Wait for who is at the segments of a deleted topic: by names, which another gets here.
 
-        Whoever takes a cleaner lock of a deleted topic after this lets go of it at once.
+        Whoever takes a cleaner lock of a deleted topic after this lets go of it at once. Without
+        the mutex: who has such a lock may need it.
 
         Raises:
             LockTimeout: somebody is stopped there, or copies them for a backup.
         """
-        for topic in self.metadata.deleted.values():
-            info = topic.partitions.get(log.partition) if topic.name == log.topic else None
+        if topic == CLUSTER_METADATA_TOPIC or self.session.read_only:
+            return
+        namesakes = [one for one in self.metadata.deleted.values() if one.name == topic]
+        name = f"{topic}-{partition}"
+        if not namesakes or self._stands(name, topic_id):
+            return
+        for one in namesakes:
+            info = one.partitions.get(partition)
             if info is None:
                 continue
             self.session.ensure_slot(info.slot)
@@ -232,8 +248,16 @@ class OpenPartitions:
             lock = self._cleaner_locks.get(info.slot)
             if lock is None:
                 lock = CleanerLock(self.session.append_lock(info.slot)[0], info.slot)
-            with lock.held(log.name, LOCK_TIMEOUT_S):
+            with lock.held(name, LOCK_TIMEOUT_S):
                 pass
+
+    def _stands(self, name: str, topic_id: bytes) -> bool:
+        """Whether the directory of that very topic is there."""
+        try:
+            found = checkpoints.read_partition_metadata(os.path.join(self.session.path, name))
+        except (CorruptRecord, StorageError, FileNotFoundError):
+            return False
+        return found == topic_id
 
     def _open_coordinators(self) -> None:
         """All transaction logs come first: the fate of open data is read from them."""
@@ -249,10 +273,10 @@ class OpenPartitions:
         with self._mutex:
             log = self._partitions.get((topic, partition))
             if log is not None:
-                self._cleaner_locks[log.slot] = log.cleaner_lock  # a thread may be under it yet
                 self._forget(log)
 
     def _forget(self, log: PartitionLog) -> None:
+        self._cleaner_locks[log.slot] = log.cleaner_lock  # a thread may be under it yet
         self._partitions.pop((log.topic, log.partition), None)
         self._slots.pop(log.slot, None)
         self.on_forget(log)

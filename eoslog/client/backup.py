@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -131,7 +131,7 @@ def _instant(engine: Engine, held: ExitStack) -> Instant:
     """Every partition that exists at one instant; none is cleaned before `held` closes."""
     found: dict[str, PartitionLog] = {}
     for _ in range(_TRIES):
-        for log in _logs(engine):
+        for log in _logs(engine, found):
             if log.name not in found:
                 files.failpoint("backup.lock")
                 held.enter_context(log.cleaner_lock.held(log.name, _CLEANING_TIMEOUT_S))
@@ -151,18 +151,21 @@ def _instant(engine: Engine, held: ExitStack) -> Instant:
         for log in torn:  # its holder died in an append: who locks it next repairs it
             log.publish_log_start(log.log_start, segments_changed=False)
         # What was made meanwhile may have been named by records that are in the copy.
-        if not torn and all(log.name in found for log in _logs(engine)):
+        if not torn and all(log.name in found for log in _logs(engine, found)):
             return instant
     raise StorageError(f"partitions were made in each of {_TRIES} attempts", path=engine.path)
 
 
-def _logs(engine: Engine) -> Iterator[PartitionLog]:
+def _logs(engine: Engine, found: Mapping[str, PartitionLog]) -> Iterator[PartitionLog]:
+    """Those that exist, without the users' that are `found`: opening one anew would wait for us."""
     metadata = engine.partitions.known(CLUSTER_METADATA_TOPIC, 0)
     assert metadata is not None  # opened with the directory
     yield metadata
     yield from engine.transaction_partitions()
     yield from engine.group_partitions()
     for key in engine.user_partitions():
+        if "{}-{}".format(*key) in found:
+            continue
         try:
             yield engine.partition(*key)
         except UnknownTopicOrPartition as error:
@@ -190,7 +193,7 @@ def _settle(path: str) -> None:
     """Open a copy and close it: it is recovered, and clean."""
     engine = Engine.open(path, create=False)
     try:
-        for _ in _logs(engine):
+        for _ in _logs(engine, {}):
             pass
     finally:
         engine.close()

@@ -281,15 +281,15 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
     def _commit_then(self, collect: Callable[[], Any]) -> Any:
         """At most once: what is found is committed before anybody sees it."""
         states = self._subscription.states.values()
-        before = [(state, state.position, state.reset) for state in states]
+        before = [(state, state.position, state.reset, state.log) for state in states]
         found = collect()
         if found:
             try:
                 self._commit_positions(self._subscription.states)
             except BaseException:
                 # Nobody has seen it: where nothing was committed it may be handed out later.
-                for state, position, reset in before:
-                    state.put_back(position, reset)
+                for state, *place in before:
+                    state.put_back(*place)
                 raise
         return found
 
@@ -312,10 +312,9 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
             return False
         return self._producer.transaction_state in _TRANSACTION_STATES
 
-    def fail_transaction(self, error: EoslogError) -> None:
-        """The bound producer's open transaction can only be aborted."""
-        if self._producer is not None:
-            self._producer.fail_transaction(error)
+    def fail_transaction(self, error: EoslogError) -> bool:
+        """Let the bound producer's open transaction only be aborted; whether there is one."""
+        return self._producer is not None and bool(self._producer.fail_transaction(error))
 
     # The end.
 

@@ -163,7 +163,7 @@ class Fetcher:
         out: list[Any] = []
         before = []
         for turn, state in self.in_turn():
-            before.append((state, state.position, state.reset))
+            before.append((state, state.position, state.reset, state.log))
             try:
                 out += self._collect_from(state, limit - len(out))
             except EoslogError:
@@ -173,8 +173,8 @@ class Fetcher:
                 self._turn = turn + 1
                 raise
             except BaseException:  # an interrupt: nobody gets what was taken
-                for taken, position, reset in before:
-                    taken.put_back(position, reset)
+                for taken, *place in before:
+                    taken.put_back(*place)
                 raise
             if len(out) >= limit:
                 self.current = state

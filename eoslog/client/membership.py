@@ -104,21 +104,22 @@ class Membership:
         except (UnknownMember, StaleMemberEpoch, FencedMemberEpoch) as error:
             logger.warning("group %s: %s; joining again", self.group_id, error)
             member_id = self.member_id
+            moved = CommitFailed(f"group {self.group_id!r} moved on: {error}", abortable=True)
+            # Before anybody else is asked, who may raise.
+            failed = held and not may_revoke and self._consumer.fail_transaction(moved)
             try:
                 self.lose()
             finally:
                 if not isinstance(error, UnknownMember):
                     # The old membership would hold its partitions as long as this process lives.
                     self._groups.leave(self.group_id, member_id)
-            if held and not may_revoke:
-                moved = CommitFailed(f"group {self.group_id!r} moved on: {error}", abortable=True)
-                self._consumer.fail_transaction(moved)
+            if failed:
                 raise moved from error
             self._step(may_revoke)
         except FencedInstanceId as error:
-            self.lose()
-            if not may_revoke:
+            if held and not may_revoke:
                 self._consumer.fail_transaction(error)
+            self.lose()
             raise
         if not self._held_up:
             interval = self._config.heartbeat_interval_ms / 1000

@@ -297,10 +297,18 @@ class Producer(RecordAccumulator):
         """The current epoch; -1 before the first batch or `init_transactions`."""
         return self._identity.producer_epoch
 
-    def fail_transaction(self, error: EoslogError) -> None:
-        """Let the open transaction only be aborted; a bound consumer lost what it has read."""
-        if self._transactions is not None:
-            self._transactions.fail(error)
+    def fail_transaction(self, error: EoslogError) -> bool:
+        """Let the open transaction only be aborted: a bound consumer lost what it has read.
+
+        Returns:
+            False where there is none, or its end was asked for: that stands.
+        """
+        with self._calls:
+            manager = self._transactions
+            if manager is None or manager.asked:
+                return False
+            manager.fail(error)
+            return manager.error is not None
 
     @property
     def transaction_state(self) -> str | None:
@@ -362,7 +370,7 @@ class Producer(RecordAccumulator):
                     raise manager.error
             except BaseException:
                 # Nobody was asked for the commit: the transaction is as open as before.
-                if manager.withdraw_commit():
+                if manager.withdraw_commit() and self.gate == _NO_TRANSACTION:
                     self.gate = gate
                 raise
             manager.end(True, deadline)

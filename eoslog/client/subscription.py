@@ -47,13 +47,18 @@ class PartitionState(_core.FetchedRecords):
     def move_to(self, offset: int) -> None:
         """Go on reading at an offset; what was fetched is dropped."""
         self.drop_fetched()
+        if self.of_deleted:
+            self.log = None  # an offset of the topic that has the name now
         self.position = offset
         self.reset = None
         if self.start is None:
             self.start = offset
 
-    def put_back(self, position: int | None, reset: str | None) -> None:
-        """Nobody has seen what was taken since: go on as before."""
+    def put_back(self, position: int | None, reset: str | None, log: Any) -> None:
+        """Nobody has seen what was taken since: go on as before, in the same topic."""
+        if log is not None and self.log.topic_id != log.topic_id:
+            self.forget()
+            return
         self.drop_fetched()
         self.position = position
         self.reset = reset

@@ -176,7 +176,7 @@ class TransactionManager:
 
     def withdraw_commit(self) -> bool:
         """A commit that the coordinator was not asked for is none; whether there was one."""
-        if self.state is not ClientState.COMMITTING or self.asked:
+        if self.state is not ClientState.COMMITTING or self.asked or self.error is not None:
             return False
         self.state = ClientState.IN_TRANSACTION
         return True

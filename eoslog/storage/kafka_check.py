@@ -115,7 +115,7 @@ class _Partition:
         epochs = os.path.join(self.path, checkpoints.LEADER_EPOCH_CHECKPOINT)
         self._reads(epochs, lambda: checkpoints.read_leader_epochs(epochs))
         self._reads(self.path, lambda: checkpoints.read_partition_metadata(self.path))
-        return expected
+        return max(expected, segments[-1].base_offset)
 
     def _reads(self, path: str, read: Callable[[], object]) -> None:
         try:

@@ -370,7 +370,7 @@ def repair(path: str, mode: str) -> RepairReport:
         cut = 0
         names = partition_directories(path)
         points = recovery_points(path)
-        problems += _identity_problems(path)
+        lasting = _identity_problems(path)
         for name in names:
             place = os.path.join(path, name)
             half = unfinished_swap(files.names(place))
@@ -391,7 +391,7 @@ def repair(path: str, mode: str) -> RepairReport:
             files.remove(os.path.join(path, CLEAN_SHUTDOWN_FILE))
             files.remove(os.path.join(path, checkpoints.RECOVERY_POINT_CHECKPOINT))
             files.fsync_dir(path)
-        return RepairReport(mode, len(names), problems, cut)
+        return RepairReport(mode, len(names), lasting + problems, cut)
     finally:
         files.close(fd)
 

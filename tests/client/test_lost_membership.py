@@ -4,11 +4,11 @@ interrupt, an exception, a topic that is made anew. Nothing of it is committed a
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -99,6 +99,27 @@ def test_such_a_transaction_cannot_be_committed_by_who_ignores_the_error(log, pr
         take_out_of_the_group(log, consumer)
         time.sleep(0.2)
         with pytest.raises(CommitFailed):
+            consumer.consume(1, timeout=1)
+        with pytest.raises(CommitFailed):
+            producer.commit_transaction()
+        producer.abort_transaction()
+    assert values_of(log, "out") == []
+
+
+def test_a_listener_that_raises_does_not_save_such_a_transaction(log, producer):
+    write(log, [b"0", b"1"])
+
+    def raises(consumer, partitions):
+        raise ValueError
+
+    with log.consumer(producer=producer, **EXACTLY_ONCE) as consumer:
+        consumer.subscribe(["t"], on_lost=raises)
+        producer.begin_transaction()
+        for record in consumer.consume(1, timeout=1):
+            producer.produce("out", record.value)
+        take_out_of_the_group(log, consumer)
+        time.sleep(0.2)
+        with pytest.raises(ValueError):
             consumer.consume(1, timeout=1)
         with pytest.raises(CommitFailed):
             producer.commit_transaction()
@@ -230,6 +251,19 @@ def test_a_topic_that_is_made_again_is_read_from_its_start(log, auto_commit):
     assert committed(log) == 10
 
 
+def test_a_seek_in_a_topic_that_was_made_again_holds(log):
+    write(log, [b"old%d" % i for i in range(5)])
+    with log.consumer() as consumer:
+        consumer.assign([TopicPartition("t", 0, 0)])
+        assert len(consumer.consume(10, timeout=1)) == 5
+        log.delete_topic("t")
+        log.create_topic("t")
+        write(log, [b"new%d" % i for i in range(8)])
+        consumer.seek(TopicPartition("t", 0, 6))
+        found = [bytes(record.value) for record in consumer.consume(10, timeout=1)]
+    assert found == [b"new6", b"new7"]
+
+
 def test_a_commit_that_was_not_asked_for_yet_can_be_aborted(log, producer):
     """A callback that raises, or a timeout, while what is buffered is sent."""
 
@@ -295,8 +329,7 @@ def test_run_transaction_tells_what_it_waited_for_and_does_not_begin_again(log):
         producer.init_transactions()
         holder = subprocess.Popen([sys.executable, "-c", HOLDER, log.path])
         try:
-            while Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-                time.sleep(0.01)
+            os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             with pytest.raises(RequestTimedOut):
                 run_transaction(producer, lambda tx: tx.produce("t", b"once"))
         finally:

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
 
@@ -61,7 +59,7 @@ def test_a_stopped_cleaner_of_a_deleted_topic_leaves_its_namesake_alone(tmp_path
             for i, value in enumerate(new):
                 producer.produce("t", value, key=b"k%d" % i)
 
-    with eoslog.open(tmp_path) as log:
+    with eoslog.open(tmp_path, log_cleaner_backoff_ms=3_600_000) as log:
         log.create_topic("t", config=config)
         with log.producer() as producer:
             for i in range(200):
@@ -72,12 +70,12 @@ def test_a_stopped_cleaner_of_a_deleted_topic_leaves_its_namesake_alone(tmp_path
             [sys.executable, "-c", CLEANER, str(tmp_path), policy],
             env={**os.environ, "EOSLOG_FAILPOINTS": f"{point}=stop"},
         )
-        status = Path(f"/proc/{cleaner.pid}/stat")
-        while status.read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(0.01)
+        os.waitid(os.P_PID, cleaner.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         log.delete_topic("t")
         writer = threading.Thread(target=make_again)
-        writer.start()  # it waits for the cleaner
+        writer.start()
+        writer.join(0.5)
+        assert writer.is_alive() and not (tmp_path / "t-0").exists()  # it waits for the cleaner
         cleaner.send_signal(signal.SIGCONT)
         assert cleaner.wait() == 0
         writer.join()
@@ -85,6 +83,31 @@ def test_a_stopped_cleaner_of_a_deleted_topic_leaves_its_namesake_alone(tmp_path
     with eoslog.open(tmp_path) as log:
         assert values(log) == new
         assert log.check().ok
+
+
+@pytest.mark.process
+def test_who_cleans_here_is_waited_for_when_another_process_deletes_and_makes_anew(tmp_path):
+    again = """
+import sys
+import eoslog
+
+with eoslog.open(sys.argv[1]) as log:
+    log.delete_topic("t")
+    log.engine.create_topic("t", 1, None)
+"""
+    opened = []
+    with eoslog.open(tmp_path) as log:
+        log.create_topic("t")
+        old = log.engine.partition("t", 0)
+        with old.cleaner_lock.held("t-0", 10):
+            subprocess.run([sys.executable, "-c", again, str(tmp_path)], check=True)
+            opening = threading.Thread(target=lambda: opened.append(log.engine.partition("t", 0)))
+            opening.start()
+            opening.join(0.5)
+            assert opening.is_alive() and not opened
+            assert log.engine.partitions.drop("none", 0) is None  # nobody else waits with it
+        opening.join()
+        assert opened[0].topic_id != old.topic_id
 
 
 @pytest.mark.parametrize("act", ["clean_partition", "finish_swap", "go_on"])
