@@ -15,6 +15,7 @@ from eoslog.model import TopicPartition
 from eoslog.storage import files
 from tests.rows.tools import locked_elsewhere
 
+pytestmark = pytest.mark.slow
 T0 = TopicPartition("t", 0)
 EXACTLY_ONCE = {
     "group_id": "g",
