@@ -26,8 +26,8 @@ class Quiet:
         self.partition = partition
         partition.on_append = self.background.note_append
 
-    def append(self) -> None:
-        self.partition.append(build_batch([(0, None, b"v", ())]))
+    def append(self, *, flushes: bool = False) -> None:
+        self.partition.append(build_batch([(0, None, b"v", ())]), flushes=flushes)
 
     def at(self, now: float) -> bool:
         """Let it be that time; whether everything is durable then."""
@@ -58,6 +58,25 @@ def test_the_time_runs_anew_once_somebody_else_has_flushed(quiet: Quiet) -> None
     assert not quiet.at(FLUSH_S)
     assert not quiet.at(2 * FLUSH_S - 2)
     assert quiet.at(2 * FLUSH_S - 1)
+
+
+def test_it_leaves_alone_what_its_writer_flushes(quiet: Quiet) -> None:
+    quiet.append(flushes=True)
+    assert not quiet.at(2 * FLUSH_S)
+    quiet.append()
+    assert quiet.at(3 * FLUSH_S)
+
+
+@pytest.mark.parametrize("acks", [-1, 1, 0])
+def test_a_producer_leaves_the_flush_to_it_unless_it_waits_for_one(
+    quiet: Quiet, tmp_path: Path, acks: int
+) -> None:
+    seen: list[PartitionLog] = []
+    quiet.partition.on_append = seen.append
+    with eoslog.Producer(log_dir=tmp_path / "log", acks=acks) as producer:
+        producer.produce("t", b"v")
+        producer.flush()
+        assert seen == ([] if acks == -1 else [quiet.partition])
 
 
 def test_what_came_during_a_flush_is_not_forgotten(quiet: Quiet) -> None:

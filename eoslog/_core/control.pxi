@@ -2,7 +2,8 @@
 #
 #   0        64 B   magic "EOSLOGC1", format i32, clean i32, session u64 (native byte order: the
 #                   file never leaves its machine; another session number makes it void)
-#   4096   4096 B   64 wake lanes, one 64 B line each: wake counter u32, waiters u32
+#   4096   4096 B   64 wake lanes, one 64 B line each: of publications and, at 16, of flushes, each a
+#                   counter u32 and waiters u32
 #   8192   64 KiB   1024 processes of 64 B: nonce u64, heartbeat u64 (CLOCK_MONOTONIC ns), pid i32
 #   128 KiB ...     slots, in order of creation, never reused
 #
@@ -62,9 +63,14 @@ cdef struct Slot:
     int64_t expire_before_ms    # with expire_below: of producers of whom only markers are left
     uint64_t reserved_4[7]
 
-cdef struct WakeLane:
+cdef struct WakeWord:
     uint32_t counter
     uint32_t waiters
+
+cdef struct WakeLane:
+    WakeWord published          # moves with everything a reader may wait for, flushes as well
+    uint64_t reserved
+    WakeWord flushed            # for who waits for a flush alone, and would wake at each append
 
 cdef struct ProcessEntry:
     uint64_t nonce
@@ -199,25 +205,37 @@ cdef class ControlFile:
 
     def wake(self, int slot):
         self.check()
-        wake_lane(self.lane(slot))
+        wake_lane(self.lane(slot), True)
+
+    cdef WakeWord* word(self, int key) noexcept nogil:
+        """0 to 63 are the publications' words of the lanes, those behind the flushes'."""
+        cdef WakeLane* lane = self.lane(key)
+        return &lane.flushed if key >= LANE_COUNT else &lane.published
 
     def wake_counters(self, slots):
         """The counters of the lanes of these slots: read before the bounds are checked."""
+        return self.counters({slot % LANE_COUNT for slot in slots})
+
+    def flush_counters(self, slots):
+        """As `wake_counters`, of what moves only with a flush, a poisoning or a deletion."""
+        return self.counters({LANE_COUNT + slot % LANE_COUNT for slot in slots})
+
+    cdef dict counters(self, set keys):
         self.check()
-        return {slot % LANE_COUNT: atomic_load_u32(&self.lane(slot).counter) for slot in slots}
+        return {key: atomic_load_u32(&self.word(key).counter) for key in keys}
 
     def wait(self, dict counters, double timeout):
-        """Block until a lane moved past the counter seen, or timeout (s, at most 50 ms a call).
+        """Block until one of them moved past the counter seen, or timeout (s, at most 50 ms a call).
         Source: protocol.md row 35."""
-        cdef uint32_t* words[LANE_COUNT]
+        cdef uint32_t* places[LANE_COUNT]
         cdef uint32_t expected[LANE_COUNT]
-        cdef WakeLane* lanes[LANE_COUNT]
+        cdef WakeWord* words[LANE_COUNT]
         cdef int n = 0, i
         cdef int64_t ns = <int64_t>(min(max(timeout, 0.0), 0.05) * 1e9)
         self.check()
-        for lane, counter in counters.items():
-            lanes[n] = self.lane(lane)
-            words[n] = &lanes[n].counter
+        for key, counter in counters.items():
+            words[n] = self.word(key)
+            places[n] = &words[n].counter
             expected[n] = counter
             n += 1
         if n == 0 or ns <= 0:
@@ -225,17 +243,23 @@ cdef class ControlFile:
         with nogil:
             if self.writable:
                 for i in range(n):
-                    atomic_add_u32(&lanes[i].waiters, 1)
-            eoslog_os.wait(words, expected, n, ns)
+                    atomic_add_u32(&words[i].waiters, 1)
+            eoslog_os.wait(places, expected, n, ns)
             if self.writable:
                 for i in range(n):
-                    atomic_add_u32(&lanes[i].waiters, <uint32_t>-1)
+                    atomic_add_u32(&words[i].waiters, <uint32_t>-1)
 
 
-cdef void wake_lane(WakeLane* lane) noexcept nogil:
-    atomic_add_u32(&lane.counter, 1)
-    if atomic_load_u32(&lane.waiters):
-        eoslog_futex_wake(&lane.counter)
+cdef void wake_lane(WakeLane* lane, bint flushed=False) noexcept nogil:
+    wake_word(&lane.published)
+    if flushed:
+        wake_word(&lane.flushed)
+
+
+cdef inline void wake_word(WakeWord* word) noexcept nogil:
+    atomic_add_u32(&word.counter, 1)
+    if atomic_load_u32(&word.waiters):
+        eoslog_futex_wake(&word.counter)
 
 
 cdef void pause_ns(int64_t ns) noexcept nogil:

@@ -455,7 +455,7 @@ cdef class Partition:
         self.control.check()
         self.state.slot.flush_ns = elapsed_ns if self.state.slot.flush_ns == 0 else (7 * self.state.slot.flush_ns + elapsed_ns) // 8
         atomic_max_i64(&self.state.slot.durable_end, target)
-        wake_lane(self.state.lane)
+        wake_lane(self.state.lane, True)
 
     def sync(self, int fd):
         """Fdatasync; the partition is poisoned before anybody hears that it failed, a signal's
@@ -474,7 +474,7 @@ cdef class Partition:
         """No append and no acknowledgement in this partition any more, for any process."""
         self.control.check()
         atomic_store_u32(&self.state.slot.poison, 1)
-        wake_lane(self.state.lane)
+        wake_lane(self.state.lane, True)
 
     # --- session start ------------------------------------------------------------------------------
 

@@ -32,7 +32,6 @@ from eoslog.errors import (
     EoslogError,
     IllegalState,
     InvalidTopic,
-    QueueFull,
     RequestTimedOut,
     TransactionAborted,
 )
@@ -124,24 +123,7 @@ class Producer(RecordAccumulator):
         self._sender.wake()
 
     def _wait_for_space(self, size: int) -> None:
-        """Send, here and now, until there is room; QueueFull after max.block.ms."""
-        deadline = time.monotonic() + self.config.max_block_ms / 1000
-        room = self.config.buffer_memory - size
-        self.exhausted = True
-        try:
-            while self.used > room:
-                self._check_gate()
-                if self._sender.try_run_once(deadline) and self.used <= room:
-                    return
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise QueueFull(
-                        f"{self.used} of buffer.memory = {self.config.buffer_memory} bytes stayed "
-                        f"taken for max.block.ms = {self.config.max_block_ms}; {size} more wanted"
-                    )
-                self._sender.acks.wait_for_space(lambda: self.used <= room, min(left, 0.01))
-        finally:
-            self.exhausted = False
+        self._sender.make_room(size, self._check_gate)
 
     def _refuse(self) -> None:
         if self.gate == _NO_TRANSACTION and self._transactions is not None:
@@ -149,10 +131,7 @@ class Producer(RecordAccumulator):
         self._check_gate()
 
     def _check_gate(self) -> None:
-        if self.gate == _CLOSED:
-            raise IllegalState("the producer is closed")
-        if self.gate == _FORKED:
-            raise IllegalState("the producer was inherited through fork: make a new one here")
+        self._check_alive()
         if self._transactions is not None and self._transactions.error is not None:
             raise self._transactions.error
 

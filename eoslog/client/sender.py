@@ -26,6 +26,7 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from eoslog.client.acknowledger import Acknowledger
@@ -38,6 +39,7 @@ from eoslog.errors import (
     InvalidProducerEpoch,
     KafkaError,
     OutOfOrderSequence,
+    QueueFull,
     UnknownTopicOrPartition,
 )
 from eoslog.model import AppendResult
@@ -231,6 +233,35 @@ class Sender:
                 pause = min(pause, max(deadline - now / 1e9, 0))
             time.sleep(pause)
 
+    def make_room(self, size: int, check: Callable[[], None]) -> None:
+        """Send, here and now, until there is room for so many bytes more.
+
+        Args:
+            size: of what is to be buffered.
+            check: raises what ends the waiting early.
+
+        Raises:
+            QueueFull: there was none within `max.block.ms`.
+        """
+        accumulator, config = self._accumulator, self._config
+        deadline = time.monotonic() + config.max_block_ms / 1000
+        room = config.buffer_memory - size
+        accumulator.exhausted = True
+        try:
+            while accumulator.used > room:
+                check()
+                if self.try_run_once(deadline) and accumulator.used <= room:
+                    return
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise QueueFull(
+                        f"{accumulator.used} of buffer.memory = {config.buffer_memory} bytes "
+                        f"stayed taken for max.block.ms = {config.max_block_ms}; {size} more wanted"
+                    )
+                self.acks.wait_for_space(lambda: accumulator.used <= room, min(left, 0.01))
+        finally:
+            accumulator.exhausted = False
+
     def drain_for_batches(self, batches: list[EncodedBatch]) -> None:
         """Queue batches that are encoded already, behind what is buffered for their partition."""
         with self._lock:
@@ -326,7 +357,7 @@ class Sender:
         wait = self._patience_s
         if self._transactions is not None:
             return self._transactions.append(log, place, data, wait)  # type: ignore[no-any-return]
-        result = log.append(data, timeout=wait)
+        result = log.append(data, timeout=wait, flushes=self._waits_for_flush)
         assert result is not None  # nothing was expected
         return result  # type: ignore[no-any-return]
 

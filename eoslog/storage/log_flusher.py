@@ -120,7 +120,7 @@ class LogFlusher:
             control = self._log.session.control
             deadline = time.monotonic() + max(0.005, 2e-9 * self._core.flush_ns)
             while True:
-                counters = control.wake_counters((self._log.slot,))
+                counters = control.flush_counters((self._log.slot,))
                 left = deadline - time.monotonic()
                 if self._log.durable_end >= target or self._core.poisoned:
                     return

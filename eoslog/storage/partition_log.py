@@ -154,6 +154,7 @@ class PartitionLog:
         expect: Sequence[tuple[PartitionLog, int]] = (),
         origin: AppendOrigin = AppendOrigin.CLIENT,
         timeout: float | None = None,
+        flushes: bool = False,
     ) -> AppendResult | None:
         """Append whole v2 batches; offsets and the leader epoch are stamped.
 
@@ -163,6 +164,7 @@ class PartitionLog:
             expect: (log, end) pairs that the caller's decision rests on.
             origin: a coordinator may append markers and skips the sequence check.
             timeout: seconds to wait for the partition's lock (30 by default).
+            flushes: the caller flushes at once; nobody else need do so within `flush.ms`.
 
         Returns:
             Where the records are, or None when an expected end has moved: nothing was appended.
@@ -195,7 +197,7 @@ class PartitionLog:
             if rolled:
                 self.writer_files.after_roll()
             if status == _APPENDED:
-                if self.on_append is not None:
+                if self.on_append is not None and not flushes:
                     self.on_append(self)
                 return AppendResult(base, last, False, timestamp)
             if status == S["CHANGED"]:

@@ -131,24 +131,27 @@ def _flushed(log: PartitionLog) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "flushed"),
     [
-        lambda log: log.append(batch(1)),
-        _flushed,
-        lambda log: log.core.poison(),
-        lambda log: log.publish_log_start(0, segments_changed=False),
-        lambda log: log.mark_swap(True, 0),
-        lambda log: log.session.control.wake(SLOT),
+        (lambda log: log.append(batch(1)), False),
+        (_flushed, True),
+        (lambda log: log.core.poison(), True),
+        (lambda log: log.publish_log_start(0, segments_changed=False), False),
+        (lambda log: log.mark_swap(True, 0), False),
+        (lambda log: log.session.control.mark_deleted(SLOT), True),
     ],
-    ids=["append", "flush", "poison", "log start", "swap", "wake"],
+    ids=["append", "flush", "poison", "log start", "swap", "deletion"],
 )
 def test_who_waits_hears_of_every_change(
-    tmp_path: Path, change: Callable[[PartitionLog], object]
+    tmp_path: Path, change: Callable[[PartitionLog], object], flushed: bool
 ) -> None:
+    """And who waits for a flush alone is not woken by the rest."""
     with opened(str(tmp_path)) as log:
-        before = log.session.control.wake_counters((SLOT,))
+        control = log.session.control
+        before, flushes = control.wake_counters((SLOT,)), control.flush_counters((SLOT,))
         change(log)
-        assert log.session.control.wake_counters((SLOT,)) != before
+        assert control.wake_counters((SLOT,)) != before
+        assert (control.flush_counters((SLOT,)) != flushes) is flushed
 
 
 # --- what an append refuses under the lock ------------------------------------------------------
