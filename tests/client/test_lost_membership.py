@@ -87,37 +87,25 @@ def test_a_membership_lost_in_a_transaction_lets_it_only_be_aborted(log, produce
     assert committed(log) == 4
 
 
-def test_such_a_transaction_cannot_be_committed_by_who_ignores_the_error(log, producer):
+def _raises(consumer, partitions):
+    raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("on_lost", "told"),
+    [(None, CommitFailed), (_raises, ValueError)],
+    ids=["who ignores the error", "a listener that raises"],
+)
+def test_such_a_transaction_cannot_be_committed_by(log, producer, on_lost, told):
     write(log, [b"0", b"1"])
     with log.consumer(producer=producer, **EXACTLY_ONCE) as consumer:
-        consumer.subscribe(["t"])
+        consumer.subscribe(["t"], on_lost=on_lost)
         producer.begin_transaction()
         for record in consumer.consume(1, timeout=20):
             producer.produce("out", record.value)
         take_out_of_the_group(log, consumer)
         time.sleep(0.2)
-        with pytest.raises(CommitFailed):
-            consumer.consume(1, timeout=20)
-        with pytest.raises(CommitFailed):
-            producer.commit_transaction()
-        producer.abort_transaction()
-    assert values_of(log, "out") == []
-
-
-def test_a_listener_that_raises_does_not_save_such_a_transaction(log, producer):
-    write(log, [b"0", b"1"])
-
-    def raises(consumer, partitions):
-        raise ValueError
-
-    with log.consumer(producer=producer, **EXACTLY_ONCE) as consumer:
-        consumer.subscribe(["t"], on_lost=raises)
-        producer.begin_transaction()
-        for record in consumer.consume(1, timeout=20):
-            producer.produce("out", record.value)
-        take_out_of_the_group(log, consumer)
-        time.sleep(0.2)
-        with pytest.raises(ValueError):
+        with pytest.raises(told):
             consumer.consume(1, timeout=20)
         with pytest.raises(CommitFailed):
             producer.commit_transaction()
