@@ -1,9 +1,11 @@
-"""Times of the parts in the summary, marks that follow from what a test uses, and who runs beside whom."""
+"""What all tests may use, times of the parts in the summary, marks, and who runs beside whom."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,22 @@ settings.load_profile("ci" if os.environ.get("CI") else "search")
 
 # A real broker is another run: `make test-kafka`.
 collect_ignore = [] if os.environ.get("EOSLOG_KAFKA") else ["kafka"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """Where a log may be made."""
+    return str(tmp_path / "log")
+
+
+@pytest.fixture
+def disarmed() -> Iterator[None]:
+    """Failpoints that a test arms end with it."""
+    yield
+    from eoslog.storage import files
+
+    files.disarm_failpoints()
+
 
 _seconds: dict[str, float] = defaultdict(float)
 _counts: dict[str, int] = defaultdict(int)

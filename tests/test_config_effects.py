@@ -21,11 +21,6 @@ T0 = TopicPartition("t", 0)
 
 
 @pytest.fixture
-def path(tmp_path):
-    return str(tmp_path / "log")
-
-
-@pytest.fixture
 def log(path):
     with eoslog.open(path) as opened:
         yield opened

@@ -9,11 +9,6 @@ from eoslog.errors import IllegalState, StorageError
 from eoslog.log import open as open_log
 
 
-@pytest.fixture
-def path(tmp_path):
-    return str(tmp_path / "log")
-
-
 def test_a_closed_handle_is_dead_while_another_one_of_the_process_goes_on(path):
     first, second = open_log(path), open_log(path)
     first.create_topic("t")

@@ -9,11 +9,6 @@ from eoslog.log import open as open_log
 from eoslog.model import TopicPartition
 
 
-@pytest.fixture
-def path(tmp_path):
-    return str(tmp_path / "log")
-
-
 def test_the_longest_transaction_timeout_is_what_open_was_told(path):
     with open_log(path, {"transaction.max.timeout.ms": 1000}) as log:
         for timeout_ms in (1000, 1001):

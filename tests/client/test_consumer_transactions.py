@@ -22,11 +22,6 @@ T0 = TopicPartition("in", 0)
 
 
 @pytest.fixture
-def path(tmp_path):
-    return str(tmp_path / "log")
-
-
-@pytest.fixture
 def engine(path):
     engine = Engine.open(path)
     engine.metadata.create_topic("in", 2, {})

@@ -1,0 +1,182 @@
+"""A directory is opened, used and closed: what stays, who shares it, and when an end is marked clean."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from eoslog.errors import ConfigError, IllegalState, StorageError
+from eoslog.log import open as open_log
+from eoslog.storage import files
+from tests.storage.helpers import batch
+
+pytestmark = pytest.mark.usefixtures("disarmed")
+
+
+def test_a_new_directory_is_private_and_says_what_it_is(path):
+    with open_log(path) as log:
+        log.create_topic("t", 2)
+    assert os.stat(path).st_mode & 0o777 == 0o700
+    assert all(os.stat(os.path.join(path, n)).st_mode & 0o077 == 0 for n in os.listdir(path))
+    assert "eoslog.durability=strict" in open(os.path.join(path, "meta.properties")).read()
+
+
+def test_topics_and_records_survive_close_and_reopen(path):
+    with open_log(path) as log:
+        log.create_topic("t", 2, {"retention.ms": 1000})
+        log.engine.partition("t", 1).append(batch(3))
+    assert os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
+    with open_log(path) as log:
+        assert log.topics() == ["t"]
+        assert log.describe_topic("t").config == {"retention.ms": "1000"}
+        assert log.offsets("t", 1) == (0, 3, 3, 3)
+        assert not os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
+
+
+def test_handles_of_one_process_share_the_engine(path):
+    with open_log(path) as one, open_log(path) as two:
+        assert one.engine is two.engine
+        one.close()
+        two.create_topic("t")
+        assert two.topics() == ["t"]
+
+
+def test_a_closed_log_says_so(path):
+    log = open_log(path)
+    log.close()
+    log.close()
+    with pytest.raises(IllegalState, match="closed"):
+        log.topics()
+
+
+def test_another_durability_than_the_stored_one_is_refused_with_both(path):
+    open_log(path, durability="os").close()
+    with pytest.raises(ConfigError, match="strict.*os"):
+        open_log(path, durability="strict")
+    with open_log(path) as log:
+        assert log.engine.durability == "os"
+
+
+def test_a_missing_directory_is_an_error_without_create(path):
+    with pytest.raises(StorageError, match="no log to open"):
+        open_log(path, create=False)
+    with pytest.raises(StorageError, match="no log to open"):
+        open_log(path, read_only=True)
+
+
+def test_a_read_only_log_reads_beside_writers_and_alone(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.engine.partition("t", 0).append(batch(2))
+        log.engine.partition("t", 0).flush()
+        with open_log(path, read_only=True) as reader:
+            assert reader.offsets("t", 0).high_watermark == 2
+    with open_log(path, read_only=True) as reader:
+        assert reader.offsets("t", 0).log_end == 2
+        assert len(list(reader.engine.partition("t", 0).batches(0, 2))) == 1
+
+
+@pytest.mark.process
+def test_a_program_that_forgets_to_close_ends_clean_and_silent(path):
+    script = (
+        "import sys; from eoslog.log import open as o; log = o(sys.argv[1]); log.create_topic('t')\n"
+        "p = log.producer(); p.produce('t', 'v'); p.flush()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, path], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
+
+
+def test_work_that_begins_while_a_log_is_closed_does_not_stop_the_closing(path):
+    log = open_log(path)
+    engine, ran = log.engine, []
+
+    def first() -> None:
+        engine.cleaning._stop.wait(30)  # the closing has begun, and waits for this thread
+        time.sleep(0.05)
+        engine._aside("second", lambda: ran.append("second"))
+
+    engine._aside("first", first)
+    log.close()
+    assert ran == ["second"]
+    assert os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
+
+
+def test_no_background_work_follows_the_mark_of_a_clean_end(path, monkeypatch):
+    log = open_log(path)
+    background, alive = log.engine._background, []
+    real = type(log.engine._checkpointer).close_clean
+
+    def look(self, quiet):
+        alive.append(background._thread.is_alive())
+        assert quiet
+        real(self, quiet)
+
+    monkeypatch.setattr(type(log.engine._checkpointer), "close_clean", look)
+    log.close()
+    assert alive == [False]
+
+
+def test_what_outlives_a_close_keeps_the_end_from_being_marked_clean(path, monkeypatch):
+    log = open_log(path)
+    monkeypatch.setattr(type(log.engine), "_end_threads", lambda self: False)
+    log.close()
+    assert not os.path.exists(os.path.join(path, ".kafka_cleanshutdown"))
+
+
+OPEN_AND_CLOSE = """
+import sys
+import eoslog
+
+for _ in range(60):
+    eoslog.open(sys.argv[1]).close()
+"""
+
+
+def test_who_opens_while_the_last_holder_closes_waits_for_it(path):
+    with open_log(path) as log:
+        log.create_topic("t", 20)
+        for number in range(20):
+            log.engine.partition("t", number)
+    running = [
+        subprocess.Popen([sys.executable, "-c", OPEN_AND_CLOSE, path], stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=300)[1] for process in running] == [b"", b""]
+    assert [process.returncode for process in running] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["open", "pread", "pwrite", "fdatasync", "fsync", "rename"])
+def test_an_opening_that_failed_keeps_nobody_out_and_nothing_open(path, call):
+    """Each call of an unclean opening fails once; what it had taken by then is given back."""
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.engine.partition("t", 0).append(batch(2))
+    before = sorted(os.listdir("/proc/self/fd"))
+    failed = 0
+    for nth in range(1, 200):
+        for mark in (".kafka_cleanshutdown", "eoslog.control"):
+            if os.path.exists(os.path.join(path, mark)):
+                os.unlink(os.path.join(path, mark))
+        files.arm_failpoint(call, "EIO", nth)
+        try:
+            log = open_log(path)
+        except StorageError:
+            failed += 1
+        else:
+            files.disarm_failpoints()
+            log.close()
+        files.disarm_failpoints()
+        with open_log(path) as log:
+            assert log.engine.partition("t", 0).log_end == 2
+        assert sorted(os.listdir("/proc/self/fd")) == before, f"{call} {nth}"
+        if failed < nth - 3:
+            break
+    assert failed

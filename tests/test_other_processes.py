@@ -1,0 +1,116 @@
+"""Other processes on the directory are killed, forked or stopped: what they leave, and what they hold."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from eoslog.errors import IllegalState, LockTimeout
+from eoslog.log import open as open_log
+from tests.storage.helpers import batch
+
+
+def _append_and_die(path, ready):
+    log = open_log(path)
+    log.engine.partition("t", 0).append(batch(5))
+    ready.set()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.process
+def test_what_a_killed_process_appended_is_there_for_others_and_after_restart(path):
+    context = multiprocessing.get_context("spawn")
+    with open_log(path) as log:
+        log.create_topic("t")
+        ready = context.Event()
+        child = context.Process(target=_append_and_die, args=(path, ready))
+        child.start()
+        child.join(300)
+        assert child.exitcode == -signal.SIGKILL
+        partition = log.engine.partition("t", 0)
+        assert partition.log_end == 5
+        assert partition.wait(0, 60)
+        assert partition.high_watermark == 5
+    with open_log(path) as log:
+        assert log.offsets("t", 0).high_watermark == 5
+
+
+@pytest.mark.process
+def test_a_handle_inherited_through_fork_is_dead_and_reopening_works(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.engine.partition("t", 0).append(batch(1))
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                try:
+                    log.topics()
+                except IllegalState:
+                    log.close()
+                    with open_log(path) as again:
+                        again.engine.partition("t", 0).append(batch(1))
+                    code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert log.offsets("t", 0).log_end == 2
+        log.engine.partition("t", 0).append(batch(1))
+        assert log.offsets("t", 0).log_end == 3
+
+
+@pytest.mark.process
+def test_a_forked_child_does_not_keep_a_dead_parent_s_locks(path):
+    script = (
+        "import os, sys, time; from eoslog.log import open as o\n"
+        "log = o(sys.argv[1]); log.create_topic('t'); log.engine.partition('t', 0)\n"
+        "read, write = os.pipe()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n    os.write(write, b'x'); time.sleep(600); os._exit(0)\n"
+        "os.read(read, 1)\n"  # it has run: only then has it let go
+        "print(pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True
+    )
+    child = int(process.stdout.readline())
+    process.wait(timeout=300)
+    try:
+        with open_log(path) as log:
+            assert log.engine.session.began
+            log.engine.partition("t", 0).append(batch(1))
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.process
+def test_a_stopped_lock_holder_is_not_overtaken_and_is_named(path):
+    script = (
+        "import sys, os; from eoslog.log import open as o; from tests.storage.helpers import batch\n"
+        "log = o(sys.argv[1]); p = log.engine.partition('t', 0)\n"
+        "assert p.core.lock_for_recovery(5) == 0\n"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    with open_log(path) as log:
+        log.create_topic("t")
+        partition = log.engine.partition("t", 0)
+        holder = subprocess.Popen(
+            [sys.executable, "-c", script, path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert holder.stdout.readline() == "locked\n"
+        os.kill(holder.pid, signal.SIGSTOP)
+        with pytest.raises(LockTimeout, match=f"process {holder.pid}") as caught:
+            partition.append(batch(1), timeout=0.2)
+        assert caught.value.retriable
+        assert partition.read(0, 0) == []
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        assert partition.append(batch(1), timeout=60).base_offset == 0
