@@ -17,8 +17,8 @@ from pathlib import Path
 DATA = Path(__file__).with_name("mutation_sites.toml")
 FOLDERS = ("eoslog/storage", "eoslog/coordinator")
 CORE = (
-    "conditional_append", "control", "partition", "partition_lock", "partition_state", "segment_fold",
-    "segment_roll", "segment_scan",
+    "conditional_append", "control", "partition", "partition_lock", "partition_state", "recovery", "segment_fold",
+    "segment_roll",
 )  # fmt: skip
 
 STATEMENTS = re.compile(

@@ -1,5 +1,5 @@
 # Partition: one partition as its writers see it; the Python face of partition_state.pxi and of the
-# chapters that act on it: lock, roll, conditional append, segment scan.
+# chapters that act on it: lock, roll, conditional append, recovery, producer entries.
 #
 # Each call takes the partition's mutex without the GIL: who holds it may be waiting for the GIL.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -160,22 +160,11 @@ cdef class Partition:
 
     def load(self, int64_t base, bytes producers):
         """Start the fold at the base offset of a segment, from a snapshot's entries there."""
-        with nogil:                              # who holds the mutex may be waiting for the GIL
-            pthread_mutex_lock(&self.state.mutex)
+        take_mutex(&self.state)
         try:
-            self._begin(base, producers)
+            begin_fold(&self.state, base, producers)
         finally:
             pthread_mutex_unlock(&self.state.mutex)
-
-    cdef _begin(self, int64_t base, bytes producers):
-        table_free(&self.state.table)
-        if atomic_load_u64(&self.state.slot.session) == atomic_load_u64(self.state.session):
-            take_horizon(&self.state)            # a void slot says nothing
-        import_producers(&self.state.table, producers)
-        self.state.next_offset = base
-        enter_segment(&self.state.segment, base)
-        self.state.buffer_size = 0
-        self.state.segments_version = atomic_load_u32(&self.state.slot.segments_version)
 
     def use_segment(self, int64_t base, int log_fd, int index_fd, int time_fd, int txn_fd, *,
                     int64_t leaving=-1, bytes producers=None):
@@ -190,15 +179,14 @@ cdef class Partition:
             nothing was changed.
         """
         cdef SegmentFiles old
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
+        take_mutex(&self.state)
         try:
             if leaving >= 0 and leaving != self.state.segment.base:
                 return None
             old = self.state.files
             left = self.state.segment.base
             if producers is not None:
-                self._begin(base, producers)
+                begin_fold(&self.state, base, producers)
             elif base != left:
                 enter_segment(&self.state.segment, base)
                 self.state.next_offset = max(self.state.next_offset, base)
@@ -222,21 +210,11 @@ cdef class Partition:
 
     def prepare_roll(self, int log_fd, int index_fd, int time_fd, bytes paths):
         """Hand over made and synced files for the next segment; paths = three NUL-ended names."""
-        cdef ProducerEntry* grown
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
+        take_mutex(&self.state)
         try:
-            if self.state.next_files.log >= 0 or self.state.rolled_files.log >= 0:
+            if not prepare_next(&self.state, SegmentFiles(log_fd, index_fd, time_fd, -1), paths):
                 return False
-            if self.state.rolled_capacity < self.state.table.count + 1024:
-                grown = <ProducerEntry*>realloc(self.state.rolled_entries, (<size_t>self.state.table.count + 4096) * sizeof(ProducerEntry))
-                if grown == NULL:
-                    raise MemoryError()
-                self.state.rolled_entries = grown
-                self.state.rolled_capacity = self.state.table.count + 4096
             self.next_paths = paths
-            self.state.prepared_paths = paths
-            self.state.next_files = SegmentFiles(log_fd, index_fd, time_fd, -1)
             return True
         finally:
             pthread_mutex_unlock(&self.state.mutex)
@@ -244,8 +222,7 @@ cdef class Partition:
     def take_prepared(self):
         """Give back the next segment's files, (descriptors, names): a roll that failed may have
         renamed some of them."""
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
+        take_mutex(&self.state)
         try:
             if self.state.next_files.log < 0:
                 return (), ()
@@ -258,21 +235,9 @@ cdef class Partition:
     def take_rolled(self):
         """After a roll: (old base, new base, descriptors of the old, snapshot entries at the new
         base), once."""
-        cdef ProducerTable view
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
+        take_mutex(&self.state)
         try:
-            if self.state.rolled_files.log < 0:
-                return None
-            memset(&view, 0, sizeof(view))
-            view.entries = self.state.rolled_entries
-            view.count = self.state.rolled_count
-            view.expire_below = self.state.table.expire_below
-            view.expire_before_ms = self.state.table.expire_before_ms
-            f = self.state.rolled_files
-            self.state.rolled_files = SegmentFiles(-1, -1, -1, -1)
-            snapshot = export_producers(&view) if self.state.rolled_count >= 0 else None
-            return self.state.rolled_base, self.state.rolled_to, (f.log, f.index, f.time, f.txn), snapshot
+            return take_rolled(&self.state)
         finally:
             pthread_mutex_unlock(&self.state.mutex)
 
@@ -311,8 +276,7 @@ cdef class Partition:
 
     def export_producers(self):
         """(offset, snapshot entries) of the fold's position."""
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
+        take_mutex(&self.state)
         try:
             return self.state.next_offset, export_producers(&self.state.table)
         finally:
@@ -321,42 +285,24 @@ cdef class Partition:
     def producer(self, int64_t producer_id):
         """(epoch, last sequence, last timestamp, coordinator epoch, txn first offset, txn last
         offset), or None."""
-        cdef ProducerEntry* e
-        cdef BatchMetadata* m
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
+        take_mutex(&self.state)
         try:
-            e = table_known(&self.state.table, producer_id)
-            if e == NULL:
-                return None
-            m = last_batch(e)
-            return (e.epoch, m.last_sequence if m != NULL else -1, e.last_timestamp,
-                    e.coordinator_epoch, e.txn_first_offset, e.txn_last_offset)
+            return producer_of(&self.state.table, producer_id)
         finally:
             pthread_mutex_unlock(&self.state.mutex)
 
     def producer_ids(self):
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
+        take_mutex(&self.state)
         try:
-            return [self.state.table.entries[i].producer_id for i in range(self.state.table.count)
-                    if not forgotten(&self.state.table, &self.state.table.entries[i])]
+            return producer_ids_of(&self.state.table)
         finally:
             pthread_mutex_unlock(&self.state.mutex)
 
     def open_transactions(self):
         """(producer id, epoch, first offset, last data offset) in order of first offset."""
-        cdef int32_t i
-        out = []
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
+        take_mutex(&self.state)
         try:
-            i = self.state.table.first_open
-            while i >= 0:
-                e = &self.state.table.entries[i]
-                out.append((e.producer_id, e.epoch, e.txn_first_offset, e.txn_last_offset))
-                i = e.later
-            return out
+            return open_transactions_of(&self.state.table)
         finally:
             pthread_mutex_unlock(&self.state.mutex)
 
@@ -501,29 +447,10 @@ cdef class Partition:
 
     def final_time_entry(self):
         """The entry that a sealed segment's time index ends with, or b"" (Kafka LogSegment.onBecomeInactiveSegment)."""
-        cdef Effects e
-        cdef uint8_t entry[TIME_ENTRY_SIZE]
-        memset(&e, 0, sizeof(e))
-        time_entry(&self.state.segment, &e)
-        if not e.timed:
-            return b""
-        store_time_entry(entry, &e)
-        return bytes((<char*>entry)[:TIME_ENTRY_SIZE])
+        return final_time_entry(&self.state.segment)
 
     def publish_recovered(self, bytes topic_id, int64_t log_start, int64_t durable_end,
                           int64_t expire_below=0, int64_t expire_before_ms=0):
         """Last step of recovery, under the lock: fill the slot, its session number last."""
         self.control.check()
-        memcpy(self.state.slot.topic_id, <const char*>topic_id, 16)
-        self.state.slot.deleted = 0
-        self.state.slot.poison = 0
-        self.state.slot.segments_version = 1
-        self.state.slot.cleaned_version = 0
-        self.state.slot.cleaned_to = 0
-        self.state.slot.expire_below = expire_below
-        self.state.slot.expire_before_ms = expire_before_ms
-        self.state.slot.log_start = log_start
-        self.state.slot.durable_end = durable_end
-        self.state.segments_version = 1
-        publish_end(&self.state)
-        atomic_store_u64(&self.state.slot.session, self.control.session)
+        publish_recovered(&self.state, topic_id, log_start, durable_end, expire_below, expire_before_ms)

@@ -99,6 +99,12 @@ cdef struct PartitionState:
     int32_t leader_epoch
 
 
+cdef void take_mutex(PartitionState* state) noexcept:
+    """Without the GIL: who holds the mutex may be waiting for it."""
+    with nogil:
+        pthread_mutex_lock(&state.mutex)
+
+
 cdef int segment_path(PartitionState* state, char* out, int64_t base, const char* suffix) noexcept nogil:
     return snprintf(out, NAME_SIZE, b"%s/%020lld%s", state.directory, <long long>base, suffix)
 

@@ -88,3 +88,36 @@ cdef int seal_locked(PartitionState* state, uint64_t deadline) noexcept nogil:
                 rc = RELOAD
     unlock_partition(state)
     return rc
+
+
+cdef bint prepare_next(PartitionState* state, SegmentFiles files, const char* paths) except -1:
+    """Take over made and synced files, unless there are some or a rolled segment's are not taken yet;
+    and memory for the producers as they will be."""
+    cdef ProducerEntry* grown
+    if state.next_files.log >= 0 or state.rolled_files.log >= 0:
+        return False
+    if state.rolled_capacity < state.table.count + 1024:
+        grown = <ProducerEntry*>realloc(state.rolled_entries, (<size_t>state.table.count + 4096) * sizeof(ProducerEntry))
+        if grown == NULL:
+            raise MemoryError()
+        state.rolled_entries = grown
+        state.rolled_capacity = state.table.count + 4096
+    state.prepared_paths = paths
+    state.next_files = files
+    return True
+
+
+cdef tuple take_rolled(PartitionState* state):
+    """(old base, new base, descriptors of the old, snapshot entries at the new base), once; or None."""
+    cdef ProducerTable view
+    cdef SegmentFiles f = state.rolled_files
+    if f.log < 0:
+        return None
+    memset(&view, 0, sizeof(view))
+    view.entries = state.rolled_entries
+    view.count = state.rolled_count
+    view.expire_below = state.table.expire_below
+    view.expire_before_ms = state.table.expire_before_ms
+    state.rolled_files = SegmentFiles(-1, -1, -1, -1)
+    snapshot = export_producers(&view) if state.rolled_count >= 0 else None
+    return state.rolled_base, state.rolled_to, (f.log, f.index, f.time, f.txn), snapshot

@@ -1,4 +1,18 @@
-# Recovery's fold of a segment: every byte is looked at, and the index files are made anew.
+# Recovery of a partition: where the fold begins, the fold of a segment in which every byte is looked at
+# and the index files are made anew, and the publication of what was found.
+
+cdef int begin_fold(PartitionState* state, int64_t base, bytes producers) except -1:
+    """At the base offset of a segment, from a snapshot's entries there."""
+    table_free(&state.table)
+    if atomic_load_u64(&state.slot.session) == atomic_load_u64(state.session):
+        take_horizon(state)                      # a void slot says nothing
+    import_producers(&state.table, producers)
+    state.next_offset = base
+    enter_segment(&state.segment, base)
+    state.buffer_size = 0
+    state.segments_version = atomic_load_u32(&state.slot.segments_version)
+    return 0
+
 
 cdef int64_t load_bytes(PartitionState* state, bytearray data, int64_t position, int64_t end) except -1:
     cdef int64_t size = min(<int64_t>len(data), end - position)
@@ -82,3 +96,33 @@ cdef tuple scan_segment(PartitionState* state, int64_t end_position, bint verify
             store_aborted_entry(entry, &e.entry)
             aborted += (<char*>entry)[:ABORTED_ENTRY_SIZE]
     return position, state.next_offset, bytes(index), bytes(time), bytes(aborted), reason
+
+
+cdef bytes final_time_entry(SegmentFold* segment):
+    """The entry that a sealed segment's time index ends with, or b"" (Kafka LogSegment.onBecomeInactiveSegment)."""
+    cdef Effects e
+    cdef uint8_t entry[TIME_ENTRY_SIZE]
+    memset(&e, 0, sizeof(e))
+    time_entry(segment, &e)
+    if not e.timed:
+        return b""
+    store_time_entry(entry, &e)
+    return bytes((<char*>entry)[:TIME_ENTRY_SIZE])
+
+
+cdef void publish_recovered(PartitionState* state, const char* topic_id, int64_t log_start, int64_t durable_end,
+                            int64_t expire_below, int64_t expire_before_ms) noexcept nogil:
+    """Last step of recovery, under the lock: fill the slot, its session number last."""
+    memcpy(state.slot.topic_id, topic_id, 16)
+    state.slot.deleted = 0
+    state.slot.poison = 0
+    state.slot.segments_version = 1
+    state.slot.cleaned_version = 0
+    state.slot.cleaned_to = 0
+    state.slot.expire_below = expire_below
+    state.slot.expire_before_ms = expire_before_ms
+    state.slot.log_start = log_start
+    state.slot.durable_end = durable_end
+    state.segments_version = 1
+    publish_end(state)
+    atomic_store_u64(&state.slot.session, atomic_load_u64(state.session))
