@@ -9,6 +9,7 @@ Source: Kafka KafkaConsumer, KIP-62, KIP-98, KIP-447, KIP-848.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -351,9 +352,12 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
                     self._engine.close()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
-            self._auto_commit = False
-        self.close()
+        if error is None:
+            self.close()
+            return
+        self._auto_commit = False
+        with contextlib.suppress(EoslogError):  # the first error is the one to see
+            self.close()
 
     @property
     def closed(self) -> bool:

@@ -171,6 +171,20 @@ def test_an_exception_in_a_with_block_commits_nothing_unfinished(log, error):
     assert committed(log) == 4
 
 
+def test_an_error_in_a_with_block_is_the_one_that_is_told(log):
+    """Also where leaving the group fails behind it."""
+    write(log, [b"0"])
+
+    def raises(consumer, partitions):
+        raise CommitFailed("while leaving")
+
+    with pytest.raises(ZeroDivisionError), log.consumer(**AT_LEAST_ONCE) as consumer:
+        consumer.subscribe(["t"], on_revoke=raises)
+        assert consumer.consume(1, timeout=20)
+        raise ZeroDivisionError
+    assert consumer.closed
+
+
 def test_an_interrupt_loses_nothing_that_was_taken_from_another_partition(tmp_path):
     with eoslog.open(tmp_path) as log:
         log.create_topic("t", 2)
