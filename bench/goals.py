@@ -77,7 +77,8 @@ ROWS = (
         ("fdatasync",), most=1.0, plus_us=200,
     ),
     Row("64 writers / one writer", "test_group_commit:test_64_writers", ("1 writers, strict",)),
-    Row("64 writers / the same in os", "test_group_commit:test_64_writers", ("64 writers, os",)),
+    # The goal is the smaller of 15 times one writer and half of `os`: that is the half by far.
+    Row("64 writers / the same in os", "test_group_commit:test_64_writers", ("64 writers, os",), least=0.5),
     # --- what must not grow ---
     Row(
         "LSO moves, 1,000,000 open : 1 open", "test_scale:test_lso_with_open_transactions", ("1 open",),

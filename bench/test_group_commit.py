@@ -18,7 +18,7 @@ from bench.contest import Contender, Contest
 from bench.peers import limits
 from tests.faults.harness import Child, live, start
 
-RECORDS = {1: 100, 8: 100, 64: 20}
+RECORDS = {1: 200, 8: 100, 64: 100}
 VALUE = b"x" * 100
 
 

@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from eoslog._core import Bell
 from eoslog.client.acknowledger import Acknowledger
 from eoslog.client.encoded_batch import EncodedBatch
 from eoslog.client.identity import Identity, Place, next_sequence
@@ -94,12 +95,12 @@ class Sender:
         self._drained: deque[Any] = deque()
         self._pending: dict[Place, deque[Any]] = {}
         self._lock = threading.RLock()
-        self._event = threading.Event()
+        self._bell = Bell()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._patience_s = config.request_timeout_ms / 1000
         self._refreshed_ns = time.monotonic_ns()
-        self._drained_ns = 0
+        self._drained_ns = 0  # by the background thread
         self.acks = Acknowledger(accumulator, engine, config)
         self.stats = self.acks.stats
         accumulator.sleeping_until = _NEVER_NS
@@ -113,26 +114,27 @@ class Sender:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                     self._thread.start()
-        self._event.set()
+        self._bell.ring()
 
     def _run(self) -> None:
         while not self._closing:
-            try:
-                self.run_once()
-            except Exception:
-                logger.exception("the sender goes on after an error")
-                time.sleep(0.1)
-            self._event.clear()
+            strokes = self._bell.strokes
+            if not self._bell.held:
+                try:
+                    self.run_once()
+                except Exception:
+                    logger.exception("the sender goes on after an error")
+                    time.sleep(0.1)
             self._accumulator.sleeping_until = _NEVER_NS  # from here on every new deadline wakes us
             now = time.monotonic_ns()
-            due = self._next_ns(now)
+            due = now + int(_IDLE_S * 1e9) if self._bell.held else self._next_ns(now)
             if now - self._drained_ns < _ACTIVE_NS:
                 # Looking once a linger while records come spares each first record of a batch the
                 # waking of this thread, which costs more than the rest of its way.
                 due = min(due, now + max(int(self._config.linger_ms * 1e6), 1_000_000))
             self._accumulator.sleeping_until = max(due, 1)
             if due > now and not self._closing:
-                self._event.wait((due - now) / 1e9)
+                self._bell.wait(strokes, (due - now) / 1e9)
             self._accumulator.sleeping_until = 0
 
     def _next_ns(self, now: int) -> int:
@@ -148,7 +150,7 @@ class Sender:
     def stop(self) -> None:
         """End the background thread."""
         self._closing = True
-        self._event.set()
+        self._bell.end()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -199,7 +201,7 @@ class Sender:
 
     def _collect(self, now: int, force: bool) -> None:
         self._accumulator._drain(now, force, self._drained)
-        if self._drained:
+        if self._drained and not force:
             self._drained_ns = now
         while self._drained:
             batch = self._drained[0]
@@ -217,6 +219,15 @@ class Sender:
         Returns:
             False when the deadline passed first.
         """
+        self._bell.hold()
+        try:
+            return self._run_until_settled(deadline)
+        finally:
+            self._bell.let_go()
+            if self._accumulator.buffered:
+                self._bell.ring()
+
+    def _run_until_settled(self, deadline: float | None) -> bool:
         start = time.monotonic_ns()
         while True:
             self.run_once(force=True, deadline=deadline)

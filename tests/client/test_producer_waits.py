@@ -12,6 +12,7 @@ from eoslog.errors import LockTimeout, QueueFull, UnknownTopicOrPartition
 from eoslog.log import Log
 from eoslog.storage import files
 from tests.client.helpers import visible
+from tests.rows.tools import locked_elsewhere
 
 
 @pytest.fixture
@@ -101,3 +102,16 @@ def test_flush_returns_after_its_timeout_though_the_partition_is_locked(
 def test_the_wait_for_a_locked_partition_ends_with_the_holder_named(log: Log, locked: Any) -> None:
     with pytest.raises(LockTimeout, match="held by process"):
         locked.append(_core.build_batch([(0, None, b"v", ())]), timeout=0.01)
+
+
+def test_what_a_flush_has_left_is_sent_without_another_call(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The background thread leaves the work to who flushes, and goes on with it at once."""
+    monkeypatch.setattr("eoslog.client.sender._IDLE_S", 600.0)
+    with log.producer(linger_ms=0, delivery_timeout_ms=600_000) as producer:
+        with locked_elsewhere(log.engine.partition("one", 0)):
+            first = producer.send("one", b"v")
+            assert producer.flush(0.3) == 1
+        assert first.result(60).offset == 0
+        assert producer.send("one", b"w").result(60).offset == 1

@@ -1,0 +1,64 @@
+"""The bell: what is rung is heard once, unless somebody holds it; who waits sleeps without the GIL."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from eoslog import _core
+
+LONG_S = 600.0
+
+
+def waiting(bell: _core.Bell, strokes: int) -> threading.Thread:
+    thread = threading.Thread(target=bell.wait, args=(strokes, LONG_S), daemon=True)
+    thread.start()
+    return thread
+
+
+def test_what_was_rung_before_the_wait_is_heard() -> None:
+    bell = _core.Bell()
+    strokes = bell.strokes
+    bell.ring()
+    bell.wait(strokes, LONG_S)
+    assert bell.strokes != strokes
+
+
+@pytest.mark.parametrize("wake", [_core.Bell.ring, _core.Bell.end], ids=["ring", "end"])
+def test_who_waits_is_woken(wake: Callable[[_core.Bell], None]) -> None:
+    bell = _core.Bell()
+    thread = waiting(bell, bell.strokes)
+    wake(bell)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_nobody_waits_after_its_end() -> None:
+    bell = _core.Bell()
+    bell.end()
+    bell.wait(bell.strokes, LONG_S)
+
+
+def test_a_wait_ends_with_its_time() -> None:
+    bell = _core.Bell()
+    bell.wait(bell.strokes, 0.01)
+    bell.wait(bell.strokes, 0)
+
+
+def test_while_it_is_held_nobody_hears_it() -> None:
+    bell = _core.Bell()
+    bell.hold()
+    bell.hold()
+    bell.let_go()
+    assert bell.held
+    thread = waiting(bell, bell.strokes)
+    bell.ring()
+    thread.join(0.2)
+    assert thread.is_alive()
+    bell.let_go()
+    assert not bell.held
+    bell.ring()  # as whoever held it does for what is left
+    thread.join(60)
+    assert not thread.is_alive()
