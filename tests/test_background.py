@@ -79,6 +79,23 @@ def test_a_producer_leaves_the_flush_to_it_unless_it_waits_for_one(
         assert seen == ([] if acks == -1 else [quiet.partition])
 
 
+def test_a_producer_that_could_not_flush_leaves_it_to_it_after_all(
+    quiet: Quiet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[PartitionLog] = []
+    quiet.partition.on_append = seen.append
+    with eoslog.Producer(log_dir=tmp_path / "log") as producer:
+        producer.produce("t", b"v")
+        producer.flush()  # it has its id
+        assert not seen
+        monkeypatch.setitem(files._armed, "flush.before", ["EMFILE"] * 10_000)
+        producer.produce("t", b"w")
+        assert producer.flush(0.2) == 1
+        assert set(seen) == {quiet.partition}
+        files.disarm_failpoints()
+        assert producer.flush() == 0
+
+
 def test_what_came_during_a_flush_is_not_forgotten(quiet: Quiet) -> None:
     quiet.append()
     quiet.append()

@@ -52,9 +52,9 @@ cdef class Bell:
         cdef uint32_t heard
         with nogil:
             atomic_add_u32(&self.listeners, 1)
-            while now < deadline and not self.ended:
-                heard = atomic_load_u32(&self.rung)
-                if heard != strokes and not atomic_load_u32(&self.holders):
+            while now < deadline:
+                heard = atomic_load_u32(&self.rung)     # before `ended`, which is rung for
+                if self.ended or heard != strokes and not atomic_load_u32(&self.holders):
                     break
                 eoslog_os.wait(&place, &heard, 1, <int64_t>(deadline - now))
                 sched_yield()       # who rings in order to flush comes to hold it

@@ -233,6 +233,8 @@ cdef class ControlFile:
         cdef int n = 0, i
         cdef int64_t ns = <int64_t>(min(max(timeout, 0.0), 0.05) * 1e9)
         self.check()
+        if len(counters) > LANE_COUNT:
+            raise ValueError(f"{len(counters)} words, {LANE_COUNT} at most")
         for key, counter in counters.items():
             words[n] = self.word(key)
             places[n] = &words[n].counter

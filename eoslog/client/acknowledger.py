@@ -92,6 +92,14 @@ class Acknowledger:
             self.settle(item.batch, failure, None if failure else item.result)
             self.waiting.popleft()
 
+    def hand_over(self) -> None:
+        """Have the directory's background thread flush what was appended and could not be flushed:
+        this producer may give up, or go.
+        """
+        for log in {item.log for item in self.waiting}:
+            if log.on_append is not None:
+                log.on_append(log)
+
     def settle(
         self,
         batch: Any,

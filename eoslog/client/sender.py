@@ -192,12 +192,16 @@ class Sender:
         self._collect(now, force)
         if self._transactions is not None:
             self._transactions.coming = set(map(self._transactions.name, self._pending))
-        for place in list(self._pending):
-            self._send(place, self._pending[place])
-            if not self._pending[place]:
-                del self._pending[place]
-        if self.acks.waiting:
-            self.acks.flush()
+        try:
+            for place in list(self._pending):
+                self._send(place, self._pending[place])
+                if not self._pending[place]:
+                    del self._pending[place]
+            if self.acks.waiting:
+                self.acks.flush()
+        finally:
+            if self.acks.waiting:
+                self.acks.hand_over()
 
     def _collect(self, now: int, force: bool) -> None:
         self._accumulator._drain(now, force, self._drained)
@@ -219,13 +223,15 @@ class Sender:
         Returns:
             False when the deadline passed first.
         """
-        self._bell.hold()
         try:
+            self._bell.hold()  # in here: an interrupt may come as it returns
             return self._run_until_settled(deadline)
         finally:
-            self._bell.let_go()
-            if self._accumulator.buffered:
-                self._bell.ring()
+            try:
+                self._bell.let_go()
+            finally:
+                if self._accumulator.buffered:
+                    self._bell.ring()
 
     def _run_until_settled(self, deadline: float | None) -> bool:
         start = time.monotonic_ns()

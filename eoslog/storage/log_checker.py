@@ -176,7 +176,6 @@ class _Walk:
             expected = self._segment(base, expected)
             if self.bad is not None:
                 break
-            expected = max(expected, base)  # compaction may have taken all between
         # Less by now: the topic was deleted and made again.
         now = recovery_points(os.path.dirname(self.path))
         flushed = min(points.get(self._key, 0) for points in (self._points, now))

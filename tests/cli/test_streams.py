@@ -82,6 +82,7 @@ def test_an_interrupt_says_so_and_csv_rows_come_as_they_are_read(filled, place):
     with subprocess.Popen(
         [*command, "consume", "orders", "-b", "-f"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     ) as running:  # fmt: skip
         assert running.stdout.readline().startswith("topic,partition,offset,timestamp,key,key_hex")
         for number in range(3000):

@@ -115,3 +115,27 @@ def test_what_a_flush_has_left_is_sent_without_another_call(
             assert producer.flush(0.3) == 1
         assert first.result(60).offset == 0
         assert producer.send("one", b"w").result(60).offset == 1
+
+
+def test_an_interrupt_as_a_flush_begins_leaves_the_background_thread_at_work(log: Log) -> None:
+    class Interrupted:
+        """The bell, and a signal as its `hold` returns."""
+
+        def __init__(self, bell: _core.Bell) -> None:
+            self.bell = bell
+
+        def hold(self) -> None:
+            self.bell.hold()
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.bell, name)
+
+    with log.producer(linger_ms=0) as producer:
+        bell = producer._sender._bell
+        producer._sender._bell = Interrupted(bell)
+        with pytest.raises(KeyboardInterrupt):
+            producer.flush()
+        producer._sender._bell = bell
+        assert not bell.held
+        assert producer.send("one", b"v").result(60).offset == 0

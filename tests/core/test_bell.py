@@ -41,6 +41,15 @@ def test_nobody_waits_after_its_end() -> None:
     bell.wait(bell.strokes, LONG_S)
 
 
+def test_its_end_is_heard_while_it_is_held() -> None:
+    bell = _core.Bell()
+    bell.hold()
+    thread = waiting(bell, bell.strokes)
+    bell.end()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 def test_a_wait_ends_with_its_time() -> None:
     bell = _core.Bell()
     bell.wait(bell.strokes, 0.01)

@@ -169,22 +169,3 @@ def test_what_was_closed_longer_than_it_is_now_is_not_opened_as_if_nothing_were(
         assert log.offsets("t", 0).log_end == last
         assert log.engine.partition("t", 0).append(batch(1)).base_offset == last
         assert log.check(full=True).ok
-
-
-def test_a_gap_before_an_empty_active_segment_is_no_damage(tmp_path: Path) -> None:
-    """The log ends where that segment begins, not where the records before the gap do."""
-    path = tmp_path / "log"
-    with eoslog.open(path) as log:
-        log.create_topic("t", config=CONFIG)
-        part = log.engine.partition("t", 0)
-        for _ in range(3):
-            part.append(batch(2))
-        size = len(bytes(part.read(0, 4)[0].data))
-        part.roll()
-        part.flush()
-        base = part.log_end
-    os.truncate(path / "t-0" / file_name(0, LOG), size)
-    checkpoints.write_offsets(str(path / checkpoints.CLEANER_CHECKPOINT), {("t", 0): base})
-    assert [
-        p.message for p in eoslog.repair(path, mode="report").problems if "flushed" in p.message
-    ] == []
