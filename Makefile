@@ -71,7 +71,7 @@ torture-spark-kafka: build  ## The same kills under Spark's Kafka sink on a real
 $(VENV)/.peers: $(VENV)/.ready .ci/peers
 	$(call timed,peers,.ci/peers $(VENV))
 
-bench: build $(VENV)/.peers  ## Measure against the goals: ten minutes; SCALE=10 for the long rows, BENCH_ARGS='-k scan'
+bench: build $(VENV)/.peers  ## Measure against the goals: ten minutes; SCALE=20 for the long rows, BENCH_ARGS='-k scan'
 	@rm -f .make/bench.json
 	$(call timed,bench,EOSLOG_BENCH_SCALE=$(or $(SCALE),1) .ci/test $(BIN) bench --benchmark-only \
 		--benchmark-json=$(abspath .make/bench.json) $(BENCH_ARGS))

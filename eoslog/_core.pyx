@@ -16,11 +16,14 @@ include "_core/fault.pxi"
 include "_core/hashes.pxi"
 include "_core/codec.pxi"
 include "_core/batch_builder.pxi"
+include "_core/transaction_records.pxi"
 include "_core/producer_state.pxi"
 include "_core/producer_entries.pxi"
 include "_core/control.pxi"
 include "_core/files.pxi"
+include "_core/turns.pxi"
 include "_core/bell.pxi"
+include "_core/group_commit.pxi"
 include "_core/segment_fold.pxi"
 include "_core/partition_state.pxi"
 include "_core/partition_lock.pxi"
@@ -74,13 +77,17 @@ __all__ = (
     "os_unlink",
     "read_instant",
     "release_guard",
+    "TryFileLock",
+    "TryMutex",
     "try_lock",
     "find_in_index",
     "find_in_time_index",
     "debug_locks",
     "lock_times",
     "unlock",
+    "transaction_batch",
     "transaction_ends", "walk_batches",
+    "transaction_value",
     "batches_end",
     "build_batch",
     "build_marker",

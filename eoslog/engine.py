@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 from eoslog import _core
@@ -65,6 +66,7 @@ def _close_all() -> None:
             engine.close()
 
 
+@lru_cache(maxsize=4096)
 def shard_of(name: str, count: int) -> int:
     """The internal partition of a transactional id or group, of `count`, as Kafka places it.
 
@@ -133,8 +135,9 @@ class Engine:
             self.partitions.metadata = self.metadata
             if not read_only:
                 self._background = Background(os.path.basename(path), self._beat)
-                metadata_log.on_append = self._background.note_append
-                self.partitions.on_append = self._background.note_append
+                if metadata_log.strict:  # else nothing waits to be flushed
+                    metadata_log.on_append = self._background.note_append
+                    self.partitions.on_append = self._background.note_append
                 self.partitions.on_forget = self._background.forget
                 self.schedule(
                     config.log_flush_offset_checkpoint_interval_ms / 1000,

@@ -226,7 +226,7 @@ class Copy:
             built = self._python("setup.py", "-q", "build_ext", "--inplace")
             if built.returncode:
                 raise Broken(f"no core:\n{built.stdout[-2000:]}")
-            cached.mkdir(parents=True)
+            cached.mkdir(parents=True, exist_ok=True)  # another job may have built the same
             for library in package.glob("_core*.so"):
                 shutil.copy2(library, cached)
             return

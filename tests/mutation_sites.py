@@ -17,7 +17,7 @@ from pathlib import Path
 DATA = Path(__file__).with_name("mutation_sites.toml")
 FOLDERS = ("eoslog/storage", "eoslog/coordinator")
 CORE = (
-    "conditional_append", "control", "partition", "partition_lock", "partition_state", "recovery", "segment_fold",
+    "conditional_append", "control", "group_commit", "partition", "partition_lock", "partition_state", "recovery", "segment_fold",
     "segment_roll",
 )  # fmt: skip
 
@@ -32,7 +32,7 @@ FIRST_OF = {"check_identity": 1, "_check_producer_id": 1}
 """Checks that hand on one of their arguments."""
 
 CORE_CALLS = (
-    (re.compile(r"^(\s*)(unlock_partition|publish_end|wake_lane)\(.*\)\s*(#.*)?$"), r"\1pass"),
+    (re.compile(r"^(\s*)(unlock_partition|publish_end|wake_word)\(.*\)\s*(#.*)?$"), r"\1pass"),
     (re.compile(r"^(\s*)(atomic_store_u32\(&state\.slot\.busy), .*\)$"), r"\1pass"),
     (re.compile(r"^(\s*)(atomic_(?:store|max)_\w+\(&\S*slot\.\w+), .*\)$"), r"\1pass"),
     (re.compile(r"^(\s*)rc = (judge_marker|judge_batch|judge_append)\(.*\)$"), r"\1rc = 0"),

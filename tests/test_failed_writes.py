@@ -72,7 +72,7 @@ def test_a_signal_in_a_failing_flush_does_not_keep_the_poison_back(path, monkeyp
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(partition.flusher), "_poison", interrupted)
+            patch.setattr(type(partition.flusher), "poison", interrupted)
             files.arm_failpoint("fdatasync", "EIO", 1)
             with pytest.raises(KeyboardInterrupt):
                 partition.flush()

@@ -2,18 +2,30 @@
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
+from operator import itemgetter
+
+_marker_offset = itemgetter(2)
+
 cdef struct AbortedRange:
-    int64_t producer_id
     int64_t first_offset
     int64_t last_offset
+    Py_ssize_t next             # range of the same producer, -1 behind the last
+
+cdef struct AbortedProducer:
+    int64_t producer_id
+    int64_t asked               # base offset of the last batch looked up
+    Py_ssize_t first            # of its ranges, -1: the place is free
+    Py_ssize_t last
+    Py_ssize_t at               # the first range that did not end below `asked`
 
 
 @cython.final
 cdef class AbortedTransactions:
-    """Aborted transactions of one partition, looked up by batch.
+    """Aborted transactions of one partition, looked up by batch. Not thread-safe.
 
     A transactional batch belongs to the transaction of its producer whose [first offset, marker offset]
-    it lies in: a producer has one transaction at a time, so its ranges never overlap.
+    it lies in: a producer has one transaction at a time, so its ranges never overlap. A reader's batches
+    rise, so that each producer's ranges are gone through once; who goes back begins at the first.
 
     Args:
         transactions: (producer id, first offset, offset of the ABORT marker), in any order.
@@ -21,24 +33,47 @@ cdef class AbortedTransactions:
 
     cdef AbortedRange* _ranges
     cdef Py_ssize_t _count
+    cdef AbortedProducer* _producers
+    cdef uint64_t _mask
 
     def __cinit__(self, transactions=()):
-        cdef Py_ssize_t i = 0
-        # Sorted by the marker: the first one at or after a batch is the only candidate.
-        ordered = sorted((pid, last, first) for pid, first, last in transactions)
-        if ordered:
-            self._ranges = <AbortedRange*>malloc(len(ordered) * sizeof(AbortedRange))
-            if self._ranges == NULL:
-                raise MemoryError()
-        for pid, last, first in ordered:
-            self._ranges[i].producer_id = pid
-            self._ranges[i].first_offset = first
-            self._ranges[i].last_offset = last
-            i += 1
-        self._count = i
+        cdef Py_ssize_t count = len(transactions)
+        cdef uint64_t places = 2
+        cdef AbortedRange* found
+        cdef AbortedProducer* producer
+        while places < 2 * <uint64_t>count:
+            places *= 2
+        self._ranges = <AbortedRange*>malloc(max(count, 1) * sizeof(AbortedRange))
+        self._producers = <AbortedProducer*>malloc(places * sizeof(AbortedProducer))
+        if self._ranges == NULL or self._producers == NULL:
+            raise MemoryError()
+        memset(self._producers, 0xFF, places * sizeof(AbortedProducer))
+        self._mask = places - 1
+        for pid, first, last in sorted(transactions, key=_marker_offset):
+            found = &self._ranges[self._count]
+            found.first_offset = first
+            found.last_offset = last
+            found.next = -1
+            producer = self._place(pid)
+            if producer.first < 0:
+                producer.producer_id = pid
+                producer.first = producer.at = self._count
+            else:
+                self._ranges[producer.last].next = self._count
+            producer.last = self._count
+            self._count += 1
+
+    cdef AbortedProducer* _place(self, int64_t producer_id) noexcept nogil:
+        """This producer's, or the free one where it would be."""
+        cdef uint64_t at = <uint64_t>producer_id * <uint64_t>0x9E3779B97F4A7C15
+        at = (at ^ (at >> 32)) & self._mask
+        while self._producers[at].first >= 0 and self._producers[at].producer_id != producer_id:
+            at = (at + 1) & self._mask
+        return &self._producers[at]
 
     def __dealloc__(self):
         free(self._ranges)
+        free(self._producers)
 
     def __len__(self):
         return self._count
@@ -52,22 +87,16 @@ cdef class AbortedTransactions:
         return f"AbortedTransactions({self._count})"
 
     cdef bint covers(self, int64_t producer_id, int64_t base_offset) noexcept nogil:
-        cdef Py_ssize_t low = 0
-        cdef Py_ssize_t high = self._count
-        cdef Py_ssize_t middle
-        cdef AbortedRange* found
-        while low < high:
-            middle = low + (high - low) // 2
-            found = &self._ranges[middle]
-            if found.producer_id < producer_id or (
-                    found.producer_id == producer_id and found.last_offset < base_offset):
-                low = middle + 1
-            else:
-                high = middle
-        if low == self._count:
+        cdef AbortedProducer* producer = self._place(producer_id)
+        cdef Py_ssize_t at
+        if producer.first < 0:
             return False
-        found = &self._ranges[low]
-        return found.producer_id == producer_id and found.first_offset <= base_offset
+        at = producer.at if base_offset >= producer.asked else producer.first
+        while at >= 0 and self._ranges[at].last_offset < base_offset:
+            at = self._ranges[at].next
+        producer.asked = base_offset
+        producer.at = at
+        return at >= 0 and self._ranges[at].first_offset <= base_offset
 
 
 @cython.final

@@ -92,7 +92,7 @@ cdef class RecordAccumulator:
                  size_t max_request_size=1048576, str compression="none", level=None,
                  key_serializer=None, value_serializer=None, partitioner=None,
                  bint ignore_keys=False):
-        self.pool = MemoryPool()
+        self.pool = BLOCKS
         self.topics = {}
         self.active = {}
         self.ready = []

@@ -1,6 +1,5 @@
 # Record batches built from Python values: the plain way, one object a record. The fast path is
 # accumulator.pxi.
-from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 
 from eoslog._core cimport layout
@@ -8,7 +7,7 @@ from eoslog._core.batch_header cimport (
     BatchHeader, put_header, put_header_fields, seal_crc, seal_crc_onto,
 )
 from eoslog._core.bytebuffer cimport ByteBuffer, clear_buffer, put_bytes, reserve
-from eoslog._core.byteorder cimport load_i16, load_i32, load_i64, store_i16, store_i32, store_i64
+from eoslog._core.byteorder cimport load_i16, load_i32, load_i64, load_u32, store_i16, store_i32, store_i64
 from eoslog._core.record cimport Span, put_record
 from eoslog._core.varint cimport encode_varlong
 
@@ -206,52 +205,94 @@ def build_marker(
     """The control batch that ends a transaction in one partition; always 78 bytes."""
     cdef uint8_t key[4]
     cdef uint8_t value[6]
+    cdef ByteBuffer batch
+    cdef BatchHeader header
+    cdef Span key_span = Span(&key[0], 4), value_span = Span(&value[0], 6)
+    check_producer(producer_id, producer_epoch, -1, True, True)
+    if timestamp < -1:
+        raise errors.ConfigError(f"a timestamp is -1 (none) or not negative, not {timestamp}")
     store_i16(key, 0)
     store_i16(key + 2, layout.CONTROL_COMMIT if commit else layout.CONTROL_ABORT)
     store_i16(value, 0)
     store_i32(value + 2, coordinator_epoch)
-    return build_batch(
-        ((timestamp, PyBytes_FromStringAndSize(<const char*>key, 4),
-          PyBytes_FromStringAndSize(<const char*>value, 6), ()),),
-        base_offset=base_offset, producer_id=producer_id, producer_epoch=producer_epoch,
-        transactional=True, control=True, leader_epoch=leader_epoch)
+    header = BatchHeader(base_offset, leader_epoch, layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT, 0,
+                         timestamp, timestamp, producer_id, producer_epoch, -1, 1)
+    batch.data = NULL
+    batch.size = batch.capacity = 0
+    try:
+        if reserve(&batch, layout.HEADER_SIZE) < 0:
+            raise MemoryError()
+        batch.size = layout.HEADER_SIZE
+        if put_record(&batch, 0, 0, key_span, value_span, NULL, 0) < 0:
+            raise MemoryError()
+        put_header(batch.data, batch.size, &header)
+        return PyBytes_FromStringAndSize(<const char*>batch.data, <Py_ssize_t>batch.size)
+    finally:
+        clear_buffer(&batch)
 
 
-def stamp_batch(
-    batch, *, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence,
+def stamp_batches(
+    batches, *, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence,
     bint transactional,
-) -> bytearray:
-    """A copy of one batch that bears these producer fields, its CRC computed anew.
+) -> int:
+    """Give batches that lie one behind the other these producer fields, in place.
+
+    Each is checked against its CRC, and the new one follows from that and the header alone: the
+    records are summed once. Sequences go on from batch to batch.
+
+    Args:
+        batches: a writable buffer of whole v2 batches.
+
+    Returns:
+        How many records they hold.
 
     Raises:
-        CorruptRecord: `batch` is not exactly one v2 batch, or its CRC is wrong: a damaged batch
-            must not get a right one.
+        CorruptRecord: not whole v2 batches, or a CRC is wrong: a damaged batch must not get a right
+            one. Those before it are stamped.
     """
-    cdef bytearray copy = bytearray(batch)
-    cdef uint8_t* p = <uint8_t*>PyByteArray_AS_STRING(copy)
-    cdef size_t size = <size_t>len(copy)
-    cdef uint32_t crc
+    cdef Py_buffer view
+    cdef uint8_t* p
+    cdef uint8_t* end
+    cdef int64_t size = 0, count = 0
+    cdef int step = BATCH_END
+    cdef uint32_t summed, before, after
     cdef int16_t attributes
 
     check_producer(producer_id, producer_epoch, base_sequence, transactional, False)
-    if size < layout.HEADER_SIZE:
-        raise errors.CorruptRecord(f"a batch of {size} bytes is shorter than its header of {layout.HEADER_SIZE}")
-    if p[layout.MAGIC_AT] != 2:
-        raise errors.CorruptRecord(f"magic is {p[layout.MAGIC_AT]}, not 2")
-    if <int64_t>load_i32(p + layout.BATCH_LENGTH_AT) + layout.LOG_OVERHEAD != <int64_t>size:
-        raise errors.CorruptRecord(
-            f"the header says {<int64_t>load_i32(p + layout.BATCH_LENGTH_AT) + layout.LOG_OVERHEAD} bytes, given {size}")
-    with nogil:
-        crc = eoslog_crc32c(0, p + layout.ATTRIBUTES_AT, size - layout.ATTRIBUTES_AT)
-    if crc != <uint32_t>load_i32(p + layout.CRC_AT):
-        raise errors.CorruptRecord(f"crc is {<uint32_t>load_i32(p + layout.CRC_AT):#010x}, computed {crc:#010x}")
-    attributes = load_i16(p + layout.ATTRIBUTES_AT) & ~layout.TRANSACTIONAL_BIT
-    if transactional:
-        attributes |= layout.TRANSACTIONAL_BIT
-    store_i16(p + layout.ATTRIBUTES_AT, attributes)
-    store_i64(p + layout.PRODUCER_ID_AT, producer_id)
-    store_i16(p + layout.PRODUCER_EPOCH_AT, producer_epoch)
-    store_i32(p + layout.BASE_SEQUENCE_AT, base_sequence)
-    with nogil:
-        seal_crc(p, size)
-    return copy
+    PyObject_GetBuffer(batches, &view, PyBUF_WRITABLE)
+    try:
+        p = <uint8_t*>view.buf
+        end = p + view.len
+        with nogil:
+            while p < end:
+                step = next_batch(p, end, &size)
+                if step != BATCH_WHOLE:
+                    break
+                summed = eoslog_crc32c(0, p + layout.ATTRIBUTES_AT, <size_t>size - layout.ATTRIBUTES_AT)
+                if summed != load_u32(p + layout.CRC_AT):
+                    step = BATCH_CRC
+                    break
+                before = eoslog_crc32c(0, p + layout.ATTRIBUTES_AT, layout.HEADER_SIZE - layout.ATTRIBUTES_AT)
+                attributes = load_i16(p + layout.ATTRIBUTES_AT) & ~layout.TRANSACTIONAL_BIT
+                if transactional:
+                    attributes |= layout.TRANSACTIONAL_BIT
+                store_i16(p + layout.ATTRIBUTES_AT, attributes)
+                store_i64(p + layout.PRODUCER_ID_AT, producer_id)
+                store_i16(p + layout.PRODUCER_EPOCH_AT, producer_epoch)
+                store_i32(p + layout.BASE_SEQUENCE_AT, base_sequence)
+                after = eoslog_crc32c(0, p + layout.ATTRIBUTES_AT, layout.HEADER_SIZE - layout.ATTRIBUTES_AT)
+                # Linear over xor: what the header's change does to the sum, behind it the same records.
+                store_i32(p + layout.CRC_AT, <int32_t>eoslog_crc32c_combine(
+                    before ^ after, summed, <size_t>size - layout.HEADER_SIZE))
+                count += load_i32(p + layout.RECORDS_COUNT_AT)
+                if base_sequence >= 0:
+                    base_sequence = sequence_add(base_sequence, load_i32(p + layout.RECORDS_COUNT_AT))
+                p += size
+        if p < end:
+            where = f"byte {p - <uint8_t*>view.buf}"
+            if step == BATCH_END:
+                raise errors.CorruptRecord(f"no whole batch at {where} of {view.len}")
+            raise batch_fault(step, p, size if step == BATCH_CRC else end - p, where)
+        return count
+    finally:
+        PyBuffer_Release(&view)

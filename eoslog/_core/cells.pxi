@@ -11,7 +11,8 @@ cdef enum:
     VIEW_SIZE = 16
     INLINE_SIZE = 12            # values up to here lie in the view itself
     POOLED_FROM = 1 << 16       # bytes: the allocator itself keeps smaller blocks at hand
-    POOLED_TO = 1 << 28
+    POOLED_IDLE = 32 << 20      # bytes kept where nothing is in use
+    POOLED_BLOCKS = 64
 
 cdef struct Cells:              # one binary column
     ByteBuffer slots            # views, or the int32 ends behind a leading 0
@@ -130,41 +131,58 @@ cdef void clear_cells(Cells* cells) noexcept nogil:
 @cython.internal
 @cython.no_gc
 cdef class MemoryPool:
-    """Blocks that columns came back from, for the next columns of the same scan.
+    """Blocks that came back, for those who need memory next. The GIL guards it.
 
     Fresh memory costs a page fault and a cleared page every 4 KiB, more than what is written there.
+    No more is kept than is in use, or POOLED_IDLE; who came back first goes first.
     """
 
-    cdef uint8_t* blocks[16]
-    cdef size_t sizes[16]
+    cdef uint8_t* blocks[POOLED_BLOCKS + 1]     # in the order they came back
+    cdef size_t sizes[POOLED_BLOCKS + 1]
     cdef int count
+    cdef size_t kept            # bytes of them all
+    cdef size_t away            # bytes that are some ColumnMemory's
 
     cdef int lend(self, ByteBuffer* array, size_t size) except -1:
         """Gives an empty array the smallest block that fits without much waste, if there is one."""
         cdef int i, found = -1
-        for i in range(self.count):
-            if size <= self.sizes[i] <= 4 * size and (found < 0 or self.sizes[i] < self.sizes[found]):
+        for i in range(self.count):             # the last one of a size is the warmest
+            if size <= self.sizes[i] <= 4 * size and (found < 0 or self.sizes[i] <= self.sizes[found]):
                 found = i
         if found >= 0 and array.data == NULL:
             array.data = self.blocks[found]
             array.capacity = self.sizes[found]
-            self.count -= 1
-            self.blocks[found] = self.blocks[self.count]
-            self.sizes[found] = self.sizes[self.count]
+            self.remove(found)
         return 0
 
     cdef void take_back(self, uint8_t* block, size_t size) noexcept:
-        if self.count == 16 or size < POOLED_FROM or size > POOLED_TO:
+        if size < POOLED_FROM:
             free(block)
             return
         self.blocks[self.count] = block
         self.sizes[self.count] = size
         self.count += 1
+        self.kept += size
+        while self.count > POOLED_BLOCKS or self.kept > max(self.away, <size_t>POOLED_IDLE):
+            free(self.blocks[0])
+            self.remove(0)
+
+    cdef void remove(self, int i) noexcept:
+        self.kept -= self.sizes[i]
+        self.count -= 1
+        while i < self.count:
+            self.blocks[i] = self.blocks[i + 1]
+            self.sizes[i] = self.sizes[i + 1]
+            i += 1
 
     def __dealloc__(self):
         cdef int i
         for i in range(self.count):
             free(self.blocks[i])
+
+
+# Of all columns, decompressed blocks and batches: who comes begins with the memory of those before.
+cdef MemoryPool BLOCKS = MemoryPool()
 
 
 @cython.final
@@ -176,35 +194,55 @@ cdef class ColumnMemory:
     cdef uint8_t* data
     cdef Py_ssize_t size
     cdef size_t capacity
+    cdef bint writable
     cdef MemoryPool pool        # safe to use in __dealloc__: without gc nothing clears it before
 
     def __getbuffer__(self, Py_buffer* view, int flags):
-        PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
+        PyBuffer_FillInfo(view, self, self.data, self.size, not self.writable, flags)
 
     def __dealloc__(self):
         if self.data != NULL:
+            self.pool.away -= self.capacity
             self.pool.take_back(self.data, self.capacity)
+
+
+cdef ColumnMemory own_array(ByteBuffer* array, int64_t size, MemoryPool pool):
+    """The first bytes of an array, which forgets its memory."""
+    cdef ColumnMemory memory = ColumnMemory.__new__(ColumnMemory)
+    memory.pool = pool
+    memory.data = array.data
+    memory.capacity = array.capacity
+    memory.size = size
+    pool.away += array.capacity
+    array.data = NULL
+    array.size = array.capacity = 0
+    return memory
+
+
+def writable_memory(int64_t size):
+    """A buffer of so many bytes, with what was in there; its memory is used again after its last view."""
+    cdef ColumnMemory memory
+    cdef ByteBuffer block = ByteBuffer(NULL, 0, 0)
+    cdef size_t rounded = <size_t>(size + POOLED_FROM - 1) // POOLED_FROM * POOLED_FROM
+    BLOCKS.lend(&block, rounded)
+    if block.data == NULL and reserve(&block, rounded) < 0:
+        raise MemoryError()
+    memory = own_array(&block, size, BLOCKS)
+    memory.writable = True
+    return memory
 
 
 cdef object hand_over(ByteBuffer* array, int64_t size, MemoryPool pool):
     """Wraps the first bytes of an array and forgets it; None for an array that was never made."""
-    cdef ColumnMemory memory
     cdef uint8_t* fitted
     if array.data == NULL:
         return None
-    memory = ColumnMemory.__new__(ColumnMemory)
-    memory.pool = pool
     if <size_t>size < array.capacity // 2:          # not worth holding on to so much spare room
         fitted = <uint8_t*>realloc(array.data, <size_t>max(size, 1))
         if fitted != NULL:
             array.data = fitted
             array.capacity = <size_t>max(size, 1)
-    memory.data = array.data
-    memory.capacity = array.capacity
-    memory.size = size
-    array.data = NULL
-    array.size = array.capacity = 0
-    return memory
+    return own_array(array, size, pool)
 
 
 cdef tuple hand_over_cells(Cells* cells, int64_t rows, MemoryPool pool):

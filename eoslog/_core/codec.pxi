@@ -7,7 +7,10 @@ cdef object _decompress = None
 
 
 def set_codecs(compress, decompress):
-    """Bind `compress(name, data, level) -> bytes` and `decompress(name, data) -> bytes`."""
+    """Bind `compress(name, data, level) -> bytes` and `decompress(name, data, room=...) -> buffer`.
+
+    `room(size)` gives writable memory; a view of it may be what `decompress` returns.
+    """
     global _compress, _decompress
     _compress = compress
     _decompress = decompress
@@ -27,7 +30,7 @@ cdef bytes compress_records(int codec, const uint8_t* data, size_t size, object 
     return _compress(CODECS[codec], plain, level)
 
 
-cdef bytes decompress_records(int codec, object data):
+cdef object decompress_records(int codec, object data):
     if _decompress is None:
         raise errors.IllegalState("no codecs are bound: import eoslog.storage.codecs")
-    return _decompress(CODECS[codec], data)
+    return _decompress(CODECS[codec], data, room=writable_memory)

@@ -4,7 +4,9 @@
 # walked over, with the same checks.
 from libc.stdint cimport INT32_MAX
 
-from eoslog._core.record_shape cimport RecordShape, forget_shape, learn_shape, parse_alike
+from eoslog._core.record_shape cimport (
+    PIECE, RecordShape, forget_shape, learn_shape, parse_alike, take_alike,
+)
 
 cdef enum:
     COLUMN_KEY = 1
@@ -15,7 +17,7 @@ cdef enum:
     COLUMN_HEADERS = 32
 
 cdef enum:
-    PIECE = 12288               # bytes summed at a stretch: they are in the first cache when decoded
+    SMALL_RECORD = 64           # bytes, to guess how many there are
 
 cdef enum FillStatus:
     FILL_DONE = 1               # the data or the asked range ends
@@ -57,7 +59,7 @@ cdef class ColumnDecoder:
     cdef bint _check
     cdef int64_t _capacity              # rows
     cdef int64_t _bytes
-    cdef int64_t _expected              # rows that the last columns had room for
+    cdef int64_t _expected              # rows that the last columns had room for, 0: there were none
     cdef MemoryPool _pool
     cdef ByteBuffer _offsets            # int64 each
     cdef ByteBuffer _timestamps         # int64 each
@@ -85,8 +87,7 @@ cdef class ColumnDecoder:
         self._keys.view = self._values.view = self._header_values.view = bool(view)
         self._header_keys.view = False      # a column of strings is always a copy: checked to be UTF-8
         self._buffers = []
-        self._pool = MemoryPool()
-        self._expected = 1024
+        self._pool = BLOCKS
 
     def __dealloc__(self):
         self._clear()
@@ -138,6 +139,8 @@ cdef class ColumnDecoder:
         if <Py_ssize_t>position < 0 or <Py_ssize_t>position > pin.size:
             raise errors.CorruptRecord(f"position {position} is outside the {pin.size} bytes given")
         self.full = False
+        if self._expected == 0:             # the first columns: by what is to come
+            self._expected = max(1024, min(self.max_rows, bound - next_offset, (stop - p) // SMALL_RECORD))
         if self._capacity == 0:
             self._prepare()
         while True:
@@ -263,7 +266,7 @@ cdef class ColumnDecoder:
         cdef int64_t* timestamps
         cdef int32_t last_delta = load_i32(header + LAST_OFFSET_DELTA_AT)
         cdef int32_t count = load_i32(header + RECORDS_COUNT_AT)
-        cdef int32_t i, delta = -1
+        cdef int32_t i = 0, taken, delta = -1
         cdef const uint8_t* summed = header + ATTRIBUTES_AT if check else stop + 1
         cdef uint32_t crc = 0
         cdef int64_t row = self.rows
@@ -275,6 +278,7 @@ cdef class ColumnDecoder:
         cdef int wanted = self._wanted
         cdef bint timed = wanted & COLUMN_TIMESTAMP != 0
         cdef bint mostly = wanted == (COLUMN_OFFSET | COLUMN_VALUE)     # what scans ask for
+        cdef bint runs = mostly and self._values.view and base_offset >= start and base_offset + last_delta < end
         cdef int status = FILL_DONE
         if count > (stop - p) // MIN_RECORD_SIZE:       # before anything is allocated for them
             record_fault(fault, RECORD_MISSING, p, count, (stop - p) // MIN_RECORD_SIZE)
@@ -287,16 +291,26 @@ cdef class ColumnDecoder:
         timestamps = <int64_t*>self._timestamps.data
         record.timestamp_delta = 0
         forget_shape(&shape)
-        for i in range(count):
+        while i < count:
             if p == stop:
                 record_fault(fault, RECORD_MISSING, p, count, i)
                 status = FILL_RECORDS
                 break
-            prefetch(p + PIECE)
-            prefetch(p + PIECE + 64)
             if unlikely(p >= summed):
                 crc = eoslog_crc32c(crc, summed, <size_t>min(stop - summed, PIECE))
                 summed += min(stop - summed, PIECE)
+            if runs and shape.value_size > INLINE_SIZE and shape.room <= stop - p:
+                taken = take_alike(
+                    &p, min(stop - shape.room + 1, summed), &shape, &delta, last_delta, count - i, base_offset,
+                    offsets + row, <uint64_t*>self._values.slots.data + 2 * row, <uint64_t>self._values.block,
+                    self._values.base)
+                if taken:
+                    self._values.pointed = True
+                    i += taken
+                    row += taken
+                    continue
+            prefetch(p + PIECE)
+            prefetch(p + PIECE + 64)
             following = parse_alike(p, stop, &shape, timed, &record)
             if unlikely(following == NULL):
                 following = parse_common_record(p, stop, &record)
@@ -314,6 +328,7 @@ cdef class ColumnDecoder:
                 break
             delta = record.offset_delta
             offset = base_offset + delta
+            i += 1
             if unlikely(<uint64_t>offset - <uint64_t>start >= <uint64_t>end - <uint64_t>start):
                 continue
             if mostly:

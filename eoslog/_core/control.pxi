@@ -2,13 +2,12 @@
 #
 #   0        64 B   magic "EOSLOGC1", format i32, clean i32, session u64 (native byte order: the
 #                   file never leaves its machine; another session number makes it void)
-#   4096   4096 B   64 wake lanes, one 64 B line each: of publications and, at 16, of flushes, each a
-#                   counter u32 and waiters u32
+#   4096   4096 B   64 wake lanes, one 64 B line each: counter u32 and waiters u32
 #   8192   64 KiB   1024 processes of 64 B: nonce u64, heartbeat u64 (CLOCK_MONOTONIC ns), pid i32
 #   128 KiB ...     slots, in order of creation, never reused
 #
 # A crash leaves anything here; recovery trusts none of it (protocol.md row 6).
-from libc.errno cimport EACCES, EAGAIN, EINTR, ENOSPC, errno
+from libc.errno cimport EACCES, EAGAIN, EINTR, EINVAL, ENOSPC, ENOSYS, EOPNOTSUPP, ESPIPE, errno
 from libc.stdint cimport uint16_t, uint64_t
 from eoslog._core.os_table cimport *
 
@@ -32,6 +31,11 @@ cdef enum:
     PROCESS_SIZE = 64
     SLOT_SIZE = 256
     MAX_CHUNKS = 256
+    EVERYBODY = 0x7FFFFFFF
+
+cdef struct WakeWord:
+    uint32_t counter
+    uint32_t waiters
 
 cdef struct Slot:
     # line 0: identity and the lock holder
@@ -58,19 +62,12 @@ cdef struct Slot:
     uint32_t poison
     uint32_t reserved_2
     uint64_t flush_ns           # moving average of one flush
-    uint64_t reserved_3[5]
+    uint64_t round              # of the flush under way: the offset that it covers, and a bit that turns
+    WakeWord flushed[2]         # by that bit; see group_commit.pxi
+    uint64_t reserved_3[2]
     # line 3: published by the append-lock holder
     int64_t expire_before_ms    # with expire_below: of producers of whom only markers are left
     uint64_t reserved_4[7]
-
-cdef struct WakeWord:
-    uint32_t counter
-    uint32_t waiters
-
-cdef struct WakeLane:
-    WakeWord published          # moves with everything a reader may wait for, flushes as well
-    uint64_t reserved
-    WakeWord flushed            # for who waits for a flush alone, and would wake at each append
 
 cdef struct ProcessEntry:
     uint64_t nonce
@@ -86,6 +83,8 @@ cdef dict view_of(const Slot* s):
         "end_position": s.end_position, "durable_end": s.durable_end, "poison": s.poison,
         "cleaned_version": s.cleaned_version, "cleaned_to": s.cleaned_to,
         "expire_below": s.expire_below, "expire_before_ms": s.expire_before_ms,
+        "flush_waiters": (s.flushed[0].waiters, s.flushed[1].waiters),
+        "flush_under_way": round_under_way(<Slot*>s),
     }
 
 
@@ -147,8 +146,8 @@ cdef class ControlFile:
             raise IndexError(f"slot {number} is not mapped")
         return <Slot*>(self.chunks[chunk] + at % CONTROL_CHUNK_SIZE)
 
-    cdef WakeLane* lane(self, int slot) noexcept nogil:
-        return <WakeLane*>(self.chunks[0] + LANES_AT + (slot % LANE_COUNT) * LANE_SIZE)
+    cdef WakeWord* lane(self, int slot) noexcept nogil:
+        return <WakeWord*>(self.chunks[0] + LANES_AT + (slot % LANE_COUNT) * LANE_SIZE)
 
     cdef ProcessEntry* process(self, int number) except NULL:
         self.check()
@@ -204,25 +203,15 @@ cdef class ControlFile:
         self.wake(number)
 
     def wake(self, int slot):
-        self.check()
-        wake_lane(self.lane(slot), True)
-
-    cdef WakeWord* word(self, int key) noexcept nogil:
-        """0 to 63 are the publications' words of the lanes, those behind the flushes'."""
-        cdef WakeLane* lane = self.lane(key)
-        return &lane.flushed if key >= LANE_COUNT else &lane.published
+        cdef Slot* s = self.slot(slot)
+        wake_word(self.lane(slot), EVERYBODY)
+        wake_word(&s.flushed[0], EVERYBODY)
+        wake_word(&s.flushed[1], EVERYBODY)
 
     def wake_counters(self, slots):
         """The counters of the lanes of these slots: read before the bounds are checked."""
-        return self.counters({slot % LANE_COUNT for slot in slots})
-
-    def flush_counters(self, slots):
-        """As `wake_counters`, of what moves only with a flush, a poisoning or a deletion."""
-        return self.counters({LANE_COUNT + slot % LANE_COUNT for slot in slots})
-
-    cdef dict counters(self, set keys):
         self.check()
-        return {key: atomic_load_u32(&self.word(key).counter) for key in keys}
+        return {lane: atomic_load_u32(&self.lane(lane).counter) for lane in {slot % LANE_COUNT for slot in slots}}
 
     def wait(self, dict counters, double timeout):
         """Block until one of them moved past the counter seen, or timeout (s, at most 50 ms a call).
@@ -236,7 +225,7 @@ cdef class ControlFile:
         if len(counters) > LANE_COUNT:
             raise ValueError(f"{len(counters)} words, {LANE_COUNT} at most")
         for key, counter in counters.items():
-            words[n] = self.word(key)
+            words[n] = self.lane(key)
             places[n] = &words[n].counter
             expected[n] = counter
             n += 1
@@ -252,16 +241,11 @@ cdef class ControlFile:
                     atomic_add_u32(&words[i].waiters, <uint32_t>-1)
 
 
-cdef void wake_lane(WakeLane* lane, bint flushed=False) noexcept nogil:
-    wake_word(&lane.published)
-    if flushed:
-        wake_word(&lane.flushed)
-
-
-cdef inline void wake_word(WakeWord* word) noexcept nogil:
+cdef inline void wake_word(WakeWord* word, int count) noexcept nogil:
+    """Who waits for the word looks again: so many of those who sleep, all who are about to."""
     atomic_add_u32(&word.counter, 1)
     if atomic_load_u32(&word.waiters):
-        eoslog_futex_wake(&word.counter)
+        eoslog_futex_wake(&word.counter, count)
 
 
 cdef void pause_ns(int64_t ns) noexcept nogil:
@@ -269,11 +253,10 @@ cdef void pause_ns(int64_t ns) noexcept nogil:
 
 
 def try_lock(int fd, int64_t at, *, bint shared=False):
-    """Take an OFD lock on one byte; False when another open file description holds it."""
-    cdef int rc
-    with nogil:
-        rc = eoslog_os.lock(fd, F_RDLCK if shared else F_WRLCK, at)
-    if rc == 0:
+    """Take an OFD lock on one byte; False when another open file description holds it.
+
+    Keeps the GIL, as `unlock`: neither waits, and to get it back may take longer than either."""
+    if eoslog_os.lock(fd, F_RDLCK if shared else F_WRLCK, at) == 0:
         return True
     if errno in (EAGAIN, EACCES):
         return False
@@ -281,10 +264,7 @@ def try_lock(int fd, int64_t at, *, bint shared=False):
 
 
 def unlock(int fd, int64_t at):
-    cdef int rc
-    with nogil:
-        rc = eoslog_os.lock(fd, F_UNLCK, at)
-    if rc < 0:
+    if eoslog_os.lock(fd, F_UNLCK, at) < 0:
         raise OSError(errno, "cannot unlock")
 
 
@@ -334,7 +314,7 @@ FAULT_CALLS = {
     "open": EOSLOG_OPEN, "pread": EOSLOG_PREAD, "pwrite": EOSLOG_PWRITE,
     "fdatasync": EOSLOG_FDATASYNC, "fsync": EOSLOG_FSYNC, "ftruncate": EOSLOG_FTRUNCATE,
     "rename": EOSLOG_RENAME, "unlink": EOSLOG_UNLINK, "lock": EOSLOG_LOCK, "point": EOSLOG_POINT,
-    "mkdir": EOSLOG_MKDIR, "rmdir": EOSLOG_RMDIR,
+    "mkdir": EOSLOG_MKDIR, "rmdir": EOSLOG_RMDIR, "writeback": EOSLOG_WRITEBACK,
 }
 
 

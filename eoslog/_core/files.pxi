@@ -27,11 +27,8 @@ def os_pwrite(int fd, data, int64_t position):
         PyBuffer_Release(&view)
 
 
-def os_pread(int fd, Py_ssize_t size, int64_t position):
-    """Read up to size bytes; fewer at the end of the file."""
-    # Not zeroed: of megabytes that costs as much as reading them.
-    cdef bytearray out = PyByteArray_FromStringAndSize(NULL, size)
-    cdef char* p = out
+cdef Py_ssize_t pread_most(int fd, char* p, Py_ssize_t size, int64_t position) except -1:
+    """Fills memory from a file; fewer bytes at its end."""
     cdef Py_ssize_t done = 0, n = 0
     with nogil:
         while done < size:
@@ -43,9 +40,27 @@ def os_pread(int fd, Py_ssize_t size, int64_t position):
             done += n
     if n < 0:
         raise OSError(errno, errno_text(errno))
+    return done
+
+
+def os_pread(int fd, Py_ssize_t size, int64_t position):
+    """Read up to size bytes; fewer at the end of the file."""
+    # Not zeroed: of megabytes that costs as much as reading them.
+    cdef bytearray out = PyByteArray_FromStringAndSize(NULL, size)
+    cdef Py_ssize_t done = pread_most(fd, out, size, position)
     if done < size:
         del out[done:]
     return out
+
+
+def os_pread_into(int fd, buffer, int64_t position):
+    """Fill a writable buffer; the number of bytes, fewer at the end of the file."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
+    try:
+        return pread_most(fd, <char*>view.buf, view.len, position)
+    finally:
+        PyBuffer_Release(&view)
 
 
 def os_sync(int fd, *, bint data_only=True):

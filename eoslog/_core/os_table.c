@@ -40,6 +40,9 @@ static int real_lock(int fd, int type, int64_t at) {
     return rc;
 }
 
+static int real_writeback(int fd, int64_t at, int64_t size) {
+    return sync_file_range(fd, at, size, SYNC_FILE_RANGE_WRITE);
+}
 static int real_mkdir(const char *path, int mode) { return mkdir(path, (mode_t)mode); }
 static void *real_map(int fd, int64_t at, size_t size, int writable) {
     return mmap(NULL, size, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, at);
@@ -52,7 +55,7 @@ static int64_t real_clock_ns(int wall) {
 static int real_wait(uint32_t **words, const uint32_t *expected, int n, int64_t timeout_ns);
 
 #define REAL_TABLE { real_open, real_pread, real_pwrite, fdatasync, fsync, real_ftruncate, rename, unlink, real_lock, \
-                     real_point, real_mkdir, rmdir, real_map, real_clock_ns, real_wait }
+                     real_point, real_mkdir, rmdir, real_writeback, real_map, real_clock_ns, real_wait }
 static const eoslog_os_table real_table = REAL_TABLE;
 eoslog_os_table eoslog_os = REAL_TABLE;
 
@@ -106,11 +109,12 @@ static int faulty_lock(int fd, int t, int64_t at) { FAULTY(EOSLOG_LOCK, real_loc
 static void faulty_point(int id) { meet(EOSLOG_POINT, id); }
 static int faulty_mkdir(const char *p, int m) { FAULTY(EOSLOG_MKDIR, real_mkdir(p, m), int); }
 static int faulty_rmdir(const char *p) { FAULTY(EOSLOG_RMDIR, rmdir(p), int); }
+static int faulty_writeback(int fd, int64_t at, int64_t n) { FAULTY(EOSLOG_WRITEBACK, real_writeback(fd, at, n), int); }
 
 static const eoslog_os_table faulty_table = {
     faulty_open, faulty_pread, faulty_pwrite, faulty_fdatasync, faulty_fsync, faulty_ftruncate,
     faulty_rename, faulty_unlink, faulty_lock, faulty_point, faulty_mkdir, faulty_rmdir,
-    real_map, real_clock_ns, real_wait,
+    faulty_writeback, real_map, real_clock_ns, real_wait,
 };
 
 void eoslog_fault_arm(int kind, int64_t nth, int error) {
@@ -203,8 +207,8 @@ static int futex_wait(uint32_t *word, uint32_t expected, int64_t timeout_ns) {
     return (int)syscall(SYS_futex, word, FUTEX_WAIT, expected, &t, NULL, 0);
 }
 
-int eoslog_futex_wake(uint32_t *word) {
-    return (int)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+int eoslog_futex_wake(uint32_t *word, int count) {
+    return (int)syscall(SYS_futex, word, FUTEX_WAKE, count, NULL, NULL, 0);
 }
 
 #ifndef SYS_futex_waitv

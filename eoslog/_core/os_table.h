@@ -8,7 +8,8 @@
 
 enum {
     EOSLOG_OPEN, EOSLOG_PREAD, EOSLOG_PWRITE, EOSLOG_FDATASYNC, EOSLOG_FSYNC, EOSLOG_FTRUNCATE,
-    EOSLOG_RENAME, EOSLOG_UNLINK, EOSLOG_LOCK, EOSLOG_POINT, EOSLOG_MKDIR, EOSLOG_RMDIR, EOSLOG_CALLS
+    EOSLOG_RENAME, EOSLOG_UNLINK, EOSLOG_LOCK, EOSLOG_POINT, EOSLOG_MKDIR, EOSLOG_RMDIR,
+    EOSLOG_WRITEBACK, EOSLOG_CALLS
 };
 
 typedef struct {
@@ -26,6 +27,8 @@ typedef struct {
     void (*point)(int id);
     int (*mkdir)(const char *path, int mode);
     int (*rmdir)(const char *path);
+    /* begin to write a range's pages to the disk, wait for none of them, promise nothing */
+    int (*writeback)(int fd, int64_t position, int64_t size);
     /* a shared mapping, MAP_FAILED with errno on error */
     void *(*map)(int fd, int64_t at, size_t size, int writable);
     /* CLOCK_MONOTONIC, or the wall clock */
@@ -55,5 +58,5 @@ int eoslog_fork_guard(int fd);
 void eoslog_fork_release(int fd);
 
 uint64_t eoslog_monotonic_ns(void);
-int eoslog_futex_wake(uint32_t *word);
+int eoslog_futex_wake(uint32_t *word, int count);
 #endif

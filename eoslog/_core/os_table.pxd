@@ -5,7 +5,7 @@ cdef extern from "os_table.h" nogil:
     enum:
         EOSLOG_OPEN, EOSLOG_PREAD, EOSLOG_PWRITE, EOSLOG_FDATASYNC, EOSLOG_FSYNC
         EOSLOG_FTRUNCATE, EOSLOG_RENAME, EOSLOG_UNLINK, EOSLOG_LOCK, EOSLOG_POINT
-        EOSLOG_MKDIR, EOSLOG_RMDIR
+        EOSLOG_MKDIR, EOSLOG_RMDIR, EOSLOG_WRITEBACK
     ctypedef struct eoslog_os_table:
         int (*open)(const char*, int, int) noexcept nogil
         ssize_t (*pread)(int, void*, size_t, int64_t) noexcept nogil
@@ -19,6 +19,7 @@ cdef extern from "os_table.h" nogil:
         void (*point)(int) noexcept nogil
         int (*mkdir)(const char*, int) noexcept nogil
         int (*rmdir)(const char*) noexcept nogil
+        int (*writeback)(int, int64_t, int64_t) noexcept nogil
         void* (*map)(int, int64_t, size_t, int) noexcept nogil
         int64_t (*clock_ns)(int) noexcept nogil
         int (*wait)(uint32_t**, const uint32_t*, int, int64_t) noexcept nogil
@@ -32,7 +33,7 @@ cdef extern from "os_table.h" nogil:
     int eoslog_fork_guard(int fd)
     void eoslog_fork_release(int fd)
     uint64_t eoslog_monotonic_ns()
-    int eoslog_futex_wake(uint32_t* word)
+    int eoslog_futex_wake(uint32_t* word, int count)
 
 cdef extern from "lock_debug.h" nogil:
     enum:

@@ -54,13 +54,15 @@ cdef class Partition:
         pthread_mutex_destroy(&self.state.mutex)
 
     def configure(self, *, int64_t segment_bytes=1 << 30, int64_t segment_ms=7 * 86400000,
-                  int64_t index_interval_bytes=4096, int64_t segment_index_bytes=10485760, int32_t leader_epoch=0):
+                  int64_t index_interval_bytes=4096, int64_t segment_index_bytes=10485760, int32_t leader_epoch=0,
+                  int64_t writeback_bytes=0):
         self.state.segment_size_max = segment_bytes
         self.state.segment_ms = segment_ms
         self.state.index_interval = index_interval_bytes
         self.state.index_entries_max = segment_index_bytes // OFFSET_ENTRY_SIZE
         self.state.time_entries_max = segment_index_bytes // TIME_ENTRY_SIZE - 1
         self.state.leader_epoch = leader_epoch
+        self.state.writeback_bytes = writeback_bytes
 
     # --- published values -------------------------------------------------------------------
 
@@ -308,18 +310,19 @@ cdef class Partition:
 
     # --- append, roll, log start ------------------------------------------------------------------
 
-    def append(self, data, bint client, list expected, double timeout, int64_t size_max, int64_t log_append_time=-1):
+    def append(self, data, bint client, expected, double timeout, int64_t size_max, int64_t log_append_time=-1):
         """Append whole batches under the partition's lock, if nothing in `expected` has moved.
 
         Args:
             data: buffer of complete v2 batches; offsets, leader epoch (and the time, with
                 log_append_time >= 0 in ms) are stamped into it, or into a copy of what is read-only.
             client: check sequences and refuse control batches; False for coordinators.
-            expected: [(Partition, log end)], at most 8.
+            expected: (what has a Partition as its `core`, log end) each, at most 8.
             timeout: seconds to wait for the lock. size_max: bytes of the largest batch allowed.
 
         Returns:
-            (status, base offset, last offset, timestamp in ms, errno, rolled)
+            (status, base offset, last offset, timestamp in ms, errno, rolled). An errno beside APPENDED:
+            it is published, but the disk refused to take it; the partition is poisoned.
 
         Raises:
             CorruptRecord, RecordTooLarge: the batches are not acceptable; nothing was written.
@@ -334,7 +337,8 @@ cdef class Partition:
         self.control.check()
         if len(expected) > MAX_EXPECTED:
             raise ValueError("too many expected log ends")
-        for other, log_end in expected:
+        for log, log_end in expected:
+            other = log.core
             expects[n].slot = other.state.slot
             expects[n].log_end = log_end
             n += 1
@@ -396,12 +400,52 @@ cdef class Partition:
 
     # --- durability -------------------------------------------------------------------------------
 
+    @property
+    def flush_counters(self):
+        """What `await_flush` goes by: read before one looks whether somebody flushes."""
+        self.control.check()
+        return flush_counters(self.state.slot)
+
+    def join_flush(self, int64_t target, double timeout):
+        """Sleep as `await_flush` where a flush is under way; whether `target` is durable."""
+        cdef Slot* slot = self.state.slot
+        cdef uint64_t seen
+        self.control.check()
+        with nogil:
+            seen = flush_counters(slot)
+            if atomic_load_i64(&slot.durable_end) < target and round_under_way(slot):
+                await_round(slot, target, seen, <int64_t>(max(timeout, 0.0) * 1e9))
+        return atomic_load_i64(&slot.durable_end) >= target
+
+    def await_flush(self, int64_t target, uint64_t counters, double timeout):
+        """Sleep while others flush: until `target` is durable, it is this one's turn, or `timeout`
+        (s) is over. Poison and deletion end it too."""
+        self.control.check()
+        with nogil:
+            await_round(self.state.slot, target, counters, <int64_t>(max(timeout, 0.0) * 1e9))
+
+    def begin_flush(self, int64_t target):
+        """Under the flush lock: everything below `target` is served by the flush that begins."""
+        self.control.check()
+        begin_round(self.state.slot, target)
+
+    def give_up_flush(self):
+        """Under the flush lock: what was begun comes to nothing; who waits looks again."""
+        self.control.check()
+        give_up_round(self.state.slot)
+
+    def pass_flush_on(self):
+        """The flush lock is free again: let one who waits have it."""
+        self.control.check()
+        pass_on(self.state.slot)
+
     def publish_durable(self, int64_t target, uint64_t elapsed_ns):
-        """Raise the durable end (never lowers it), remember what a flush costs, wake who waits."""
+        """Raise the durable end (never lowers it), remember what a flush costs, wake whom it serves."""
         self.control.check()
         self.state.slot.flush_ns = elapsed_ns if self.state.slot.flush_ns == 0 else (7 * self.state.slot.flush_ns + elapsed_ns) // 8
         atomic_max_i64(&self.state.slot.durable_end, target)
-        wake_lane(self.state.lane, True)
+        wake_word(self.state.lane, EVERYBODY)
+        end_round(self.state.slot)
 
     def sync(self, int fd):
         """Fdatasync; the partition is poisoned before anybody hears that it failed, a signal's
@@ -420,7 +464,7 @@ cdef class Partition:
         """No append and no acknowledgement in this partition any more, for any process."""
         self.control.check()
         atomic_store_u32(&self.state.slot.poison, 1)
-        wake_lane(self.state.lane, True)
+        self.control.wake(self.slot_number)
 
     # --- session start ------------------------------------------------------------------------------
 

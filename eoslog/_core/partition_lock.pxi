@@ -7,13 +7,21 @@ cdef struct Expected:
     int64_t log_end
 
 
+cdef enum:
+    YIELDS = 16                 # before one sleeps: the lock is held for some microseconds
+
 cdef int lock_slot(Slot* slot, int fd, int64_t at, uint64_t deadline) noexcept nogil:
     cdef int64_t backoff = 5000
+    cdef int tries = 0
     while eoslog_os.lock(fd, F_WRLCK, at) < 0:
         if errno != EAGAIN and errno != EACCES:
             return IO_FAILED
         if eoslog_monotonic_ns() >= deadline:
             return LOCKED_OUT
+        tries += 1
+        if tries <= YIELDS:
+            sched_yield()
+            continue
         pause_ns(backoff)
         if backoff < 1000000:
             backoff *= 2
@@ -134,7 +142,7 @@ cdef int advance_log_start_locked(
         state.segments_version += 1
         atomic_store_u32(&state.slot.segments_version, state.segments_version)
     unlock_partition(state)
-    wake_lane(state.lane)
+    wake_word(state.lane, EVERYBODY)
     return 0
 
 
@@ -187,5 +195,5 @@ cdef int mark_swap_locked(PartitionState* state, bint begins, int64_t cleaned_to
             state.segments_version = version     # else this fold may be in what went: it begins anew
         atomic_store_u32(&state.slot.segments_version, version)
     unlock_partition(state)
-    wake_lane(state.lane)
+    wake_word(state.lane, EVERYBODY)
     return rc

@@ -12,6 +12,7 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_init(pthread_mutex_t*, void*)
     int pthread_mutex_destroy(pthread_mutex_t*)
     int pthread_mutex_lock(pthread_mutex_t*)
+    int pthread_mutex_trylock(pthread_mutex_t*)
     int pthread_mutex_unlock(pthread_mutex_t*)
 
 cdef extern from "<sys/stat.h>" nogil:
@@ -75,7 +76,7 @@ cdef struct SegmentFiles:
 
 cdef struct PartitionState:
     Slot* slot
-    WakeLane* lane
+    WakeWord* lane
     uint64_t* session           # the directory's session number; a slot of another one is void
     ProducerTable table
     SegmentFold segment
@@ -95,14 +96,17 @@ cdef struct PartitionState:
     int64_t buffer_end          # offset: what lies at it or behind was not published when it was read
     char[PATH_SIZE] directory
     const char* prepared_paths  # three NUL-ended names; Partition.next_paths keeps the memory
+    int64_t writeback_bytes     # appended since the last begin of a writeback; 0: the kernel's time will do
+    int64_t writeback_segment, writeback_at
     int64_t segment_size_max, segment_ms, index_interval, index_entries_max, time_entries_max
     int32_t leader_epoch
 
 
 cdef void take_mutex(PartitionState* state) noexcept:
-    """Without the GIL: who holds the mutex may be waiting for it."""
-    with nogil:
-        pthread_mutex_lock(&state.mutex)
+    """Where it has to be waited for, without the GIL: who holds the mutex may be waiting for that."""
+    if pthread_mutex_trylock(&state.mutex) != 0:
+        with nogil:
+            pthread_mutex_lock(&state.mutex)
 
 
 cdef int segment_path(PartitionState* state, char* out, int64_t base, const char* suffix) noexcept nogil:

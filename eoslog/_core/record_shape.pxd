@@ -6,11 +6,12 @@
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from eoslog._core.record_reader cimport RecordFields, unlikely
+from eoslog._core.record_reader cimport RecordFields, prefetch, unlikely
 
 cdef enum:
     SHAPE_BYTES = 16            # what is compared; all varints before the key end within 13
     LONGEST_PAUSE = 64          # records that are not learned from, where none is like the one before
+    PIECE = 12288               # bytes summed at a stretch: they are in the first cache when decoded
 
 cdef struct RecordShape:
     uint64_t mask[2]            # of the first 16 bytes: all bits of the sizes, top bits of the other varints
@@ -131,3 +132,52 @@ cdef inline const uint8_t* parse_alike(
     out.header_count = 0
     out.headers = out.end = p + shape.size
     return out.end
+
+cdef inline int32_t take_alike(
+    const uint8_t** at, const uint8_t* limit, const RecordShape* shape, int32_t* delta, int32_t last_delta,
+    int32_t most, int64_t base_offset, int64_t* offsets, uint64_t* views, uint64_t buffer, const uint8_t* base
+) noexcept nogil:
+    """Records of this shape that follow one another, as rows of offsets and of views longer than 12 bytes.
+
+    `parse_alike` and what is done with one record, with all that is the same for each outside the loop.
+    The first record that is not like this, or whose offset can't be, is left where it lies.
+
+    Args:
+        at: the first record; then the byte behind the last one taken.
+        limit: no record that begins at or behind it is taken; `shape.room` bytes are there before it.
+        delta: offset delta of the record before; then of the last one taken.
+        last_delta: the greatest that may be.
+        most: records to take.
+        offsets, views: where the rows go.
+        buffer: number of the data buffer that the views point into; base: its first byte.
+
+    Returns:
+        How many were taken.
+    """
+    cdef const uint8_t* p = at[0]
+    cdef uint64_t mask0 = shape.mask[0], mask1 = shape.mask[1]
+    cdef uint64_t same0 = shape.same[0], same1 = shape.same[1]
+    cdef uint32_t value_mask = shape.value_mask, value_same = shape.value_same
+    cdef uint32_t offset_bits = shape.offset_bits
+    cdef int32_t offset_at = shape.offset_at, value_at = shape.value_at, value_size_at = shape.value_size_at
+    cdef int64_t size = shape.size
+    cdef uint64_t value_size = <uint64_t>shape.value_size
+    cdef int32_t before = delta[0], now, taken = 0
+    while p < limit and taken < most:
+        if unlikely((((load_le64(p) & mask0) ^ same0) | ((load_le64(p + 8) & mask1) ^ same1) |
+                     ((load_le32(p + value_size_at) & value_mask) ^ value_same) | p[size - 1]) != 0):
+            break
+        now = signed_payload(load_le32(p + offset_at) & offset_bits)
+        if unlikely(now <= before or now > last_delta):
+            break
+        prefetch(p + PIECE)
+        prefetch(p + PIECE + 64)
+        offsets[taken] = base_offset + now
+        views[2 * taken] = value_size | <uint64_t>load_le32(p + value_at) << 32
+        views[2 * taken + 1] = buffer | <uint64_t>(p + value_at - base) << 32
+        before = now
+        taken += 1
+        p += size
+    at[0] = p
+    delta[0] = before
+    return taken

@@ -14,15 +14,44 @@ cdef int begin_fold(PartitionState* state, int64_t base, bytes producers) except
     return 0
 
 
-cdef int64_t load_bytes(PartitionState* state, bytearray data, int64_t position, int64_t end) except -1:
-    cdef int64_t size = min(<int64_t>len(data), end - position)
-    cdef char* p = data
-    cdef int rc
-    with nogil:
-        rc = eoslog_pread_all(state.files.log, p, <size_t>size, position)
-    if rc < 0:
-        raise errors.StorageError("cannot read the segment", errno, (<bytes>state.directory).decode())
-    return size
+cdef enum:
+    SUMMED_PIECE = 1 << 20      # bytes read at a stretch: each read begins cold, in the kernel and here
+    HEADERS_PIECE = 1 << 15     # and where nothing but headers is looked at
+
+
+cdef struct ScanWindow:         # bytes [at, at + have) of the segment, read into `data`
+    char* data
+    int64_t room
+    int64_t at
+    int64_t have
+    int64_t end                 # nothing at or behind it is read
+
+
+cdef int read_window(PartitionState* state, ScanWindow* window, int64_t position) noexcept nogil:
+    """Moves the window to a position; -1: it can't be read."""
+    window.at = position
+    window.have = min(window.room, window.end - position)
+    return eoslog_pread_all(state.files.log, window.data, <size_t>window.have, position)
+
+
+cdef int sum_batch(PartitionState* state, ScanWindow* window, int64_t position, int64_t end,
+                   uint32_t* crc) noexcept nogil:
+    """The CRC of a batch whose header is in the window, which moves along; -1: it can't be read."""
+    cdef int64_t here
+    position += ATTRIBUTES_AT
+    crc[0] = 0
+    while True:
+        here = min(end, window.at + window.have) - position
+        crc[0] = eoslog_crc32c(crc[0], <uint8_t*>window.data + (position - window.at), <size_t>here)
+        position += here
+        if position == end:
+            return 0
+        if read_window(state, window, position) < 0:
+            return -1
+
+
+cdef object unreadable(PartitionState* state):
+    return errors.StorageError("cannot read the segment", errno, (<bytes>state.directory).decode())
 
 
 cdef tuple scan_segment(PartitionState* state, int64_t end_position, bint verify):
@@ -34,22 +63,25 @@ cdef tuple scan_segment(PartitionState* state, int64_t end_position, bint verify
     """
     cdef FoldedBatch b
     cdef Effects e
-    cdef bytearray index = bytearray(), time = bytearray(), aborted = bytearray(), data
+    cdef ScanWindow window
+    cdef bytearray index = bytearray(), time = bytearray(), aborted = bytearray()
+    cdef bytearray data = PyByteArray_FromStringAndSize(NULL, SUMMED_PIECE if verify else HEADERS_PIECE)
     cdef uint8_t entry[ABORTED_ENTRY_SIZE]
     cdef int64_t position = state.segment.position
     cdef uint8_t* p
     cdef int64_t size
-    cdef int rc
-    cdef uint32_t crc
+    cdef int rc, failed
+    cdef uint32_t crc, stated
     reason = None
-    data = bytearray(1 << 20)
-    cdef int64_t at = position, have = 0
+    window = ScanWindow(data, len(data), position, 0, end_position)
     while position < end_position:
-        if at + have - position < HEADER_SIZE and at + have < end_position:
-            at = position
-            have = load_bytes(state, data, position, end_position)
-        p = <uint8_t*><char*>data + (position - at)
-        rc = parse_header(p, p + (at + have - position), &b)
+        if window.at + window.have - position < HEADER_SIZE and window.at + window.have < end_position:
+            with nogil:
+                failed = read_window(state, &window, position)
+            if failed:
+                raise unreadable(state)
+        p = <uint8_t*>window.data + (position - window.at)
+        rc = parse_header(p, p + (window.at + window.have - position), &b)
         if rc in (0, -1):
             reason = "cut short" if rc == 0 else "no batch header"
             break
@@ -57,24 +89,28 @@ cdef tuple scan_segment(PartitionState* state, int64_t end_position, bint verify
         if size > end_position - position:
             reason = f"batch of {size} bytes, {end_position - position} left"
             break
-        if size > at + have - position:
-            if size > len(data):
-                data = bytearray(size)
-            at = position
-            have = load_bytes(state, data, position, end_position)
-            p = <uint8_t*><char*>data
-            if have < size:
-                reason = "cut short"
-                break
-            rc = parse_header(p, p + have, &b)
+        if rc == -2:
+            if size > window.room:
+                data = PyByteArray_FromStringAndSize(NULL, size)
+                window.data = data
+                window.room = size
+            with nogil:
+                failed = read_window(state, &window, position)
+            if failed:
+                raise unreadable(state)
+            p = <uint8_t*>window.data
+            rc = parse_header(p, p + window.have, &b)
         if rc != 1:
             reason = "no valid control record"
             break
         if verify:
+            stated = load_u32(p + CRC_AT)
             with nogil:
-                crc = eoslog_crc32c(0, p + ATTRIBUTES_AT, <size_t>(size - ATTRIBUTES_AT))
-            if crc != load_u32(p + CRC_AT):
-                reason = f"CRC {crc:#010x}, header says {load_u32(p + CRC_AT):#010x}"
+                failed = sum_batch(state, &window, position, position + size, &crc)
+            if failed:
+                raise unreadable(state)
+            if crc != stated:
+                reason = f"CRC {crc:#010x}, header says {stated:#010x}"
                 break
         if b.base_offset < state.next_offset:
             reason = f"base offset {b.base_offset} below {state.next_offset}"

@@ -64,6 +64,11 @@ cdef class SealedBatch:
         """Itself, as a buffer."""
         return self
 
+    @property
+    def batches(self):
+        """How many batches it is."""
+        return 1
+
     def __len__(self):
         return <Py_ssize_t>self.buffer.size
 
@@ -77,6 +82,7 @@ cdef class SealedBatch:
     cdef int pack(self, int codec, object level) except -1:
         """Compresses the records, unless that makes them longer; once."""
         cdef size_t plain = self.buffer.size - layout.HEADER_SIZE
+        cdef ByteBuffer plain_buffer = self.buffer
         cdef bytes packed
         if self.state != RAW:
             return 0
@@ -87,6 +93,12 @@ cdef class SealedBatch:
         try:
             packed = compress_records(codec, self.buffer.data + layout.HEADER_SIZE, plain, level)
             if <size_t>PyBytes_GET_SIZE(packed) < plain:
+                # In a block of its size: who holds many batches would hold the room of the plain records.
+                self.buffer = ByteBuffer(NULL, 0, 0)
+                if reserve(&self.buffer, layout.HEADER_SIZE + <size_t>PyBytes_GET_SIZE(packed)) < 0:
+                    self.buffer = plain_buffer
+                    raise MemoryError()
+                self.pool.take_back(plain_buffer.data, plain_buffer.capacity)
                 self.buffer.size = layout.HEADER_SIZE
                 put_bytes(&self.buffer, PyBytes_AS_STRING(packed), <size_t>PyBytes_GET_SIZE(packed))
                 self.codec = codec

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eoslog.client.delivery import Callbacks
-from eoslog.client.encoded_batch import EncodedBatch
+from eoslog.client.encoded_batch import EncodedBatches
 from eoslog.config import ProducerConfig
 from eoslog.errors import DuplicateSequence, EoslogError, UnknownTopicOrPartition
 from eoslog.model import AppendResult, RecordMetadata
@@ -145,7 +145,7 @@ class Acknowledger:
                     result is not None and result.duplicate,
                 ),
             )
-        if not isinstance(batch, EncodedBatch):
+        if not isinstance(batch, EncodedBatches):
             self._accumulator._release(batch)
         if self.hungry:
             with self.space:

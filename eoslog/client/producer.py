@@ -39,6 +39,7 @@ from eoslog.model import INTERNAL_TOPICS, RecordMetadata, TransactionOutcome
 
 __all__ = ["Delivery", "Producer", "Transaction"]
 
+_COMMITTING = ClientState.COMMITTING  # looked up at each commit
 _OPEN, _CLOSED, _FORKED, _NO_TRANSACTION = range(4)
 _alive: weakref.WeakSet[Producer] = weakref.WeakSet()
 
@@ -184,14 +185,16 @@ class Producer(RecordAccumulator):
     def produce_batches(self, topic: str, partition: int, batches: Iterable[Any]) -> int:
         """Append batches that are encoded already, behind what is buffered for the partition.
 
-        Each is one whole v2 batch; producer id, epoch and sequence are stamped into a copy of it,
-        everything else stays as it is. Returns when all of them have what `acks` promises.
+        Each item is one whole v2 batch, or several one behind the other, which then are appended as
+        one as far as 1 MiB holds them. Producer id, epoch and sequence are stamped into it where it
+        is writable, else into a copy; everything else stays as it is. Returns when all of them have
+        what `acks` promises.
 
         Returns:
             How many records they hold.
 
         Raises:
-            CorruptRecord: not a whole batch, or its CRC is wrong; those before it may be appended.
+            CorruptRecord: not whole batches, or a CRC is wrong; those before may be appended.
             EoslogError: why one was refused; others may be appended (a transaction: abort it).
         """
         count = 0
@@ -340,7 +343,7 @@ class Producer(RecordAccumulator):
             if manager.error is not None:
                 raise manager.error
             gate = self.gate
-            manager.transition(ClientState.COMMITTING, "commit_transaction")
+            manager.transition(_COMMITTING, "commit_transaction")
             self.gate = _NO_TRANSACTION
             try:
                 self._send_all(deadline, "commit_transaction")

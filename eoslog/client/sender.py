@@ -31,7 +31,7 @@ from typing import Any
 
 from eoslog._core import Bell
 from eoslog.client.acknowledger import Acknowledger
-from eoslog.client.encoded_batch import EncodedBatch
+from eoslog.client.encoded_batch import EncodedBatches
 from eoslog.client.identity import Identity, Place, next_sequence
 from eoslog.config import ProducerConfig
 from eoslog.errors import (
@@ -100,7 +100,9 @@ class Sender:
         self._closing = False
         self._patience_s = config.request_timeout_ms / 1000
         self._refreshed_ns = time.monotonic_ns()
-        self._drained_ns = 0  # by the background thread
+        self._linger_ns = int(config.linger_ms * 1e6)
+        self._drained_ns = 0  # by the background thread, or by flushes that leave nothing to linger
+        self._forced_ns = 0
         self.acks = Acknowledger(accumulator, engine, config)
         self.stats = self.acks.stats
         accumulator.sleeping_until = _NEVER_NS
@@ -108,7 +110,7 @@ class Sender:
     # -- the background thread ----------------------------------------------------------------
 
     def wake(self) -> None:
-        """Have the background thread look now; starts it at the first call."""
+        """Have the background thread look, within 5 ms (`Bell`); starts it at the first call."""
         if self._thread is None and not self._closing:
             with self._lock:
                 if self._thread is None:
@@ -131,7 +133,7 @@ class Sender:
             if now - self._drained_ns < _ACTIVE_NS:
                 # Looking once a linger while records come spares each first record of a batch the
                 # waking of this thread, which costs more than the rest of its way.
-                due = min(due, now + max(int(self._config.linger_ms * 1e6), 1_000_000))
+                due = min(due, now + max(self._linger_ns, 1_000_000))
             self._accumulator.sleeping_until = max(due, 1)
             if due > now and not self._closing:
                 self._bell.wait(strokes, (due - now) / 1e9)
@@ -205,8 +207,11 @@ class Sender:
 
     def _collect(self, now: int, force: bool) -> None:
         self._accumulator._drain(now, force, self._drained)
-        if self._drained and not force:
-            self._drained_ns = now
+        if self._drained:
+            if not force or now - self._forced_ns < self._linger_ns:
+                self._drained_ns = now
+            if force:
+                self._forced_ns = now
         while self._drained:
             batch = self._drained[0]
             queue = self._pending.setdefault((batch.topic, batch.partition), deque())
@@ -279,7 +284,7 @@ class Sender:
         finally:
             accumulator.exhausted = False
 
-    def drain_for_batches(self, batches: list[EncodedBatch]) -> None:
+    def drain_for_batches(self, batches: list[EncodedBatches]) -> None:
         """Queue batches that are encoded already, behind what is buffered for their partition."""
         with self._lock:
             self._cycle(True)
@@ -401,7 +406,7 @@ class Sender:
             self._transactions.note_span(log, place, result)
         for batch in group:
             self._take(place, batch)
-            stats.batches += 1
+            stats.batches += batch.batches
             stats.records += batch.count
             stats.bytes += len(batch)
             stats.duplicates += duplicate

@@ -66,6 +66,7 @@ class ClientState(Enum):
 
 
 _S = ClientState
+_READY, _IN_TRANSACTION = _S.READY, _S.IN_TRANSACTION  # looked up at each transaction
 
 PREDECESSORS: Mapping[ClientState, frozenset[ClientState]] = {
     _S.UNINITIALIZED: frozenset({_S.INITIALIZING}),  # an init that failed may be tried again
@@ -171,7 +172,7 @@ class TransactionManager:
 
     def begin(self) -> None:
         """Local only: the coordinator hears of the transaction with its first partition."""
-        self.transition(ClientState.IN_TRANSACTION, "begin_transaction")
+        self.transition(_IN_TRANSACTION, "begin_transaction")
         self._forget()
 
     def withdraw_commit(self) -> bool:
@@ -228,7 +229,7 @@ class TransactionManager:
             identity.take(producer_id, epoch)
         self._forget()
         self.error = None
-        self.transition(ClientState.READY, what)
+        self.transition(_READY, what)
 
     def _initialize_anew(self, deadline: float, what: str) -> tuple[int, int]:
         """The coordinator knows our producer id no more: it expired, or somebody took the id over.

@@ -20,12 +20,13 @@ class Attempts:
         limit_s: seconds until the caller is told to try again itself.
     """
 
+    _deadline = 0.0
+    _tries = 0
+
     def __init__(self, *what: object, limit_s: float = 10.0) -> None:
         """Nothing has been tried; the clock starts with the first `again`."""
         self._what = what
         self._limit_s = limit_s
-        self._deadline = 0.0
-        self._tries = 0
 
     def again(self) -> None:
         """Note that the log had moved.

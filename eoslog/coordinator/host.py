@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from eoslog.coordinator.producer_ids import ProducerIds
-from eoslog.model import ProducerDescription
 from eoslog.storage.metadata import FoldedLog
 
 
@@ -35,8 +34,8 @@ class HostLog(FoldedLog, Protocol):
     def open_transaction(self, producer_id: int) -> tuple[int, int, int] | None:
         """(epoch, first offset, last offset) of what a producer has undecided here."""
 
-    def producer_state(self, producer_id: int) -> ProducerDescription | None:
-        """What the partition knows of a producer."""
+    def producer_entry(self, producer_id: int) -> tuple[int, int, int, int] | None:
+        """(epoch, coordinator epoch, first, last data offset of what it has open: -1, nothing)."""
 
 
 class Host(Protocol):

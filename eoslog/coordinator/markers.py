@@ -40,6 +40,10 @@ _TURN_S = 5.0
 """How long a second driver of the same transaction in this process waits for the first."""
 _PATIENCE_S = (0.2, 5.0)
 """How long to wait for a partition's lock: first for all of them, then for those it was held of."""
+_COORDINATOR = AppendOrigin.COORDINATOR
+Entry = tuple[int, int, int, int]
+"""What a partition knows of a producer: see `HostLog.producer_entry`."""
+_UNKNOWN: Entry = (-1, -1, -1, -1)
 
 
 def open_span(log: HostLog, producer_id: int) -> tuple[int, Span] | None:
@@ -112,11 +116,12 @@ class MarkerDriver:
                     raise
                 except EoslogError as error:
                     failures[None] = error
-            with self._lock:
-                if failures:
-                    self._failures[key] = failures
-                else:
-                    self._failures.pop(key, None)
+            if failures or key in self._failures:
+                with self._lock:
+                    if failures:
+                        self._failures[key] = failures
+                    else:
+                        self._failures.pop(key, None)
             return not failures
         finally:
             self._leave_turn(key, turn)
@@ -170,28 +175,30 @@ class MarkerDriver:
                 log = self._host.partition(tp.topic, tp.partition)
             except UnknownTopicOrPartition:
                 return None
-            span = decision.spans.get(tp, Span())
-            if any(span.topic_id) and span.topic_id != log.topic_id:
+            named = decision.spans.get(tp)
+            span = named if named is not None else Span()
+            if span.topic_id != log.topic_id and any(span.topic_id):
                 return None  # deleted and made again: its records are gone with the old one
-            commit = decision.commit and tp in decision.spans
-            epoch = self._epoch_to_write(log, decision, span, commit)
+            commit = decision.commit and named is not None
+            entry = log.producer_entry(key[0]) or _UNKNOWN
+            epoch = self._epoch_to_write(log, entry, decision, span, commit)
             if epoch is None:
                 return int(log.log_end) - 1
-            state = log.producer_state(key[0])
             marker = build_marker(
                 key[0], epoch, commit, timestamp=self._host.clock_ms(),
                 # Kafka fences an older coordinator's markers; an imported log may hold a newer's.
-                coordinator_epoch=max(0, state.coordinator_epoch if state is not None else 0),
+                coordinator_epoch=max(0, entry[1]),
             )  # fmt: skip
             try:
                 result = log.append(
                     marker,
                     expect=[(clog.log, end)],
-                    origin=AppendOrigin.COORDINATOR,
+                    origin=_COORDINATOR,
                     timeout=timeout_s,
                 )
             except InvalidProducerEpoch:
-                if self._epoch_to_write(log, decision, span, commit) is None:
+                entry = log.producer_entry(key[0]) or _UNKNOWN
+                if self._epoch_to_write(log, entry, decision, span, commit) is None:
                     return int(log.log_end) - 1  # another driver was faster
                 raise
             if result is not None:
@@ -210,45 +217,43 @@ class MarkerDriver:
             attempts.again()
 
     def _epoch_to_write(
-        self, log: HostLog, decision: Decision, span: Span, commit: bool
+        self, log: HostLog, entry: Entry, decision: Decision, span: Span, commit: bool
     ) -> int | None:
         """The epoch for the marker, or None if the partition needs none (any more)."""
-        producer_id, data_epoch = decision.decided.key
-        found = open_span(log, producer_id)
-        if found is not None and found[0] == data_epoch:
+        prepared, (producer_id, data_epoch) = decision.prepared, decision.decided.key
+        found, _, first, last = entry
+        if first >= 0 and found == data_epoch:
             if commit:
-                self._check_data(log, span, found[1])
+                self._check_data(log, span, last)
             # One above what it ends, also where Kafka before version 2 decided with the same one.
-            return max(decision.prepared.producer_epoch, data_epoch + 1)
-        if found is not None and found[0] > data_epoch:
+            return max(prepared.producer_epoch, data_epoch + 1)
+        if first >= 0 and found > data_epoch:
             return None
-        if found is not None and (
-            commit or decision.prepared.client_version >= TRANSACTION_VERSION
-        ):
+        if first >= 0 and (commit or prepared.client_version >= TRANSACTION_VERSION):
             # This marker would end the older one as well, and perhaps the wrong way.
             raise ConcurrentTransactions(
-                f"{log.topic}-{log.partition}: epoch {found[0]} of producer {producer_id} is still "
+                f"{log.topic}-{log.partition}: epoch {found} of producer {producer_id} is still "
                 f"open, epoch {data_epoch} cannot be ended before it"
             )
         if commit and not span.empty and log.log_end <= span.last:
-            self._check_data(log, span, span)
-        state = log.producer_state(producer_id)
-        if state is not None and state.producer_epoch > data_epoch:
+            self._check_data(log, span, span.last)
+        if found > data_epoch:
             return None
         # Added but never written to: the marker teaches the partition the new epoch all the same.
-        return max(decision.prepared.producer_epoch, data_epoch + 1)
+        return max(prepared.producer_epoch, data_epoch + 1)
 
     @staticmethod
-    def _check_data(log: HostLog, span: Span, found: Span) -> None:
+    def _check_data(log: HostLog, span: Span, last: int) -> None:
+        """The partition holds all of the span, and is durable up to `last`, what it has of it."""
         if not span.empty and log.log_end <= span.last:
             raise CorruptRecord(
                 f"{log.topic}-{log.partition} lacks records of a committed transaction",
                 expected=f"offsets up to {span.last}",
                 found=f"log end {log.log_end}",
             )
-        if found.last > span.last and log.high_watermark <= found.last:
+        if last > span.last and log.high_watermark <= last:
             # A straggler of the producer got in after the flush: durable before it is committed.
-            log.flush(found.last + 1)
+            log.flush(last + 1)
 
     def _complete(
         self, clog: TransactionLog, decision: Decision, markers: dict[TopicPartition, int]
@@ -280,7 +285,8 @@ class MarkerDriver:
         with self._lock:
             turn = self._turns.get(key)
             if turn is None:
-                turn = self._turns[key] = _Turn()
+                turn = self._turns[key] = _Turn(me)
+                return turn
             if turn.driver == me:
                 return None
             turn.users += 1
@@ -303,7 +309,8 @@ class _Turn:
 
     __slots__ = ("driver", "lock", "users")
 
-    def __init__(self) -> None:
-        self.driver: int | None = None
+    def __init__(self, driver: int) -> None:
+        self.driver: int | None = driver
         self.lock = threading.Lock()
-        self.users = 0
+        self.lock.acquire()
+        self.users = 1

@@ -7,6 +7,8 @@ Source: Kafka `TransactionCoordinator`: handleInitProducerId, handleEndTransacti
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from eoslog.coordinator.transaction_state import (
     END_TXN_ANSWERS,
     MAX_EPOCH,
@@ -28,8 +30,10 @@ from eoslog.model import TransactionOutcome
 
 _MAX_ID_BYTES = 32767
 _RESERVED = "__recovery-"
+DECIDE, _DONE, _WAIT, _INVALID = Answer.DECIDE, Answer.DONE, Answer.WAIT, Answer.INVALID
 
 
+@lru_cache(maxsize=4096)  # what is refused is not kept
 def check_id(transactional_id: str | None) -> None:
     """The id can be the key of a record.
 
@@ -115,16 +119,17 @@ def end_txn_answer(
         raise ProducerFenced(
             f"{name}: epoch {epoch} asks, the current one is {current.producer_epoch}"
         )
-    answer = END_TXN_ANSWERS.get((current.state, commit, retried), Answer.INVALID)
-    unusable = answer in (Answer.DECIDE, Answer.DONE) and current.producer_epoch >= MAX_EPOCH
+    answer = END_TXN_ANSWERS.get((current.state, commit, retried), _INVALID)
+    unusable = answer in (DECIDE, _DONE) and current.producer_epoch >= MAX_EPOCH
+    if answer in (DECIDE, _DONE, _WAIT) and not unusable:
+        return answer
     what = (
-        f"{name}: {'commit' if commit else 'abort'} of epoch {epoch} in {current.state.wire_name}"
+        f"{name}: {'commit' if commit else 'abort'} of epoch {epoch} in {current.state.wire_name} "
+        f"of epoch {current.producer_epoch}"
     )
-    if answer is Answer.FENCED or unusable:
-        raise ProducerFenced(f"{what} of epoch {current.producer_epoch}: it has not taken effect")
-    if answer is Answer.INVALID:
-        raise InvalidTxnState(f"{what} of epoch {current.producer_epoch}")
-    return answer
+    if answer is _INVALID:
+        raise InvalidTxnState(what)
+    raise ProducerFenced(f"{what}: it has not taken effect")
 
 
 def outcome_of(before: TransactionMetadata | None) -> TransactionOutcome | None:

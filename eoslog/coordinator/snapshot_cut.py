@@ -45,6 +45,8 @@ def closed_cut(
     """
     cut = dict(ends)
     spans = list(transactions)
+    if not any(span.last >= cut[tp] for each in spans for tp, span in each.items() if tp in cut):
+        return cut  # nearly always: all that is known lies below
     # Per partition, the transactions whose last record is not below the cut are at the top.
     by_last: dict[TopicPartition, list[tuple[int, int]]] = {tp: [] for tp in cut}
     for index, transaction in enumerate(spans):
@@ -72,6 +74,11 @@ def closed_cut(
 
 def _present(spans: Spans, ids: Mapping[TopicPartition, bytes]) -> Spans:
     """Without the spans in topics that were deleted and made anew: other records lie there now."""
+    for tp, span in spans.items():
+        if span.topic_id != ids.get(tp):
+            break
+    else:
+        return spans
     return {
         tp: span
         for tp, span in spans.items()
@@ -139,11 +146,12 @@ def settled(host: Host, logs: TransactionLogs) -> list[tuple[TransactionLog, Key
     is at or above that cut, so none can divide them. One under way can: `TransactionLogs.forget`.
     """
     logs.all()
-    candidates = {d.decided.key: d for _, d in logs.decisions()}
+    before = [decision for _, decision in logs.decisions()]
+    candidates = set(map(id, before))
     ends: dict[TopicPartition, int] = {}
     durable: dict[TopicPartition, int] = {}
     ids: dict[TopicPartition, bytes] = {}
-    for tp in {tp for d in candidates.values() for tp in d.spans}:
+    for tp in set().union(*(d.spans for d in before)):
         try:
             log = host.partition(tp.topic, tp.partition)
         except UnknownTopicOrPartition:
@@ -156,14 +164,14 @@ def settled(host: Host, logs: TransactionLogs) -> list[tuple[TransactionLog, Key
     cut = closed_cut(ends, (spans for _, d, spans in known if d.commit))
 
     def done(decision: Decision, spans: Spans) -> bool:
-        if not decision.complete or decision.decided.key not in candidates:
-            return False
+        markers, commit = decision.markers, decision.commit
         for tp, span in spans.items():
-            marker = decision.markers.get(tp, -1)
-            if durable[tp] <= marker or (
-                decision.commit and not span.empty and span.last >= cut[tp]
-            ):
+            if durable[tp] <= markers.get(tp, -1) or (commit and span.last >= cut[tp]):
                 return False
         return True
 
-    return [(clog, d.decided.key) for clog, d, spans in known if done(d, spans)]
+    return [
+        (clog, d.decided.key)
+        for clog, d, spans in known
+        if d.complete and id(d) in candidates and done(d, spans)
+    ]

@@ -22,6 +22,7 @@ from eoslog.coordinator.host import Host, HostLog
 from eoslog.coordinator.markers import MarkerDriver, open_span
 from eoslog.coordinator.recovery import Resolver
 from eoslog.coordinator.request_checks import (
+    DECIDE,
     check_id,
     check_identity,
     check_timeout,
@@ -35,9 +36,11 @@ from eoslog.coordinator.transaction_admin import TransactionAdmin
 from eoslog.coordinator.transaction_ending import Endings
 from eoslog.coordinator.transaction_log import TransactionLog, TransactionLogs
 from eoslog.coordinator.transaction_state import (
+    EMPTY,
     MAX_EPOCH,
     NO_EPOCH,
     NO_ID,
+    ONGOING,
     Answer,
     Cause,
     TransactionMetadata,
@@ -247,17 +250,17 @@ class TransactionCoordinator:
             if current.state.preparing:
                 self._await_completion(clog, current)
                 continue
-            going_on = current.state is TransactionState.ONGOING
+            going_on = current.state is ONGOING
             fresh = wanted - current.partitions if going_on else wanted
             if going_on and not fresh:
                 return clog.log, end
             for tp in sorted(fresh):
                 self._check_free(tp, producer_id, epoch)
-            if current.state is TransactionState.EMPTY:
+            if current.state is EMPTY:
                 clog.make_durable(current.offset)
-            owner = current.owner
-            if owner is None or not self._host.process_alive(*owner):
-                owner = self._owner
+            owner, me = current.owner, self._owner
+            if owner is None or (owner != me and not self._host.process_alive(*owner)):
+                owner = me
             now = self._host.clock_ms()
             offset = clog.append(current.ongoing(fresh, owner, now), end, now)
             if offset is not None:
@@ -316,7 +319,7 @@ class TransactionCoordinator:
                 return end_txn_answer(transactional_id, now, producer_id, producer_epoch, commit)
 
             def may(now: TransactionMetadata) -> bool:
-                return answer(now) is Answer.DECIDE
+                return answer(now) is DECIDE
 
             while True:
                 record = self._endings.end(clog, transactional_id, commit, may=may, claimed=spans)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from eoslog.coordinator.attempts import Attempts
-from eoslog.coordinator.host import Host
+from eoslog.coordinator.host import Host, HostLog
 from eoslog.coordinator.markers import MarkerDriver, open_span
 from eoslog.coordinator.transaction_log import TransactionLog
 from eoslog.coordinator.transaction_state import (
@@ -88,8 +88,10 @@ class Endings:
             current = clog.get(transactional_id)
             if current is None or not may(current):
                 return None
-            spans = {**self._spans(current, commit, claimed or {}), **(extra or {})}
-            if commit and self._flush(spans):
+            spans, written = self._spans(current, commit, claimed or {})
+            if extra:
+                spans |= extra
+            if commit and self._flush(written):
                 continue  # it took a while: look again before deciding
             if current.exhausted and goes_on and new_id == NO_ID:
                 new_id = self._new_id()
@@ -127,15 +129,19 @@ class Endings:
 
     def _spans(
         self, current: TransactionMetadata, commit: bool, claimed: Claimed
-    ) -> dict[TopicPartition, Span]:
-        """What the transaction wrote, as the partitions themselves know it."""
+    ) -> tuple[dict[TopicPartition, Span], list[tuple[HostLog, int]]]:
+        """What the transaction wrote, as the partitions themselves know it.
+
+        Returns:
+            Its spans, and what a commit depends on: each partition it wrote to, and up to where.
+        """
         if commit:
             foreign = [tp for tp in claimed if tp not in current.partitions]
             if foreign:
                 raise InvalidTxnState(
                     f"{current.transactional_id}: {min(foreign)} was never added to the transaction"
                 )
-        spans = {}
+        spans, written = {}, []
         for tp in current.partitions:
             try:
                 log = self._host.partition(tp.topic, tp.partition)
@@ -143,27 +149,25 @@ class Endings:
                 spans[tp] = Span()  # deleted meanwhile: no marker will be asked for
                 continue
             found = open_span(log, current.producer_id)
-            mine = found is not None and found[0] == current.producer_epoch
-            span = found[1] if found is not None and mine else Span(topic_id=log.topic_id)
-            if commit and tp in claimed:
-                first, last = claimed[tp]
+            if found is not None and found[0] == current.producer_epoch:
+                span = found[1]
+                written.append((log, span.last + 1))
+            else:
+                span = Span(topic_id=log.topic_id)
+            wrote = claimed.get(tp) if commit else None
+            if wrote is not None:
+                first, last = wrote
                 if span.empty or first < span.first or last > span.last:
                     raise InvalidTxnState(
                         f"{current.transactional_id}: wrote {first}..{last} to {tp}, "
                         f"which holds {span.first}..{span.last} of it"
                     )
             spans[tp] = span
-        return spans
+        return spans, written
 
-    def _flush(self, spans: Mapping[TopicPartition, Span]) -> bool:
+    def _flush(self, written: list[tuple[HostLog, int]]) -> bool:
         """Flush the participants; whether there was anything to flush."""
-        targets = []
-        for tp, span in spans.items():
-            if span.empty:
-                continue
-            log = self._host.partition(tp.topic, tp.partition)
-            if log.high_watermark <= span.last:
-                targets.append((log, span.last + 1))
+        targets = [(log, end) for log, end in written if log.high_watermark < end]
         if targets:
             self._host.flush_many(targets)
         return bool(targets)

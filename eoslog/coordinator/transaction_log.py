@@ -23,19 +23,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from eoslog._core import build_batch
+from eoslog._core import build_batch, transaction_batch
 from eoslog.coordinator.host import Host, HostLog
 from eoslog.coordinator.transaction_records import (
     decode_key,
     decode_value,
     encode_key,
-    encode_value,
 )
 from eoslog.coordinator.transaction_state import (
+    ONGOING,
     Decided,
     Span,
     TransactionMetadata,
-    TransactionState,
 )
 from eoslog.errors import CorruptRecord
 from eoslog.model import AppendOrigin, TopicPartition
@@ -43,12 +42,12 @@ from eoslog.model import AppendOrigin, TopicPartition
 RECOVERY_PREFIX = "__recovery-"
 """Ids under which recovery aborts open data that no transactional id answers for."""
 
+_COORDINATOR = AppendOrigin.COORDINATOR
 Key = tuple[int, int]
 """(producer id, epoch of the data): names one transaction for ever."""
-_Row = tuple[int, bytes, bytes | None, tuple[()]]
 
 
-@dataclass
+@dataclass(slots=True)
 class Decision:
     """A decided transaction, kept until nothing depends on it any more.
 
@@ -112,25 +111,26 @@ class TransactionFold:
 
     def state(self, metadata: TransactionMetadata) -> TransactionMetadata:
         """Take in what the record at `metadata.offset` states."""
-        transactional_id = metadata.transactional_id
-        self.table[transactional_id] = metadata
-        if not transactional_id.startswith(RECOVERY_PREFIX):
-            self.ids[metadata.producer_id] = transactional_id
-        if metadata.state.preparing and metadata.decided is not None:
-            self.decisions[metadata.decided.key] = Decision(metadata, metadata.decided)
-        elif metadata.state.complete:
-            self._complete(metadata)
+        name, state, decided = metadata.transactional_id, metadata.state, metadata.decided
+        self.table[name] = metadata
+        if not name.startswith(RECOVERY_PREFIX):
+            self.ids[metadata.producer_id] = name
+        if state.preparing and decided is not None:
+            self.decisions[decided.key] = Decision(metadata, decided)
+        elif state.complete:
+            self._complete(metadata, decided)
         return metadata
 
-    def _complete(self, metadata: TransactionMetadata) -> None:
-        if metadata.decided is not None:
-            decision = self.decisions.get(metadata.decided.key)
+    def _complete(self, metadata: TransactionMetadata, decided: Decided | None) -> None:
+        if decided is not None:
+            key = decided.key
+            decision = self.decisions.get(key)
             if decision is None:
                 return
             decision.complete = True
             decision.markers = dict(metadata.markers)
             if not decision.spans:
-                del self.decisions[metadata.decided.key]
+                del self.decisions[key]
             return
         # Kafka's own COMPLETE: its markers were replicated before it, nothing is left to keep.
         name = metadata.transactional_id
@@ -159,13 +159,17 @@ class TransactionLog:
         self._cleaned = log.cleaned_to
         # When this process first read of a transaction or a decision: the base of its deadlines,
         # so that no jump of a wall clock can make one due early.
-        self._seen: dict[tuple[str, Key], float] = {}
+        self._open_since: dict[Key, float] = {}
+        self._decided_since: dict[Key, float] = {}
 
     def refresh(self) -> int:
         """Fold up to the published end, and return that end."""
+        # Nearly always: an own append is folded already. Whoever folds just now moves the position
+        # last, and who reads the table then waits for the lock.
+        position = self._position
+        if self.log.log_end == position and self.log.cleaned_to == self._cleaned:
+            return position
         with self._lock:
-            if self.log.log_end == self._position and self.log.cleaned_to == self._cleaned:
-                return self._position  # nearly always: an own append is folded already
             while True:
                 cleaned = self.log.cleaned_to
                 behind = self._position < cleaned and self._cleaned < cleaned
@@ -198,27 +202,30 @@ class TransactionLog:
                 self._note(metadata)
 
     def _note(self, metadata: TransactionMetadata) -> None:
-        if metadata.state is TransactionState.ONGOING:
-            name = ("open", (metadata.producer_id, metadata.producer_epoch))
-            self._seen.setdefault(name, self._clock())
-        elif metadata.decided is not None and metadata.state.preparing:
-            self._seen.pop(("open", metadata.decided.key), None)
-            self._seen.setdefault(("decided", metadata.decided.key), self._clock())
-        elif metadata.decided is not None:
-            self._seen.pop(("decided", metadata.decided.key), None)
+        state, decided = metadata.state, metadata.decided
+        if state is ONGOING:
+            key = (metadata.producer_id, metadata.producer_epoch)
+            self._open_since.setdefault(key, self._clock())
+        elif decided is not None:
+            key = decided.key
+            if state.preparing:
+                self._open_since.pop(key, None)
+                self._decided_since.setdefault(key, self._clock())
+            else:
+                self._decided_since.pop(key, None)
 
     def seconds_open(self, metadata: TransactionMetadata) -> float:
         """Seconds since this process first read that the transaction is Ongoing."""
-        return self._since(("open", (metadata.producer_id, metadata.producer_epoch)))
+        return self._past(self._open_since, (metadata.producer_id, metadata.producer_epoch))
 
     def seconds_decided(self, key: Key) -> float:
         """Seconds since this process first read the decision."""
-        return self._since(("decided", key))
+        return self._past(self._decided_since, key)
 
-    def _since(self, name: tuple[str, Key]) -> float:
+    def _past(self, since: dict[Key, float], key: Key) -> float:
         with self._lock:
             now = self._clock()
-            return now - self._seen.get(name, now)
+            return now - since.get(key, now)
 
     # -- reading the fold
 
@@ -273,8 +280,7 @@ class TransactionLog:
 
         **Durability**: published, not durable; see `make_durable`.
         """
-        key = encode_key(value.transactional_id)
-        offset = self._append([(now_ms, key, encode_value(value), ())], end)
+        offset = self._append(transaction_batch(now_ms, value), end)
         if offset is not None:
             with self._lock:
                 if self._position == offset:  # else `refresh` took it already, or lags behind
@@ -284,12 +290,12 @@ class TransactionLog:
 
     def append_tombstones(self, ids: Iterable[str], end: int, now_ms: int) -> int | None:
         """Forget ids, if C still ends at `end`."""
-        return self._append([(now_ms, encode_key(name), None, ()) for name in ids], end)
+        rows = [(now_ms, encode_key(name), None, ()) for name in ids]
+        return self._append(build_batch(rows), end)
 
-    def _append(self, rows: list[_Row], end: int) -> int | None:
-        result = self.log.append(
-            build_batch(rows), expect=[(self.log, end)], origin=AppendOrigin.COORDINATOR
-        )
+    def _append(self, batch: bytes | bytearray, end: int) -> int | None:
+        log = self.log
+        result = log.append(batch, expect=((log, end),), origin=_COORDINATOR)
         return None if result is None else result.base_offset
 
     def is_durable(self, offset: int) -> bool:
@@ -335,6 +341,9 @@ class TransactionLogs:
         return count
 
     def _wrap(self, log: HostLog) -> TransactionLog:
+        known = self._logs.get(log.partition)
+        if known is not None and known.log is log:
+            return known
         with self._lock:
             known = self._logs.get(log.partition)
             if known is None or known.log is not log:

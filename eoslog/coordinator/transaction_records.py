@@ -1,4 +1,4 @@
-"""The records of `__transaction_state`, byte by byte.
+"""The records of `__transaction_state`, byte by byte: keys, and values read. The core writes them.
 
 Keys and values are Kafka's, value version 1 (flexible), so that Kafka's own tools read them; what
 eoslog adds lies in tagged fields from 10000 on, which those tools skip.
@@ -33,8 +33,7 @@ Source: Kafka `TransactionLog`, `TransactionLogValue.json`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from eoslog.coordinator.transaction_state import (
     NO_EPOCH,
@@ -56,30 +55,7 @@ TAG_PREVIOUS_ID, TAG_NEXT_ID, TAG_CLIENT_VERSION = 0, 1, 2
 TAG_SPANS, TAG_OWNER, TAG_MARKERS, TAG_DECIDED, TAG_LAST_EPOCH = range(10000, 10005)
 _HEAD, _TIMES = struct.Struct(">hqhib"), struct.Struct(">qq")
 _OWNER, _DECIDED = struct.Struct(">iQ"), struct.Struct(">qh?b")
-_SPAN, _MARKER = struct.Struct(">iqq"), struct.Struct(">iq")
 _CAUSES = {int(cause): cause for cause in Cause}
-_NULL_ARRAY, _EMPTY_ARRAY = b"\x00", b"\x01"
-
-
-@lru_cache(maxsize=512)
-def _head(tag: int, size: int) -> bytes:
-    """What stands before the bytes of a tagged field."""
-    return Writer().uvarint(tag).uvarint(size).take()
-
-
-def _fixed(tag: int, form: str) -> Callable[..., bytes]:
-    """Packs a tagged field of a fixed size: tag, size and values at once."""
-    head = _head(tag, struct.calcsize(form))
-    return partial(struct.Struct(f">{len(head)}s{form[1:]}").pack, head)
-
-
-_previous_id, _next_id = _fixed(TAG_PREVIOUS_ID, ">q"), _fixed(TAG_NEXT_ID, ">q")
-_client_version, _last_epoch = _fixed(TAG_CLIENT_VERSION, ">h"), _fixed(TAG_LAST_EPOCH, ">h")
-_owner, _decided = _fixed(TAG_OWNER, _OWNER.format), _fixed(TAG_DECIDED, _DECIDED.format)
-
-
-def _sized(tag: int, data: bytes) -> bytes:
-    return _head(tag, len(data)) + data
 
 
 @lru_cache(maxsize=4096)
@@ -94,29 +70,6 @@ def decode_key(data: bytes) -> str | None:
     return reader.string() if reader.i16() == 0 else None
 
 
-@lru_cache(maxsize=4096)
-def _named(topic: str, rows: int, between: bytes = b"") -> bytes:
-    """What stands before a topic's rows: its name, `between`, their count."""
-    return Writer().compact_string(topic).raw(between).compact_array(rows).take()
-
-
-@lru_cache(maxsize=128)
-def _count(count: int) -> bytes:
-    return Writer().compact_array(count).take()
-
-
-def _encode_spans(spans: Mapping[TopicPartition, Span]) -> bytes:
-    # Grouped by topic id too: a topic deleted and made again during the transaction is two.
-    groups: dict[tuple[str, bytes], list[bytes]] = {}
-    for tp, span in sorted(spans.items()) if len(spans) > 1 else spans.items():
-        row = _SPAN.pack(tp.partition, span.first, span.last)
-        groups.setdefault((tp.topic, span.topic_id), []).append(row)
-    parts = [_count(len(groups))]
-    for (topic, topic_id), rows in groups.items():
-        parts += _named(topic, len(rows), topic_id), *rows
-    return b"".join(parts)
-
-
 def _decode_spans(data: bytes) -> dict[TopicPartition, Span]:
     reader, spans = Reader(data), {}
     for _ in range(reader.compact_array()):
@@ -127,16 +80,6 @@ def _decode_spans(data: bytes) -> dict[TopicPartition, Span]:
     return spans
 
 
-def _encode_markers(markers: Mapping[TopicPartition, int]) -> bytes:
-    groups: dict[str, list[bytes]] = {}
-    for tp, offset in sorted(markers.items()) if len(markers) > 1 else markers.items():
-        groups.setdefault(tp.topic, []).append(_MARKER.pack(tp.partition, offset))
-    parts = [_count(len(groups))]
-    for topic, rows in groups.items():
-        parts += _named(topic, len(rows)), *rows
-    return b"".join(parts)
-
-
 def _decode_markers(data: bytes) -> dict[TopicPartition, int]:
     reader, markers = Reader(data), {}
     for _ in range(reader.compact_array()):
@@ -145,54 +88,6 @@ def _decode_markers(data: bytes) -> dict[TopicPartition, int]:
             tp = TopicPartition(topic, reader.i32())
             markers[tp] = reader.i64()
     return markers
-
-
-@lru_cache(maxsize=64)
-def _encode_partitions(partitions: frozenset[TopicPartition]) -> bytes:
-    """The array of topics. A producer names the same partitions again and again."""
-    groups: dict[str, list[int]] = {}
-    for tp in sorted(partitions):
-        groups.setdefault(tp.topic, []).append(tp.partition)
-    out = Writer().compact_array(len(groups))
-    for topic, numbers in groups.items():
-        out.raw(_named(topic, len(numbers)))
-        out.raw(struct.pack(f">{len(numbers)}i", *numbers)).tagged()
-    return out.take()
-
-
-def encode_value(metadata: TransactionMetadata) -> bytes:
-    """The value of a record that states `metadata`.
-
-    Three of these are written for each transaction: whole structures are packed at once.
-    """
-    m = metadata
-    tags = []  # by rising tag
-    if m.previous_producer_id != NO_ID:
-        tags.append(_previous_id(m.previous_producer_id))
-    if m.next_producer_id != NO_ID:
-        tags.append(_next_id(m.next_producer_id))
-    tags.append(_client_version(m.client_version))
-    if m.spans:
-        tags.append(_sized(TAG_SPANS, _encode_spans(m.spans)))
-    if m.owner is not None:
-        tags.append(_owner(*m.owner))
-    if m.markers:
-        tags.append(_sized(TAG_MARKERS, _encode_markers(m.markers)))
-    if m.decided is not None:
-        tags.append(_decided(*m.decided))
-    if m.last_producer_epoch != NO_EPOCH:
-        tags.append(_last_epoch(m.last_producer_epoch))
-    empty = m.state is TransactionState.EMPTY
-    partitions = _encode_partitions(m.partitions) if m.partitions else _EMPTY_ARRAY
-    return b"".join(
-        (
-            _HEAD.pack(1, m.producer_id, m.producer_epoch, m.timeout_ms, m.state),
-            _NULL_ARRAY if empty else partitions,
-            _TIMES.pack(m.last_update_timestamp, m.start_timestamp),
-            bytes((len(tags),)),
-            *tags,
-        )
-    )
 
 
 def _enum_state(number: int, transactional_id: str) -> TransactionState:

@@ -58,15 +58,10 @@ class TransactionState(IntEnum):
         """Kafka's spelling, as `CompleteCommit`."""
         return "".join(part.capitalize() for part in self.name.split("_"))
 
-    @property
-    def preparing(self) -> bool:
-        """Whether an end is decided and its markers are still to be written."""
-        return self in _PREPARING
-
-    @property
-    def complete(self) -> bool:
-        """Whether the last transaction has ended and its markers are written."""
-        return self in _COMPLETE
+    preparing: bool
+    """Whether an end is decided and its markers are still to be written."""
+    complete: bool
+    """Whether the last transaction has ended and its markers are written."""
 
     @property
     def expirable(self) -> bool:
@@ -75,8 +70,12 @@ class TransactionState(IntEnum):
 
 
 _S = TransactionState
-_PREPARING = frozenset({_S.PREPARE_COMMIT, _S.PREPARE_ABORT})
-_COMPLETE = frozenset({_S.COMPLETE_COMMIT, _S.COMPLETE_ABORT})
+EMPTY, ONGOING = _S.EMPTY, _S.ONGOING  # a look into an enum takes ten times as long
+_PREPARE_COMMIT, _PREPARE_ABORT = _S.PREPARE_COMMIT, _S.PREPARE_ABORT
+_COMPLETE_COMMIT, _COMPLETE_ABORT = _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT
+for _state in _S:  # told once: both are asked for by every record
+    _state.preparing = _state in (_S.PREPARE_COMMIT, _S.PREPARE_ABORT)
+    _state.complete = _state in (_S.COMPLETE_COMMIT, _S.COMPLETE_ABORT)
 VALID_PREVIOUS: Mapping[TransactionState, frozenset[TransactionState]] = {
     _S.EMPTY: frozenset({_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT}),
     _S.ONGOING: frozenset({_S.ONGOING, _S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT}),
@@ -173,6 +172,7 @@ class Decided(NamedTuple):
         return self[:2]
 
 
+_new = tuple.__new__  # of a named tuple whose fields are all there
 NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
 NOTHING: Mapping[TopicPartition, Any] = MappingProxyType({})
 """Empty and shared: nearly all ids are idle, and an empty set of its own takes 232 bytes."""
@@ -225,8 +225,8 @@ class TransactionMetadata(NamedTuple):
 
     # -- transitions: each returns the record to append
 
-    def to(self, state: TransactionState, now_ms: int, **changes: object) -> TransactionMetadata:
-        """The next record, if the graph allows the step.
+    def check(self, state: TransactionState) -> None:
+        """The graph allows the step to `state`.
 
         Raises:
             IllegalState: it does not; a bug in the caller, never a user's mistake.
@@ -235,12 +235,10 @@ class TransactionMetadata(NamedTuple):
             raise IllegalState(
                 f"{self.transactional_id}: {state.wire_name} may not follow {self.state.wire_name}"
             )
-        changes.update(state=state, last_update_timestamp=now_ms, offset=-1)
-        return TransactionMetadata._make(map(changes.get, TransactionMetadata._fields, self))
 
     def placed(self, offset: int) -> TransactionMetadata:
         """This record, no longer only proposed: it was appended at `offset`."""
-        return TransactionMetadata._make((*self[:-1], offset))
+        return _new(TransactionMetadata, (*self[:-1], offset))
 
     def needs_new_id(self, expected_epoch: int) -> bool:
         """Whether `initialised` has to rotate the producer id.
@@ -273,7 +271,7 @@ class TransactionMetadata(NamedTuple):
         Raises:
             ProducerFenced: `expected_epoch` is neither the current nor the last one.
         """
-        identity: dict[str, object]
+        identity: dict[str, Any]
         if expected_epoch not in (NO_EPOCH, self.producer_epoch, self.last_producer_epoch):
             raise ProducerFenced(
                 f"{self.transactional_id}: epoch {expected_epoch} was expected, "
@@ -297,23 +295,33 @@ class TransactionMetadata(NamedTuple):
             }
         else:  # the answer to the last bump was lost: the same one again
             identity = {}
-        return self.to(
-            TransactionState.EMPTY, now_ms, timeout_ms=timeout_ms, partitions=NO_PARTITIONS,
-            start_timestamp=-1, spans=NOTHING, markers=NOTHING, owner=owner,
-            next_producer_id=NO_ID, **identity,
+        self.check(TransactionState.EMPTY)
+        return self._replace(
+            state=TransactionState.EMPTY, timeout_ms=timeout_ms, partitions=NO_PARTITIONS,
+            start_timestamp=-1, last_update_timestamp=now_ms, next_producer_id=NO_ID,
+            spans=NOTHING, owner=owner, markers=NOTHING, offset=-1, **identity,
         )  # fmt: skip
+
+    # The three steps of each transaction name every field, in order: `_replace` takes longer.
 
     def ongoing(
         self, partitions: Iterable[TopicPartition], owner: tuple[int, int] | None, now_ms: int
     ) -> TransactionMetadata:
         """Ongoing with these partitions added; the first ones start the transaction."""
-        goes_on = self.state is TransactionState.ONGOING
-        return self.to(
-            TransactionState.ONGOING, now_ms, owner=owner, spans=NOTHING, markers=NOTHING,
-            partitions=frozenset(partitions) | (self.partitions if goes_on else NO_PARTITIONS),
-            decided=None,
-            start_timestamp=self.start_timestamp if goes_on else now_ms,
-        )  # fmt: skip
+        self.check(ONGOING)
+        (
+            name, producer_id, epoch, timeout_ms, state, listed, start, _,
+            previous_id, next_id, last_epoch, version, *_,
+        ) = self  # fmt: skip
+        named = frozenset(partitions)
+        if state is ONGOING:
+            named |= listed
+        else:
+            start = now_ms
+        return _new(TransactionMetadata, (
+            name, producer_id, epoch, timeout_ms, ONGOING, named, start, now_ms,
+            previous_id, next_id, last_epoch, version, NOTHING, owner, NOTHING, None, -1,
+        ))  # fmt: skip
 
     def prepared(
         self, commit: bool, spans: Mapping[TopicPartition, Span], now_ms: int, *,
@@ -330,33 +338,26 @@ class TransactionMetadata(NamedTuple):
         """
         if self.producer_epoch >= MAX_EPOCH:
             raise IllegalState(f"{self.transactional_id}: epoch {MAX_EPOCH} cannot be bumped")
-        state = TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT
-        return self.to(
-            state, now_ms, producer_epoch=self.producer_epoch + 1,
-            last_producer_epoch=self.producer_epoch, previous_producer_id=NO_ID,
-            next_producer_id=new_id, partitions=frozenset(spans), spans=dict(spans),
-            markers=NOTHING,
-            start_timestamp=now_ms if self.start_timestamp < 0 else self.start_timestamp,
-            decided=Decided(self.producer_id, self.producer_epoch, commit, cause),
-        )  # fmt: skip
+        state = _PREPARE_COMMIT if commit else _PREPARE_ABORT
+        self.check(state)
+        name, producer_id, epoch, timeout_ms, _, _, start, _, _, _, _, version, _, owner, *_ = self
+        return _new(TransactionMetadata, (
+            name, producer_id, epoch + 1, timeout_ms, state, frozenset(spans),
+            now_ms if start < 0 else start, now_ms, NO_ID, new_id, epoch, version, dict(spans),
+            owner, NOTHING, Decided(producer_id, epoch, commit, cause), -1,
+        ))  # fmt: skip
 
     def completed(self, markers: Mapping[TopicPartition, int], now_ms: int) -> TransactionMetadata:
         """COMPLETE_* after every marker is published; a rotation takes effect here."""
-        commit = self.state is TransactionState.PREPARE_COMMIT
-        state = TransactionState.COMPLETE_COMMIT if commit else TransactionState.COMPLETE_ABORT
-        identity: dict[str, object] = {}
-        if self.next_producer_id != NO_ID:
-            identity = {
-                "producer_id": self.next_producer_id,
-                "producer_epoch": 0,
-                "previous_producer_id": self.producer_id,
-                "next_producer_id": NO_ID,
-            }
-        return self.to(
-            state,
-            now_ms,
-            partitions=NO_PARTITIONS,
-            spans=NOTHING,
-            markers=dict(markers),
-            **identity,
-        )
+        state = _COMPLETE_COMMIT if self.state is _PREPARE_COMMIT else _COMPLETE_ABORT
+        self.check(state)
+        (
+            name, producer_id, epoch, timeout_ms, _, _, start, _,
+            previous_id, next_id, last_epoch, version, _, owner, _, decided, _,
+        ) = self  # fmt: skip
+        if next_id != NO_ID:
+            producer_id, epoch, previous_id, next_id = next_id, 0, producer_id, NO_ID
+        return _new(TransactionMetadata, (
+            name, producer_id, epoch, timeout_ms, state, NO_PARTITIONS, start, now_ms,
+            previous_id, next_id, last_epoch, version, NOTHING, owner, dict(markers), decided, -1,
+        ))  # fmt: skip

@@ -10,17 +10,22 @@
 Output is bounded: bytes that unfold to more than `limit` are corrupt, and nobody's memory pays
 for finding out. Importing this module binds the codecs to the compiled core.
 
+Where the reader has memory to give, the usual frames of lz4 and zstd go straight into it: fresh
+memory for each batch costs more than unfolding lz4. What is unusual or damaged is left to the
+library's own frame reader, which also says what is wrong.
+
 Thread-safe. gzip needs nothing; the others need the extra `eoslog[codecs]`.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import struct
 import threading
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from eoslog import _core
 from eoslog.config import CODECS, check_codec_level
@@ -35,10 +40,16 @@ _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK = 32 << 10
 _GZIP_WINDOW = 31  # 15 bits and a gzip wrapper
 _LZ4_FAST_LEVEL = 9  # Kafka's default, by which it means the fast compressor
+_LZ4_USUAL = bytes.fromhex("04224d18604082")  # the header of frames as the table has them
+_LZ4_BLOCK = 64 << 10
+_LZ4_PLAIN = 1 << 31  # in a block's size: it is not compressed
 _ZSTD_EXPANSION = 1 << 15  # at most: a block of 128 KiB from 4 bytes
 _ZSTD_STEP = 64
+_ZSTD_KIND = 6  # bits of a block's header
+_ZSTD_RUN = 2  # one byte, however long it unfolds
 
 _PACKAGES = {"snappy": "cramjam", "lz4": "lz4.frame", "zstd": "zstandard"}
+_LZ4_SIZE = struct.Struct("<I").unpack_from
 _local = threading.local()  # (de)compression contexts are not shareable between threads
 
 
@@ -80,13 +91,20 @@ def compress(name: str, data: bytes, level: int | None = None) -> bytes:
     return _COMPRESS[name](data, level)
 
 
-def decompress(name: str, data: Any, limit: int = MAX_DECOMPRESSED) -> bytes:
-    """The records in a batch's payload.
+Room = Callable[[int], Any]
+"""Makes a writable buffer of so many bytes; it goes back where it came from with its last view."""
+
+
+def decompress(
+    name: str, data: Any, limit: int = MAX_DECOMPRESSED, room: Room | None = None
+) -> Any:
+    """The records in a batch's payload: bytes, or a read-only view of memory that `room` gave.
 
     Args:
         name: one of `CODECS`.
         data: a contiguous buffer.
         limit: most bytes that may come out.
+        room: for codecs whose library can write into memory that is there.
 
     Raises:
         CorruptRecord: not of this codec, cut short, or larger than `limit`.
@@ -94,6 +112,10 @@ def decompress(name: str, data: Any, limit: int = MAX_DECOMPRESSED) -> bytes:
     """
     if name not in CODECS:
         raise ConfigError(f"compression type {name!r} is none of {', '.join(CODECS)}")
+    if room is not None and name in _INTO:
+        found = _INTO[name](memoryview(data), limit, room)
+        if found is not None:
+            return found
     return _DECOMPRESS[name](data, limit)
 
 
@@ -220,6 +242,52 @@ def _unlz4(data: Any, limit: int) -> bytes:
     return _joined(parts)
 
 
+@functools.cache
+def _lz4_block_reader() -> Callable[[memoryview, memoryview, int], int] | None:
+    """Unfolds one block; None where the library that can is not installed."""
+    try:
+        from cramjam import lz4
+    except ImportError:
+        return None
+    return cast("Callable[[memoryview, memoryview, int], int]", lz4.decompress_block_into)
+
+
+def _unlz4_into(data: memoryview, limit: int, room: Room) -> Any:
+    """What a usual frame unfolds to; None for any other, damaged ones too."""
+    unfold = _lz4_block_reader()
+    if unfold is None or data[: len(_LZ4_USUAL)] != _LZ4_USUAL:
+        return None
+    blocks: list[tuple[int, int]] = []
+    at = len(_LZ4_USUAL)
+    while at + 4 <= len(data):
+        (size,) = _LZ4_SIZE(data, at)
+        at += 4
+        if not size:
+            break
+        blocks.append((at, size))
+        at += size & ~_LZ4_PLAIN
+    else:
+        return None
+    if at != len(data) or not 0 < len(blocks) * _LZ4_BLOCK <= limit:
+        return None
+    memory = room(len(blocks) * _LZ4_BLOCK)
+    target = memoryview(memory)
+    end = 0
+    try:
+        for at, size in blocks:
+            if size & _LZ4_PLAIN:
+                size ^= _LZ4_PLAIN
+                if size > _LZ4_BLOCK:
+                    return None
+                target[end : end + size] = data[at : at + size]
+                end += size
+            else:
+                end += unfold(data[at : at + size], target[end : end + _LZ4_BLOCK], _LZ4_BLOCK)
+    except Exception:  # the library's own error class
+        return None
+    return _used(target, end)
+
+
 def _zstd(data: bytes, level: int | None) -> bytes:
     packers = _local.__dict__.setdefault("zstd_packers", {})
     packer = packers.get(level)
@@ -231,18 +299,10 @@ def _zstd(data: bytes, level: int | None) -> bytes:
 
 def _unzstd(data: Any, limit: int) -> bytes:
     library = require("zstd")
-    unpacker = _local.__dict__.get("zstd_unpacker")
-    if unpacker is None:
-        unpacker = _local.zstd_unpacker = library.ZstdDecompressor()
+    unpacker = _zstd_unpacker(library)
     parts: list[bytes] = []
     left = limit
     rest: Any = bytes(data)
-    try:
-        size = library.frame_content_size(rest)
-        if 0 < size <= min(limit, _guess(len(rest), 0)):
-            return bytes(unpacker.decompress(rest, max_output_size=size, allow_extra_data=False))
-    except library.ZstdError:
-        pass  # several frames, or damaged: found out below
     while True:
         frame = unpacker.decompressobj()
         at = 0
@@ -263,6 +323,41 @@ def _unzstd(data: Any, limit: int) -> bytes:
         rest = frame.unused_data + rest[at:]
         if not rest:
             return _joined(parts)
+
+
+def _zstd_unpacker(library: Any) -> Any:
+    """This thread's."""
+    unpacker = _local.__dict__.get("zstd_unpacker")
+    if unpacker is None:
+        unpacker = _local.zstd_unpacker = library.ZstdDecompressor()
+    return unpacker
+
+
+def _unzstd_into(data: memoryview, limit: int, room: Room) -> Any:
+    """What a single frame that says its size unfolds to; None for any other, damaged ones too."""
+    library = require("zstd")
+    try:
+        frame = library.get_frame_parameters(data)
+        if not 0 < frame.content_size <= min(limit, _guess(len(data), 0)):
+            return None
+        at, last = library.frame_header_size(data), 0
+        while not last and at + 3 <= len(data):  # else the reader is content with half a frame
+            block = int.from_bytes(data[at : at + 3], "little")
+            last = block & 1
+            at += 3 + (1 if block & _ZSTD_KIND == _ZSTD_RUN else block >> 3)
+        if not last or at + 4 * frame.has_checksum != len(data):
+            return None
+        target = memoryview(room(frame.content_size))
+        with _zstd_unpacker(library).stream_reader(data) as reader:
+            end = reader.readinto(target)
+    except library.ZstdError:
+        return None
+    return _used(target, end) if end == frame.content_size else None
+
+
+def _used(target: memoryview, end: int) -> Any:
+    """The first bytes of what `room` gave; copied where all of it is not worth keeping for them."""
+    return target[:end].toreadonly() if end * 2 >= len(target) else bytes(target[:end])
 
 
 def _guess(packed: int, tries: int) -> int:
@@ -287,6 +382,11 @@ _DECOMPRESS: dict[str, Callable[[Any, int], bytes]] = {
     "snappy": _unsnappy,
     "lz4": _unlz4,
     "zstd": _unzstd,
+}
+
+_INTO: dict[str, Callable[[memoryview, int, Room], Any]] = {
+    "lz4": _unlz4_into,
+    "zstd": _unzstd_into,
 }
 
 _core.set_codecs(compress, decompress)

@@ -66,6 +66,12 @@ def close(fd: int) -> None:
             os.close(fd)
 
 
+def close_written(fd: int, path: str) -> None:
+    """Close a descriptor; an error of what was written through it may be told only now (NFS)."""
+    with naming(path):
+        os.close(fd)
+
+
 def read_file(path: str) -> bytes:
     """The whole file. Raises FileNotFoundError, or StorageError."""
     fd = open_file(path, read_only=True)
@@ -193,14 +199,15 @@ def fsync_dir(path: str) -> None:
             os.close(fd)
 
 
-def make_dir(path: str) -> None:
-    """Make a directory (0700) if it is not there, durably.
+def make_dir(path: str, *, durable: bool = True) -> None:
+    """Make a directory (0700) if it is not there, durably unless told otherwise.
 
     Also where it is there: whoever made it may have died before it was durable.
     """
     with naming(path), contextlib.suppress(FileExistsError):
         _core.os_mkdir(path, DIRECTORY_MODE)
-    fsync_dir(os.path.dirname(path) or ".")
+    if durable:
+        fsync_dir(os.path.dirname(path) or ".")
 
 
 def rename(source: str, target: str) -> None:
@@ -267,8 +274,9 @@ def arm_failpoint(name: str, action: str, nth: int = 1) -> None:
 
     Args:
         name: a failpoint, or an OS call (`pwrite`, `fdatasync`, ...), or `point` (nth is its id).
-        action: `kill`, `stop`, `trip`, `kill-after`, `short` (the last two for calls only), or an
-            errno name such as `EIO`. `ACTION@FILE` acts at any pass of a failpoint for which FILE
+        action: `kill`, `stop`, `interrupt` (Ctrl-C, at a failpoint of the main thread), `trip`,
+            `kill-after`, `short` (the last two for calls only), or an errno name such as `EIO`.
+            `ACTION@FILE` acts at any pass of a failpoint for which FILE
             has been made, and takes it away: FILE.PID is left of it.
         nth: 1 is the next pass.
     """
@@ -309,6 +317,9 @@ def failpoint(name: str) -> bool:
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+        return False
+    if action == "interrupt":
+        signal.raise_signal(signal.SIGINT)
         return False
     if action == "trip":
         return True

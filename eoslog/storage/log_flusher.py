@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from eoslog.storage.partition_log import PartitionLog
 
 _REREAD_BYTES = 64 << 20
+_SLICE_S = 0.05
+"""A wait in the core is no longer than this: in between, signals are heard."""
+_JOIN_S = 0.005
+"""How long the round's word is believed before the locks are tried: who began it may have died."""
 
 
 class LogFlusher:
@@ -50,6 +54,7 @@ class LogFlusher:
         self._entered = -1  # base of the newest segment that a writer's descriptor was given for
         self._retired: list[int] = []
         self._flushing = threading.Lock()
+        self._met = False  # a thread met the mutex and may sleep: who leaves wakes one
         self._changing = threading.Lock()  # `_fds`: no fold goes back while some are let go
 
     def keep(self, base: int, fd: int, opened_at: int) -> None:
@@ -87,12 +92,12 @@ class LogFlusher:
 
     def close_retired(self) -> None:
         """Close what is not needed, unless a flush is under way: it comes by later."""
-        if self._retired and self._flushing.acquire(blocking=False):
-            try:
-                while self._retired:
-                    files.close(self._retired.pop())
-            finally:
-                self._flushing.release()
+        if not self._retired:
+            return
+        with _core.TryMutex(self._flushing) as mine:
+            while mine and self._retired:
+                files.close(self._retired.pop())
+        self._core.pass_flush_on()  # to a thread that met the mutex
 
     def flush(self, target: int) -> None:
         """Return when everything below `target` is durable.
@@ -107,45 +112,66 @@ class LogFlusher:
 
         Source: protocol.md, Flush, rows 7, 16, 25.
         """
-        while self._log.durable_end < target:
-            if self._core.poisoned:
-                raise LogPoisoned(f"{self._log.name}: a flush failed", path=self._log.path)
-            with self._flushing:
-                if self._log.durable_end < target and not self._core.poisoned:
-                    self._flush_or_await(target)
-
-    def _flush_or_await(self, target: int) -> None:
-        """Flush, or let another process do it, but not wait for one that was stopped."""
-        if not _core.try_lock(self._lock_fd, self._flush_at):
-            control = self._log.session.control
-            deadline = time.monotonic() + max(0.005, 2e-9 * self._core.flush_ns)
-            while True:
-                counters = control.flush_counters((self._log.slot,))
-                left = deadline - time.monotonic()
-                if self._log.durable_end >= target or self._core.poisoned:
-                    return
-                if left <= 0:
-                    break
-                control.wait(counters, left)
-            self._flush_now()
+        if self._core.join_flush(target, _JOIN_S):
             return
-        reader = self._log.reader
+        deadline, before = 0.0, -1
+        owes = False  # had the flush lock, for which others sleep
         try:
-            with reader.impatient():
-                if self._log.durable_end < target:
-                    self._flush_now()
-            return
-        except SwapUnderWay:
-            pass
+            while (durable := self._core.durable_end) < target:
+                if self._core.poisoned:
+                    raise LogPoisoned(f"{self._log.name}: a flush failed", path=self._log.path)
+                now = time.monotonic()
+                if durable != before:  # nobody was stopped
+                    deadline, before = now + max(0.005, 2e-9 * self._core.flush_ns), durable
+                counters = self._core.flush_counters
+                late = now >= deadline
+                taken = False
+                for _ in range(2):
+                    with _core.TryMutex(self._flushing) as mine:
+                        if mine:
+                            owes = True
+                            taken = owes = self._flush_if_free(target, late=late)
+                    if mine:
+                        break
+                    self._met = True  # and only then once more: who has it looks behind it
+                if taken:
+                    owes = self._met = False
+                    self._core.pass_flush_on()
+                    continue
+                # A thread of this process is not overtaken: it holds the descriptors.
+                left = _SLICE_S if late else deadline - now
+                self._core.await_flush(target, counters, min(left, _SLICE_S))
         finally:
-            _core.unlock(self._lock_fd, self._flush_at)
+            if owes or self._met:
+                self._met = False
+                self._core.pass_flush_on()
+
+    def _flush_if_free(self, target: int, *, late: bool) -> bool:
+        """Flush, unless another process does so, and not `late`: it may have been stopped."""
+        reader = self._log.reader
+        with _core.TryFileLock(self._lock_fd, self._flush_at) as free:
+            if not free:
+                if late:
+                    self._flush_now()
+                return late
+            try:
+                reader.impatient = threading.get_ident()
+                if self._core.durable_end < target:
+                    self._flush_now(leads=True)
+                return True
+            except SwapUnderWay:
+                pass
+            finally:
+                reader.impatient = 0
         reader.listing()  # waits for its end, or brings it about, which needs the cleaner lock
+        return True
 
     def sync(self) -> None:
         """Fdatasync what is published, whatever the directory's durability: for a clean close."""
         with self._flushing:
             if self._log.durable_end < self._log.log_end:
                 self._flush_now()
+        self._core.pass_flush_on()  # to a thread that met the mutex
 
     def sync_indexes(self, old_point: int, new_point: int) -> None:
         """Make the index files durable of segments that a risen recovery point leaves behind.
@@ -163,7 +189,7 @@ class LogFlusher:
         except TooManyOpenFiles:
             raise
         except OSError as error:
-            raise self._poison(error) from error
+            raise self.poison(error) from error
 
     def _sync_indexes(self, bases: list[int], old_point: int, new_point: int) -> None:
         sealed = [b for b, end in pairwise(bases) if old_point <= end <= new_point]
@@ -181,33 +207,47 @@ class LogFlusher:
         if sealed:
             files.fsync_dir(self._log.path)
 
-    def _flush_now(self) -> None:
+    def _flush_now(self, *, leads: bool = False) -> None:
         try:
-            self._flush_all()
+            self._flush_all(leads)
         except OSError as error:
             if self._core.deleted:
                 raise UnknownTopicOrPartition(f"{self._log.name}: the topic was deleted") from error
             raise
+        if not leads:  # it serves whatever round they wait for
+            self._log.session.control.wake(self._log.slot)
 
-    def _flush_all(self) -> None:
+    def _flush_all(self, leads: bool) -> None:
         if self._core.poisoned:  # the kernel tells a descriptor once: the next sync would succeed
             raise LogPoisoned(f"{self._log.name}: a flush failed", path=self._log.path)
         started = time.monotonic_ns()
-        target, done = self._log.log_end, max(self._log.durable_end, self._log.log_start)
+        target, done = self._core.log_end, max(self._core.durable_end, self._core.log_start)
+        try:
+            if leads:
+                self._core.begin_flush(target)
+            self._flush_segments(done, target)
+            self._core.publish_durable(target, time.monotonic_ns() - started)
+        except BaseException:
+            if leads:
+                self._core.give_up_flush()
+            raise
+        self._let_go(target)
+
+    def _flush_segments(self, done: int, target: int) -> None:
         bases = self._covering(done, target)
         try:
             files.failpoint("flush.before")
-            for base in bases:
+            for base, end in zip(bases, [*bases[1:], target], strict=False):
                 fd, opened_at = self._write_fd(base)
                 if self._core.deleted:  # what has the name may be another topic's by now
                     raise UnknownTopicOrPartition(f"{self._log.name}: the topic was deleted")
-                older = min(opened_at, target)
-                if older > done:
-                    self._rewrite(base, fd, done, older)
+                begin, older = max(base, done), min(opened_at, end)
+                if older > begin:
+                    self._rewrite(base, fd, begin, older)
                 self._core.sync(fd)
-                if older > done:
-                    self._read_back(base, fd, done, older)
-            if any(base >= done for base in bases):
+                if older > begin:
+                    self._read_back(base, fd, begin, older)
+            if bases and bases[-1] >= done:  # made since the last flush
                 files.fsync_dir(self._log.path)
             files.failpoint("flush.after")
         except (TooManyOpenFiles, LockTimeout):
@@ -215,9 +255,7 @@ class LogFlusher:
         except OSError as error:
             if self._core.deleted:
                 raise
-            raise self._poison(error) from error
-        self._core.publish_durable(target, time.monotonic_ns() - started)
-        self._let_go(target)
+            raise self.poison(error) from error
 
     def _let_go(self, durable: int) -> None:
         """Close what no flush needs any more. What a held segment holds lies below the next one's
@@ -225,14 +263,16 @@ class LogFlusher:
         open, also where other processes have rolled on: the fold reads it. So does one that was
         sealed just now: `WriterFiles` has not handed its descriptor over yet.
         """
+        if len(self._fds) <= 1:
+            return
         with self._changing:
             current = min(self._core.segment_base, self._entered)
             for base, following in pairwise(sorted({*self._fds, current})):
                 if base < current and following <= durable and base in self._fds:
                     files.close(self._fds.pop(base)[0])
 
-    def _poison(self, error: OSError) -> LogPoisoned:
-        """Nobody appends, flushes or acknowledges here until all have closed."""
+    def poison(self, error: OSError) -> LogPoisoned:
+        """Nobody appends, flushes or acknowledges here until all have closed; what to raise."""
         self._core.poison()
         with contextlib.suppress(OSError):  # the marker may lie on the disk that fails
             self._mark_poisoned()
@@ -252,9 +292,12 @@ class LogFlusher:
             files.close(fd)
 
     def _covering(self, start: int, end: int) -> list[int]:
-        """Bases of the segments that hold offsets of [start, end)."""
+        """Bases of the segments that hold offsets of [start, end), which are published."""
         if start >= end:
             return []
+        active = self._core.active_base
+        if active <= start:  # what was rolled since begins at `end` or behind it
+            return [active]
         bases = self._log.reader.bases(beyond=end)
         first = max((i for i, base in enumerate(bases) if base <= start), default=0)
         return [base for base in bases[first:] if base < end]

@@ -7,7 +7,6 @@ is missing though nobody took it away is an error: the records in it are not ski
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from bisect import bisect_left, bisect_right
@@ -24,8 +23,9 @@ from eoslog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
-from eoslog.storage.segments import LOG, TXN_INDEX, Segment, offsets_in
+from eoslog.storage.segments import LEAST_READ_SIZE, LOG, TXN_INDEX, Segment, offsets_in
 
+FOLD_READ_SIZE = 1 << 20
 _SWAP_TIMEOUT_S = 30.0
 
 
@@ -84,20 +84,11 @@ class LogReader:
         self._cursors: dict[int, tuple[int, int, int]] = {}
         self._latest_times: tuple[list[int], list[int]] = ([], [])
         self._listing = threading.RLock()
-        self._impatient = 0  # the thread that may not wait for a swap
+        # The thread that gets SwapUnderWay where others would wait for the end of a swap, or finish
+        # it under the cleaner lock: it has a lock that comes after that one.
+        self.impatient = 0
         self.finish_swap = _nobody_finishes
         self.cleaned_to = _nothing_cleaned
-
-    @contextlib.contextmanager
-    def impatient(self) -> Iterator[None]:
-        """This thread gets SwapUnderWay where others would wait for the end of a swap, or finish it
-        under the cleaner lock: it has a lock that comes after that one.
-        """
-        self._impatient = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._impatient = 0
 
     def bases(self, *, beyond: int = -1) -> list[int]:
         """Bases of the readable segments, listed anew when they changed."""
@@ -133,7 +124,7 @@ class LogReader:
                 listed = offsets_in(self.path, LOG)
                 if (version, cleaned) == self._versions():
                     return version, cleaned, listed
-            elif self._impatient == threading.get_ident():
+            elif self.impatient == threading.get_ident():
                 raise SwapUnderWay(self.name)
             elif time.monotonic() > deadline:
                 raise LockTimeout(f"{self.name}: a swap of segments was begun and not finished")
@@ -166,8 +157,7 @@ class LogReader:
         if cursor is not None and cursor[0] == self._core.published_segments_version:
             return *cursor[1:], offset
         bases = self.bases()
-        below = [base for base in bases if base <= offset]
-        base = below[-1] if below else bases[0]
+        base = bases[max(bisect_right(bases, offset) - 1, 0)]
         return base, self.segment(base).position_of(offset, self._core.log_end), base
 
     def read(self, start: int, end: int, max_bytes: int = 1 << 20) -> list[Slice]:
@@ -228,7 +218,7 @@ class LogReader:
             least = base
         while start < end and (left > 0 or not out):
             segment = self.segment(base)
-            buffer, at, size = segment.view(position, need)
+            buffer, at, size = segment.view(position, need, left)
             first, stop, base_offset, next_offset, needed = (
                 _core.walk_batches(buffer, at, start, end, left, least)
                 if size
@@ -311,16 +301,22 @@ class LogReader:
                 f"{next_offset - 1}, what follows them begins at {end}"
             )
 
-    def batches(self, start: int, end: int) -> Iterator[Any]:
+    def batches(self, start: int, end: int, read_size: int = FOLD_READ_SIZE) -> Iterator[Any]:
         """Every batch of [start, end), control batches too, in order (for folds).
+
+        Args:
+            start: offset.
+            end: exclusive.
+            read_size: bytes to begin with, for who may find what it looks for in the first batches.
 
         Raises:
             CorruptRecord: a batch does not match its CRC: no state is made of damaged records.
         """
         while start < end:
-            parts = self.read(start, end)
+            parts = self.read(start, end, read_size)
             if not parts:
                 return
+            read_size = min(read_size * 4, FOLD_READ_SIZE)
             for part in parts:
                 for batch in _core.iter_batches(part.data, base_position=part.position):
                     if batch.last_offset < start:
@@ -381,7 +377,7 @@ class LogReader:
             if i + 1 < len(bases) and 0 <= largest < timestamp_ms:
                 continue
             start = max(search_from, log_start)
-            for batch in self.batches(start, min(stop, end)):
+            for batch in self.batches(start, min(stop, end), LEAST_READ_SIZE):
                 if batch.control or batch.max_timestamp < timestamp_ms:
                     continue
                 for offset, timestamp, *_ in batch.records():

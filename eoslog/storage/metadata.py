@@ -68,8 +68,8 @@ class FoldedLog(Protocol):
         """Every batch of [start, end), control batches too."""
 
     def append(
-        self, batch: bytes, *, expect: Sequence[tuple[Any, int]] = ..., origin: AppendOrigin = ...,
-        timeout: float | None = ...,
+        self, batch: bytes | bytearray, *, expect: Sequence[tuple[Any, int]] = ...,
+        origin: AppendOrigin = ..., timeout: float | None = ...,
     ) -> AppendResult | None:  # fmt: skip
         """Append, or None if one of the logs in `expect` no longer ends where said."""
 

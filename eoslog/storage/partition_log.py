@@ -31,7 +31,10 @@ from eoslog.storage.writer_files import WriterFiles
 LOCK_TIMEOUT_S = 30.0
 MAX_REPEATS = 10_000
 _NO_LIMIT = 1 << 30  # bytes
+_WRITEBACK_BYTES = 1 << 20
+"""Appended without a flush, the disk begins with them: it works while more is encoded."""
 _CLIENT, _APPENDED = AppendOrigin.CLIENT, S["APPENDED"]  # looked up at each append
+_new = tuple.__new__  # of a named tuple whose fields are all there
 
 __all__ = ["LOCK_TIMEOUT_S", "LogSettings", "PartitionLog", "S", "Slice"]
 
@@ -92,6 +95,8 @@ class PartitionLog:
         """Take changed topic settings."""
         self.settings = settings
         self._demands = demands(settings)
+        self._stamps = settings.log_append_time
+        self._size_max = settings.max_message_bytes
         jitter = min(settings.segment_jitter_ms, settings.segment_ms)
         self.core.configure(
             segment_bytes=settings.segment_bytes,
@@ -99,6 +104,7 @@ class PartitionLog:
             index_interval_bytes=settings.index_interval_bytes,
             segment_index_bytes=settings.segment_index_bytes,
             leader_epoch=self.leader_epoch,
+            writeback_bytes=_WRITEBACK_BYTES if self.strict else 0,
         )
 
     def __repr__(self) -> str:
@@ -129,7 +135,7 @@ class PartitionLog:
     @property
     def high_watermark(self) -> int:
         """The durable end, or the log end in an "os" directory."""
-        return self.durable_end if self.strict else self.log_end
+        return self.core.durable_end if self.strict else self.core.log_end
 
     @property
     def last_stable_offset(self) -> int:
@@ -185,21 +191,21 @@ class PartitionLog:
             raise IllegalState(f"{self.name}: the log was opened read_only")
         client = origin is _CLIENT
         data = conforming(self, memoryview(batch)) if client and self._demands else batch
-        expected = [(log.core, end) for log, end in expect] if expect else []
-        settings = self.settings
-        limit = settings.max_message_bytes if client else _NO_LIMIT
-        stamp = int(time.time() * 1000) if settings.log_append_time else -1
+        limit = self._size_max if client else _NO_LIMIT
+        stamp = int(time.time() * 1000) if self._stamps else -1
         wait = LOCK_TIMEOUT_S if timeout is None else timeout
         for _ in range(MAX_REPEATS):
             status, base, last, timestamp, error, rolled = self.core.append(
-                data, client, expected, wait, limit, stamp
+                data, client, expect, wait, limit, stamp
             )
             if rolled:
                 self.writer_files.after_roll()
             if status == _APPENDED:
+                if error:  # of a writeback
+                    self.flusher.poison(OSError(error, os.strerror(error)))
                 if self.on_append is not None and not flushes:
                     self.on_append(self)
-                return AppendResult(base, last, False, timestamp)
+                return _new(AppendResult, (base, last, False, timestamp))
             if status == S["CHANGED"]:
                 return None
             if status == S["REPEATED"]:
@@ -379,6 +385,12 @@ class PartitionLog:
         self.fold()
         found = self.core.producer(producer_id)
         return None if found is None or found[4] < 0 else (found[0], found[4], found[5])
+
+    def producer_entry(self, producer_id: int) -> tuple[int, int, int, int] | None:
+        """(epoch, coordinator epoch, first, last data offset of what it has open: -1, nothing)."""
+        self.fold()
+        found = self.core.producer(producer_id)
+        return None if found is None else (found[0], found[3], found[4], found[5])
 
     def roll(self) -> None:
         """Seal the active segment unless it is empty."""

@@ -31,7 +31,10 @@ LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = (
 DELETED, CLEANED, SWAP, PREPARED = ".deleted", ".cleaned", ".swap", ".next"
 REMAP_SIZE = 4 << 20
 TAIL_READ_SIZE = 256 << 10
+LEAST_READ_SIZE = 16 << 10
+TIMES_AT_ONCE = 1024  # entries of a time index
 _INDEXED = struct.Struct(">ii")
+_TIMED = 12  # bytes of a time index's entry: i64 time, i32 offset from the base
 _ABORTED = struct.Struct(">hqqqq")
 _SNAPSHOT_ENTRY = np.dtype([("producer_id", ">i8"), ("rest", "V38")])
 
@@ -62,8 +65,8 @@ class Segment:
 
     def __init__(self, directory: str, base_offset: int) -> None:
         """Name the files; nothing is opened."""
-        self.directory = directory
         self.base_offset = base_offset
+        self._stem = os.path.join(directory, file_name(base_offset, ""))
         self._fd = -1
         self._map: np.memmap | None = None
         self._mapped = 0
@@ -81,7 +84,7 @@ class Segment:
 
     def path(self, suffix: str = LOG) -> str:
         """Path of one of the segment's files."""
-        return os.path.join(self.directory, file_name(self.base_offset, suffix))
+        return self._stem + suffix
 
     def fd(self) -> int:
         """A read descriptor, kept. Raises FileNotFoundError when retention took the file."""
@@ -106,10 +109,13 @@ class Segment:
             except ValueError:
                 return None
 
-    def view(self, position: int, at_least: int) -> tuple[object, int, int]:
+    def view(
+        self, position: int, at_least: int, at_most: int = TAIL_READ_SIZE
+    ) -> tuple[object, int, int]:
         """Bytes from a position on: (buffer, where in it the position is, size of the buffer).
 
-        At least `at_least` bytes unless the file ends before.
+        At least `at_least` bytes unless the file ends before; not many more than `at_most` are
+        copied where the file is not mapped.
         """
         size = -1
         if position + max(at_least, 1) > self._mapped:
@@ -124,10 +130,9 @@ class Segment:
             size = self.size()
         if position >= size:
             return b"", 0, 0
+        wanted = max(at_least, LEAST_READ_SIZE, min(at_most, TAIL_READ_SIZE))
         with files.naming(self.path()):
-            data = _core.os_pread(
-                self.fd(), min(max(at_least, TAIL_READ_SIZE), size - position), position
-            )
+            data = _core.os_pread(self.fd(), min(wanted, size - position), position)
         return data, 0, len(data)
 
     def position_of(self, target: int, log_end: int) -> int:
@@ -176,13 +181,32 @@ class Segment:
 
     def time_bounds(self, timestamp_ms: int) -> tuple[int, int]:
         """(largest timestamp in the time index or -1, offset to search from for a time)."""
+        path = self.path(TIME_INDEX)
         try:
-            data = files.read_file(self.path(TIME_INDEX))
+            fd = files.open_file(path, read_only=True)
         except FileNotFoundError:
             return -1, self.base_offset
-        data = data[: len(data) // 12 * 12]
-        largest = int.from_bytes(data[-12:-4], "big", signed=True) if data else -1
-        return largest, int(_core.find_in_time_index(data, self.base_offset, timestamp_ms))
+
+        def entries(first: int, behind: int) -> bytearray:
+            return _core.os_pread(fd, (behind - first) * _TIMED, first * _TIMED)
+
+        def time_of(number: int) -> int:  # -1: a dead writer's, cut off meanwhile
+            return int.from_bytes(entries(number, number + 1)[:8] or b"\xff", "big", signed=True)
+
+        try:
+            with files.naming(path):
+                low, high = 0, os.fstat(fd).st_size // _TIMED
+                largest = time_of(high - 1) if high else -1
+                while high - low > TIMES_AT_ONCE:
+                    middle = (low + high) // 2
+                    if time_of(middle) <= timestamp_ms:
+                        low = middle
+                    else:
+                        high = middle
+                found = entries(low, high)
+        finally:
+            os.close(fd)
+        return largest, int(_core.find_in_time_index(found, self.base_offset, timestamp_ms))
 
     def aborted(self, log_end: int) -> list[tuple[int, int, int]]:
         """(producer id, first, marker offset) of the aborted transactions that end in this segment.

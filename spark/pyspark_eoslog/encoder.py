@@ -172,7 +172,7 @@ class RowEncoder(_core.RecordAccumulator):
                     f"a batch of {batch.count} records is {len(batch)} bytes compressed, topic "
                     f"'{batch.topic}' has max.message.bytes = {limit}"
                 )
-            self._out.add(batch.topic, batch.partition, bytes(batch), batch.count)
+            self._out.add(batch.topic, batch.partition, batch, batch.count)
             self._release(batch)
 
     # What the accumulator asks for.

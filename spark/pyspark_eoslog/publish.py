@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import eoslog
 from eoslog.client import staging
-from eoslog.errors import CommitOutcomeUnknown
+from eoslog.client.publishing import publish
+from eoslog.errors import CommitOutcomeUnknown, TransactionAborted
 from eoslog.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata, TopicPartition
 from eoslog.storage import files
 
@@ -72,7 +73,7 @@ def publish_once(
     Raises:
         ProducerFenced: Another driver took over the application's transactional id.
         CommitOutcomeUnknown: Still not known after asking again; a retry with the same version is
-        safe.
+        safe. TransactionAborted: It was not known and then found to be aborted.
 
     **Durability:** data and version are durable on return.
     """
@@ -105,7 +106,7 @@ def _publish(
         offsets = {VERSION_KEY: OffsetAndMetadata(version)} if version is not None else None
         group = version_group(app_id) if app_id is not None else None
         try:
-            staging.publish(producer, options.path, attempts, offsets=offsets, group=group)
+            publish(producer, options.path, attempts, offsets=offsets, group=group)
             return True
         except CommitOutcomeUnknown as error:
             logger.warning("the outcome of the commit of %s is not known, asking again", name)
@@ -117,12 +118,10 @@ def _publish(
             return True
         if app_id is not None and _is_replay(log, app_id, version):
             return True
-        if outcome is None and app_id is None:
-            # Neither an outcome nor a version to look up: publishing again could store the rows
-            # twice.
-            raise unknown
-        staging.publish(successor, options.path, attempts, offsets=offsets, group=group)
-        return True
+    if outcome is None and app_id is None:
+        raise unknown  # neither an outcome nor a version to look up
+    # What was staged is used up: the job, or the micro-batch, is to be run again.
+    raise TransactionAborted(f"{name}: the commit failed and was aborted: {unknown}") from unknown
 
 
 def _is_replay(log: Log, app_id: str, version: int | None) -> bool:

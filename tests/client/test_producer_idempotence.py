@@ -243,6 +243,31 @@ def test_encoded_batches_are_stamped_and_follow_what_is_buffered(log: Log) -> No
     assert [b.base_sequence for b in batches(log)] == [0, 1, 3, 5, 7, 9]
 
 
+@pytest.mark.parametrize("writable", [False, True])
+def test_runs_of_encoded_batches_are_stamped_one_after_the_other(log: Log, writable: bool) -> None:
+    encoded = [_core.build_batch([(5, None, b"%d" % i * 700, ())] * 2) for i in range(700)]
+    runs = [b"".join(encoded[:300]), encoded[300], b"".join(encoded[301:])]
+    given = [bytearray(run) for run in runs] if writable else runs
+    with log.producer() as producer:
+        assert producer.produce_batches("one", 0, given) == 1400
+        assert producer.stats()["batches"] == 700
+    assert [value for _, _, value in stored(log)] == [
+        b"%d" % i * 700 for i in range(700) for _ in range(2)
+    ]
+    assert [b.base_sequence for b in batches(log)] == list(range(0, 1400, 2))
+    if not writable:
+        assert runs[0] == b"".join(encoded[:300])
+
+
+def test_a_run_whose_acknowledgement_is_lost_is_stored_once(log: Log) -> None:
+    run = b"".join(_core.build_batch([(5, None, b"%d" % i, ())]) for i in range(500))
+    with log.producer(eoslog_test_lose_acks=0.5, delivery_timeout_ms=60_000) as producer:
+        for _ in range(4):
+            assert producer.produce_batches("one", 0, [run]) == 500
+        assert producer.stats()["acks_lost"] > 0
+    assert [value for _, _, value in stored(log)] == [b"%d" % i for i in range(500)] * 4
+
+
 def test_a_damaged_encoded_batch_is_refused(log: Log) -> None:
     good = _core.build_batch([(5, b"k", b"v", ())])
     damaged = bytearray(good)
@@ -251,7 +276,7 @@ def test_a_damaged_encoded_batch_is_refused(log: Log) -> None:
         for bad in (
             damaged,
             good[:-1],
-            good + good,
+            good + good[:-1],
             b"",
             _core.build_marker(1, 0, True, timestamp=1),
         ):

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from eoslog import errors
-from eoslog._core import build_batch
-from eoslog.coordinator.transaction_records import encode_key, encode_value
+from eoslog._core import build_batch, transaction_value
+from eoslog.coordinator.transaction_records import encode_key
 from eoslog.coordinator.transaction_state import TransactionMetadata
 from eoslog.model import AppendOrigin, TopicPartition
 from tests.coordinator.test_transaction_engine import RealWorld
@@ -181,7 +181,7 @@ def test_a_stragglers_record_is_durable_before_it_is_committed(world: World) -> 
 def test_an_epoch_that_somebody_else_left_in_the_cache_is_durable_before_data_bears_it(
     world: World,
 ) -> None:
-    row = (0, encode_key("t"), encode_value(TransactionMetadata("t", 500, 3, 60_000)), ())
+    row = (0, encode_key("t"), transaction_value(TransactionMetadata("t", 500, 3, 60_000)), ())
     c = world.clog("t")
     c.append(build_batch([row]), origin=AppendOrigin.COORDINATOR)
     writer = Writer.__new__(Writer)

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eoslog import errors
+from eoslog._core import build_batch, transaction_batch, transaction_value
 from eoslog.coordinator.transaction_log import TransactionFold
 from eoslog.coordinator.transaction_records import (
     decode_key,
     decode_value,
     encode_key,
-    encode_value,
 )
 from eoslog.coordinator.transaction_state import (
     Cause,
@@ -50,7 +50,7 @@ def test_keys_are_kafkas_bytes() -> None:
 
 
 def test_values_are_kafkas_bytes() -> None:
-    assert encode_value(ONGOING) == V1_ONGOING
+    assert transaction_value(ONGOING) == V1_ONGOING
     assert decode_value("tx-1", V1_ONGOING) == ONGOING
 
 
@@ -107,7 +107,7 @@ def metadatas(draw: st.DrawFn) -> TransactionMetadata:
 @pytest.mark.slow
 @given(metadatas())
 def test_every_value_comes_back_and_kafka_can_read_it(metadata: TransactionMetadata) -> None:
-    value = encode_value(metadata)
+    value = transaction_value(metadata)
     assert decode_value(metadata.transactional_id, value) == metadata
     seen = kafka_reads(value)
     assert (seen["version"], seen["id"], seen["state"]) == (1, metadata.producer_id, metadata.state)
@@ -115,12 +115,94 @@ def test_every_value_comes_back_and_kafka_can_read_it(metadata: TransactionMetad
     assert {tag for tag in seen["tags"] if 2 < tag < 10000} == set()
 
 
+def slowly(m: TransactionMetadata) -> bytes:
+    """The value field by field, as the table in `transaction_records.py` draws it."""
+
+    def topics(rows: list[tuple[str, bytes, bytes]], after: bytes = b"") -> bytes:
+        groups: dict[tuple[str, bytes], list[bytes]] = {}
+        for topic, topic_id, row in rows:
+            groups.setdefault((topic, topic_id), []).append(row)
+        out = Writer().compact_array(len(groups))
+        for (topic, topic_id), each in sorted(groups.items()):
+            out.compact_string(topic).raw(topic_id).compact_array(len(each))
+            out.raw(b"".join(each)).raw(after)
+        return out.take()
+
+    def i64(value: int) -> bytes:
+        return Writer().i64(value).take()
+
+    named = [(p.topic, b"", Writer().i32(p.partition).take()) for p in sorted(m.partitions)]
+    spans = [
+        (p.topic, s.topic_id, Writer().i32(p.partition).i64(s.first).i64(s.last).take())
+        for p, s in sorted(m.spans.items())
+    ]
+    markers = [
+        (p.topic, b"", Writer().i32(p.partition).i64(offset).take())
+        for p, offset in sorted(m.markers.items())
+    ]
+    tags = {2: Writer().i16(m.client_version).take()}
+    tags |= {0: i64(m.previous_producer_id)} if m.previous_producer_id >= 0 else {}
+    tags |= {1: i64(m.next_producer_id)} if m.next_producer_id >= 0 else {}
+    tags |= {10000: topics(spans)} if spans else {}
+    if m.owner is not None:
+        tags[10001] = Writer().i32(m.owner[0]).raw(m.owner[1].to_bytes(8, "big")).take()
+    tags |= {10002: topics(markers)} if markers else {}
+    if m.decided is not None:
+        d = m.decided
+        tags[10003] = Writer().i64(d.producer_id).i16(d.data_epoch).i8(d.commit).i8(d.cause).take()
+    tags |= (
+        {10004: Writer().i16(m.last_producer_epoch).take()} if m.last_producer_epoch >= 0 else {}
+    )
+    out = Writer().i16(1).i64(m.producer_id).i16(m.producer_epoch).i32(m.timeout_ms).i8(m.state)
+    out.raw(b"\x00" if m.state is TransactionState.EMPTY else topics(named, b"\x00"))
+    return out.i64(m.last_update_timestamp).i64(m.start_timestamp).tagged(tags).take()
+
+
+@pytest.mark.slow
+@given(metadatas(), st.integers(0, 2**50))
+def test_the_core_writes_a_record_as_it_is_drawn(metadata: TransactionMetadata, now: int) -> None:
+    assert transaction_value(metadata) == slowly(metadata)
+    row = (now, encode_key(metadata.transactional_id), slowly(metadata), ())
+    assert transaction_batch(now, metadata) == build_batch([row])
+
+
+@pytest.mark.slow
+@given(metadatas(), st.dictionaries(partitions, spans, max_size=3), st.booleans())
+def test_each_step_changes_what_it_says_and_nothing_else(
+    metadata: TransactionMetadata, wrote: dict[TopicPartition, Span], commit: bool
+) -> None:
+    before = metadata._replace(producer_epoch=min(metadata.producer_epoch, 32766), offset=9)
+    now, start, epoch = 2**51, before.start_timestamp, before.producer_epoch
+    same = {"spans": {}, "markers": {}, "last_update_timestamp": now, "offset": -1}
+    if not before.state.preparing:
+        goes_on = before.state is TransactionState.ONGOING
+        named = frozenset(wrote) | (before.partitions if goes_on else frozenset())
+        same |= {"partitions": named, "start_timestamp": start if goes_on else now}
+        same |= {"state": TransactionState.ONGOING, "owner": (3, 4), "decided": None}
+        assert before.ongoing(wrote, (3, 4), now) == before._replace(**same)
+    elif before.next_producer_id < 0:
+        same |= {"partitions": frozenset(), "markers": {T0: 5}}
+        same["state"] = TransactionState(before.state + 2)
+        assert before.completed({T0: 5}, now) == before._replace(**same)
+    else:
+        done = before.completed({}, now)
+        assert done[1:3] + done[8:10] == (before.next_producer_id, 0, before.producer_id, -1)
+    if before.state is TransactionState.ONGOING:
+        same |= {"partitions": frozenset(wrote), "spans": wrote, "producer_epoch": epoch + 1}
+        same |= {"state": TransactionState(2 if commit else 3), "last_producer_epoch": epoch}
+        same |= {"start_timestamp": now if start < 0 else start, "owner": before.owner}
+        same |= {"previous_producer_id": -1, "next_producer_id": 8}
+        same["decided"] = Decided(before.producer_id, epoch, commit, Cause.FENCED)
+        found = before.prepared(commit, wrote, now, cause=Cause.FENCED, new_id=8)
+        assert found == before._replace(**same)
+
+
 @pytest.mark.slow
 @given(metadatas(), st.data())
 def test_short_values_are_corrupt_and_nothing_else(
     metadata: TransactionMetadata, data: st.DataObject
 ) -> None:
-    value = encode_value(metadata)
+    value = transaction_value(metadata)
     cut = data.draw(st.integers(0, len(value) - 1))
     with pytest.raises(errors.CorruptRecord):
         decode_value("t", value[:cut])
@@ -136,9 +218,9 @@ def test_tags_of_the_future_are_skipped() -> None:
 def test_a_tombstone_forgets_the_id_and_keeps_its_decision() -> None:
     fold = TransactionFold()
     prepared = ONGOING.prepared(True, {T0: Span(1, 2)}, 5)
-    fold.apply(0, KEY, encode_value(ONGOING))
-    fold.apply(1, KEY, encode_value(prepared))
-    fold.apply(2, KEY, encode_value(prepared.completed({T0: 3}, 6)))
+    fold.apply(0, KEY, transaction_value(ONGOING))
+    fold.apply(1, KEY, transaction_value(prepared))
+    fold.apply(2, KEY, transaction_value(prepared.completed({T0: 3}, 6)))
     fold.apply(3, KEY, None)
     assert (fold.table, fold.ids) == ({}, {})
     assert fold.decisions[1000, 5].complete

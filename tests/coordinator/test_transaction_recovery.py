@@ -6,7 +6,7 @@ import pytest
 
 from eoslog import errors
 from eoslog.coordinator.transaction_log import TransactionLog
-from eoslog.coordinator.transaction_records import encode_key, encode_value
+from eoslog.coordinator.transaction_records import encode_key
 from eoslog.coordinator.transaction_state import TransactionMetadata, TransactionState
 from eoslog.model import AppendOrigin, TopicPartition
 from tests.coordinator.world import A0, A1, B0, World, Writer
@@ -16,9 +16,9 @@ C_TOPIC = "__transaction_state"
 
 def put(world: World, metadata: TransactionMetadata) -> None:
     """A record in C as if it had always been there."""
-    from eoslog._core import build_batch
+    from eoslog._core import build_batch, transaction_value
 
-    row = (0, encode_key(metadata.transactional_id), encode_value(metadata), ())
+    row = (0, encode_key(metadata.transactional_id), transaction_value(metadata), ())
     log = world.clog(metadata.transactional_id)
     log.append(build_batch([row]), origin=AppendOrigin.COORDINATOR)
     log.flush()
@@ -265,7 +265,7 @@ def test_a_fresh_decision_is_left_to_its_own_driver_for_a_moment(world: World) -
     _, other = world.open()
     for clog in other.logs.all():
         clog._clock = lambda: now[0]
-        clog._seen = dict.fromkeys(clog._seen, 0.0)
+        clog._decided_since = dict.fromkeys(clog._decided_since, 0.0)
     assert other.resolve_blockers(world.log(A0)) == 0
     now[0] = 0.06
     assert other.resolve_blockers(world.log(A0)) == 1

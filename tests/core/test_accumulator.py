@@ -384,3 +384,22 @@ def test_the_memory_of_a_batch_is_used_again_only_when_nobody_can_read_it() -> N
     assert [bytes(view) for view in views] == wanted
     assert all(bytes(batch) == data for batch, data in kept)
     assert all(reference.decode_batch(data).valid for data in wanted)
+
+
+def resident_mib() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4 // 1024
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_who_holds_compressed_batches_holds_no_more_than_their_bytes(codec: str) -> None:
+    """Spark's tasks do until some MiB are there: of records that compress to a hundredth."""
+    before, held = resident_mib(), []
+    accumulator = make(batch_size=1 << 20, compression=codec, buffer_memory=1 << 28)
+    for _ in range(300):
+        accumulator.produce_many("t", [b"x" * 1000] * 1000)
+        for batch in accumulator._drain(0, True):
+            accumulator._release(batch)
+            held.append(batch)
+    assert sum(map(len, held)) < 10 << 20
+    assert resident_mib() - before < 100  # 300 plain; 32 stay with the pool

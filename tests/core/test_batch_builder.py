@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eoslog import _core
 from eoslog.errors import ConfigError, CorruptRecord, SerializationError
+from eoslog.storage import codecs  # noqa: F401 (binds the codecs)
 
 GOLDEN_A = "00000000000000000000003affffffff02716a618900000000000000000000000003e800000000000003e8ffffffffffffffffffffffffffff0000000110000000026b027600"
 GOLDEN_B = "000000000000006400000050000000090262b5bd660010000000020000018bcfe568000000018bcfe56805000000000000109200077ffffffe000000031e000000026102310402680278026e010c000a020100000e00050402630100"
@@ -46,6 +51,33 @@ def test_golden_markers() -> None:
     assert _core.build_marker(1000, 5, False, base_offset=43, **fields).hex() == ABORT_43
 
 
+@given(
+    st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1), st.booleans(), st.integers(0, 2**31 - 1),
+    st.integers(-1, 2**60), st.integers(0, 2**60), st.integers(-1, 2**31 - 1),
+)  # fmt: skip
+def test_a_marker_is_a_control_batch_of_one_record(
+    producer_id: int, epoch: int, commit: bool, coordinator_epoch: int, timestamp: int,
+    base_offset: int, leader_epoch: int,
+) -> None:  # fmt: skip
+    place = {"base_offset": base_offset, "leader_epoch": leader_epoch}
+    row = (timestamp, struct.pack(">hh", 0, commit), struct.pack(">hi", 0, coordinator_epoch), ())
+    assert _core.build_marker(
+        producer_id,
+        epoch,
+        commit,
+        coordinator_epoch=coordinator_epoch,
+        timestamp=timestamp,
+        **place,
+    ) == _core.build_batch(
+        [row],
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        transactional=True,
+        control=True,
+        **place,
+    )
+
+
 def test_golden_emptied_batch() -> None:
     emptied = _core.build_batch(
         [], base_offset=100, leader_epoch=9, producer_id=4242, producer_epoch=7, base_sequence=2147483646,
@@ -54,34 +86,69 @@ def test_golden_emptied_batch() -> None:
     assert emptied.hex() == EMPTIED_D
 
 
+UNSTAMPED = dict(producer_id=-1, producer_epoch=-1, base_sequence=-1, transactional=False)
+
+
 def test_stamping_equals_building_with_the_same_fields() -> None:
-    plain = _core.build_batch(RECORDS_B, base_offset=100, leader_epoch=9)
-    stamped = _core.stamp_batch(
-        plain, producer_id=4242, producer_epoch=7, base_sequence=2147483646, transactional=True
+    data = bytearray(_core.build_batch(RECORDS_B, base_offset=100, leader_epoch=9))
+    plain = bytes(data)
+    assert 3 == _core.stamp_batches(
+        data, producer_id=4242, producer_epoch=7, base_sequence=2147483646, transactional=True
     )
-    assert stamped.hex() == GOLDEN_B
-    back = _core.stamp_batch(
-        stamped, producer_id=-1, producer_epoch=-1, base_sequence=-1, transactional=False
+    assert data.hex() == GOLDEN_B
+    _core.stamp_batches(data, **UNSTAMPED)
+    assert bytes(data) == plain
+
+
+@given(
+    st.lists(st.lists(st.binary(max_size=300), min_size=1, max_size=4), max_size=5),
+    st.sampled_from(["none", "gzip"]),
+    st.integers(0, 2**31 - 1),
+    st.booleans(),
+)
+def test_a_run_is_stamped_as_its_batches_built_one_by_one(
+    values: list[list[bytes]], compression: str, sequence: int, transactional: bool
+) -> None:
+    rows = [[(T0, None, value, ()) for value in batch] for batch in values]
+    run = bytearray().join(_core.build_batch(batch, compression=compression) for batch in rows)
+    expected = b""
+    following = sequence
+    for batch in rows:
+        expected += _core.build_batch(
+            batch,
+            compression=compression,
+            producer_id=7,
+            producer_epoch=2,
+            base_sequence=following,
+            transactional=transactional,
+        )
+        following = (following + len(batch)) % 2**31
+    count = _core.stamp_batches(
+        run, producer_id=7, producer_epoch=2, base_sequence=sequence, transactional=transactional
     )
-    assert bytes(back) == plain
+    assert run == expected and count == sum(map(len, rows))
 
 
 @pytest.mark.parametrize("at", [10, 17, 30, 60, 91])
-def test_a_damaged_batch_is_not_stamped(at: int) -> None:
-    damaged = bytearray(batch_b())
-    damaged[at] ^= 1
+@pytest.mark.parametrize("before", [b"", batch_b()])
+def test_a_damaged_batch_is_not_stamped(at: int, before: bytes) -> None:
+    damaged = bytearray(before + batch_b())
+    damaged[len(before) + at] ^= 1
+    kept = bytes(damaged[len(before) :])
     with pytest.raises(CorruptRecord):
-        _core.stamp_batch(
-            damaged, producer_id=1, producer_epoch=0, base_sequence=0, transactional=False
-        )
+        _core.stamp_batches(damaged, **UNSTAMPED)
+    assert damaged[len(before) :] == kept
 
 
-@pytest.mark.parametrize("size", [0, 3, 60, 91])
+@pytest.mark.parametrize("size", [3, 17, 60, 91])
 def test_a_short_batch_is_not_stamped(size: int) -> None:
     with pytest.raises(CorruptRecord):
-        _core.stamp_batch(
-            batch_b()[:size], producer_id=1, producer_epoch=0, base_sequence=0, transactional=False
-        )
+        _core.stamp_batches(bytearray(batch_b()[:size]), **UNSTAMPED)
+
+
+def test_what_can_not_be_written_is_not_stamped() -> None:
+    with pytest.raises(BufferError):
+        _core.stamp_batches(batch_b(), **UNSTAMPED)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,14 @@ def test_nobody_waits_after_its_end() -> None:
     bell.wait(bell.strokes, LONG_S)
 
 
-def test_its_end_is_heard_while_it_is_held() -> None:
+@pytest.mark.parametrize("holds", [1, 100], ids=["held", "held again and again"])
+@pytest.mark.parametrize("let_go", [False, True])
+def test_its_end_is_heard_whoever_holds_it(holds: int, let_go: bool) -> None:
     bell = _core.Bell()
-    bell.hold()
+    for _ in range(holds):
+        bell.hold()
+        if let_go:
+            bell.let_go()
     thread = waiting(bell, bell.strokes)
     bell.end()
     thread.join(60)
@@ -69,5 +74,19 @@ def test_while_it_is_held_nobody_hears_it() -> None:
     bell.let_go()
     assert not bell.held
     bell.ring()  # as whoever held it does for what is left
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_where_holding_is_the_habit_it_is_heard_all_the_same() -> None:
+    bell = _core.Bell()
+    thread = waiting(bell, bell.strokes)
+    for _ in range(100):
+        bell.ring()
+        bell.hold()
+        bell.let_go()
+        if not thread.is_alive():  # it heard the stroke before the hold
+            thread = waiting(bell, bell.strokes)
+    bell.ring()
     thread.join(60)
     assert not thread.is_alive()

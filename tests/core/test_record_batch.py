@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -253,19 +254,34 @@ def test_control_and_aborted_batches_are_stepped_over() -> None:
     assert (8, 0) not in aborted
 
 
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(1, 5)), max_size=30))
-def test_aborted_lookup_agrees_with_a_plain_search(steps: list[tuple[int, int, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5), st.integers(1, 5)), max_size=30),
+    st.randoms(use_true_random=False),
+    st.sampled_from(["rising", "by producer", "any order"]),
+)
+def test_aborted_lookup_agrees_with_a_plain_search(
+    steps: list[tuple[int, int, int]], dice: random.Random, order: str
+) -> None:
+    ids = [0, 1, 2, 3, 1 << 32, 1 << 62, 1000, -1]
     ranges: list[tuple[int, int, int]] = []
-    at = dict.fromkeys((1, 2, 3), 0)
-    for pid, gap, length in steps:
+    at = dict.fromkeys(ids, 0)
+    for number, gap, length in steps:
+        pid = ids[number]
         first = at[pid] + gap
         ranges.append((pid, first, first + length))
         at[pid] = first + length + 1
+    questions = [(pid, offset) for pid in ids for offset in range(at[pid] + 2)]
+    if order == "rising":
+        questions.sort(key=lambda question: question[1])
+        ranges.sort(key=lambda found: found[2])
+    elif order == "any order":
+        dice.shuffle(questions)
+        dice.shuffle(ranges)
     aborted = _core.AbortedTransactions(ranges)
-    for pid in (1, 2, 3):
-        for offset in range(at[pid] + 2):
-            wanted = any(p == pid and f <= offset <= last for p, f, last in ranges)
-            assert ((pid, offset) in aborted) == wanted
+    assert len(aborted) == len(ranges)
+    for pid, offset in questions:
+        wanted = any(p == pid and f <= offset <= last for p, f, last in ranges)
+        assert ((pid, offset) in aborted) == wanted
 
 
 def test_records_before_damage_are_returned_and_the_error_comes_next() -> None:

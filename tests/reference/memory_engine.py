@@ -19,7 +19,6 @@ from eoslog.model import (
     TRANSACTION_STATE_TOPIC,
     AppendOrigin,
     AppendResult,
-    ProducerDescription,
     TopicPartition,
 )
 
@@ -156,13 +155,12 @@ class MemoryLog:
     def open_transaction(self, producer_id: int) -> tuple[int, int, int] | None:
         return next((row[1:] for row in self.open_transactions() if row[0] == producer_id), None)
 
-    def producer_state(self, producer_id: int) -> ProducerDescription | None:
+    def producer_entry(self, producer_id: int) -> tuple[int, int, int, int] | None:
         p = self.model.producers.get(producer_id)
         if p is None:
             return None
-        return ProducerDescription(
-            producer_id, p.epoch, p.last_sequence, p.last_timestamp, p.coordinator_epoch, p.open_at
-        )
+        _, first, last = self.open_transaction(producer_id) or (-1, -1, -1)
+        return (p.epoch, p.coordinator_epoch, first, last)
 
     def markers(self) -> list[tuple[int, int, bool]]:
         """(producer id, epoch, commit) of every marker, in order."""

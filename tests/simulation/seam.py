@@ -45,6 +45,7 @@ _SIGNATURES: list[tuple[str, tuple[Any, ...]]] = [  # in the order of eoslog_os_
     ("point", (None, c_int)),
     ("mkdir", (c_int, c_char_p, c_int)),
     ("rmdir", (c_int, c_char_p)),
+    ("writeback", (c_int, c_int, c_int64, c_int64)),
     ("map", (c_void_p, c_int, c_int64, c_size_t, c_int)),
     ("clock_ns", (c_int64, c_int)),
     ("wait", (c_int, c_void_p, c_void_p, c_int, c_int64)),
@@ -264,6 +265,10 @@ class Calls:
                 ]
             world.current.maps.append((address, size))
         return address  # type: ignore[no-any-return]
+
+    def writeback(self, fd: int, at: int, size: int) -> int:
+        """Promises nothing: the pages of this disk reach it by themselves, or don't."""
+        return 0
 
     def clock_ns(self, wall: int) -> int:
         return self.world.clock_ns + (self.world.wall_ns if wall else 0)

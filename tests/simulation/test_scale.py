@@ -10,9 +10,9 @@ import struct
 import time
 import tracemalloc
 
-from eoslog._core import build_batch, build_marker
+from eoslog._core import build_batch, build_marker, transaction_value
 from eoslog.coordinator.transaction_log import TransactionFold
-from eoslog.coordinator.transaction_records import encode_key, encode_value
+from eoslog.coordinator.transaction_records import encode_key
 from eoslog.coordinator.transaction_state import TransactionMetadata
 from eoslog.model import AppendOrigin, TopicPartition
 from tests.storage.helpers import opened
@@ -67,7 +67,7 @@ def test_an_open_transaction_takes_a_kibibyte_at_most_in_the_coordinator() -> No
         begun = TransactionMetadata(name, i, 0, 60_000, owner=(1, 2)).ongoing(
             {TopicPartition("orders", i % 8)}, (1, 2), 5
         )
-        rows.append((encode_key(name), encode_value(begun)))
+        rows.append((encode_key(name), transaction_value(begun)))
     tracemalloc.start()
     for offset, (key, value) in enumerate(rows):
         fold.apply(offset, key, value)

@@ -144,6 +144,7 @@ publish_once(Options.parse({"path": path}), "app", 5, [one], jobs=["job"])
         "staging.written",
         "staging.staged",
         "txn.added",
+        "staging.used",
         "staging.published",
         "txn.flushed",
         "txn.prepared",
@@ -165,4 +166,30 @@ def test_a_driver_killed_anywhere_and_run_again_publishes_once(topic, point):
     assert seen in ([], [b"k0", b"k1"])
     again = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=60)
     assert again.returncode == 0
+    assert sorted(values(topic, "t")) == [b"k0", b"k1"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("call", [("app", 5), (None, None)])
+def test_a_commit_that_was_unknown_and_is_found_aborted_fails_and_can_be_run_again(topic, call):
+    path = os.pathsep.join(sys.path)
+    command = [
+        sys.executable,
+        "-c",
+        DRIVER.replace('"app", 5', "{!r}, {!r}".format(*call)),
+        topic.path,
+    ]
+    environment = {**os.environ, "PYTHONPATH": path}
+    interrupted = subprocess.run(  # while it asks for the commit, before the decision
+        command,
+        env={**environment, "EOSLOG_FAILPOINTS": "txn.flushed=interrupt"},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    said = interrupted.stderr
+    assert interrupted.returncode == 1
+    assert "TransactionAborted" in said and "was interrupted by KeyboardInterrupt" in said
+    assert values(topic, "t") == []
+    assert subprocess.run(command, env=environment, timeout=60).returncode == 0
     assert sorted(values(topic, "t")) == [b"k0", b"k1"]

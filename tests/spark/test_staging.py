@@ -1,9 +1,13 @@
 """Staged attempts: what a task encodes comes back batch by batch, from memory and files alike."""
 
 import os
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
@@ -11,7 +15,8 @@ import pyarrow as pa
 from pyspark_eoslog.encoder import RowEncoder, TopicTarget
 
 from eoslog import _core
-from eoslog.client import staging
+from eoslog.client import publishing, staging
+from eoslog.client.publishing import publish
 from eoslog.errors import (
     ConfigError,
     CorruptRecord,
@@ -21,6 +26,8 @@ from eoslog.errors import (
 )
 from eoslog.storage import files
 from tests.reference.codec import decode_batch
+
+from .helpers import values
 
 TARGETS = {"t": TopicTarget(3, 1 << 20), "u": TopicTarget(1, 1000)}
 
@@ -38,16 +45,29 @@ class FakeProducer:
         return nullcontext(self)
 
     def produce_batches(self, topic, partition, batches):
-        self.batches.setdefault((topic, partition), []).extend(batches)
+        found = [batch for run in batches for batch in _core.iter_batches(bytes(run))]
+        held = self.batches.setdefault((topic, partition), [])
+        held.extend(batch.tobytes() for batch in found)
+        return sum(batch.count for batch in found)
 
     def send_offsets_to_transaction(self, offsets, group):
         self.offsets = (offsets, group)
 
 
-def stage(directory, table, *, name="0-1", order=0, limit=1 << 20, topic="t", compression="none"):
+def stage(
+    directory,
+    table,
+    *,
+    name="0-1",
+    order=0,
+    limit=1 << 20,
+    topic="t",
+    compression="none",
+    rows=None,
+):
     out = staging.AttemptWriter(str(directory), "job", name, order, limit)
     encoder = RowEncoder(out, TARGETS, topic, compression, seed=order)
-    for batch in table.to_batches():
+    for batch in table.to_batches(rows):
         encoder.add(batch)
     encoder.flush()
     return out.finish()
@@ -76,7 +96,7 @@ def test_rows_are_partitioned_by_key_and_keep_their_order(tmp_path, limit):
     attempt = stage(tmp_path, keyed(1000), limit=limit)
     assert (attempt.data is None) == (limit == 0)
     producer = FakeProducer()
-    assert staging.publish(producer, str(tmp_path), [attempt]) == 1000
+    assert publish(producer, str(tmp_path), [attempt]) == 1000
     rows = rows_of(producer)
     assert sorted(value for *_, value in rows) == sorted(b"v%d" % n for n in range(1000))
     for _, partition, key, _ in rows:
@@ -90,7 +110,7 @@ def test_attempts_are_published_in_task_order_and_offsets_go_along(tmp_path):
     second = stage(tmp_path, keyed(10, 100), name="1-7", order=1, limit=0)
     first = stage(tmp_path, keyed(10), name="0-3", order=0)
     producer = FakeProducer()
-    staging.publish(producer, str(tmp_path), [second, first], offsets={"x": 5}, group="g")
+    publish(producer, str(tmp_path), [second, first], offsets={"x": 5}, group="g")
     assert producer.offsets == ({"x": 5}, "g")
     for partition in range(3):
         numbers = [
@@ -102,7 +122,7 @@ def test_attempts_are_published_in_task_order_and_offsets_go_along(tmp_path):
 def test_rows_without_key_visit_every_partition(tmp_path):
     table = pa.table({"value": pa.array([b"x" * 500] * 400, pa.binary())})
     producer = FakeProducer()
-    staging.publish(producer, str(tmp_path), [stage(tmp_path, table)])
+    publish(producer, str(tmp_path), [stage(tmp_path, table)])
     counts = {
         key: sum(decode_batch(batch).count for batch in batches)
         for key, batches in producer.batches.items()
@@ -125,9 +145,7 @@ def test_columns_of_the_kafka_sink_are_honoured(tmp_path):
         }
     )
     producer = FakeProducer()
-    staging.publish(
-        producer, str(tmp_path), [stage(tmp_path, table, topic=None, compression="zstd")]
-    )
+    publish(producer, str(tmp_path), [stage(tmp_path, table, topic=None, compression="zstd")])
     record = decode_batch(producer.batches["t", 2][0]).records[0]
     assert (record.key, record.value, record.timestamp) == (b"k", None, 1)
     assert [tuple(header) for header in record.headers] == [("h", b"1"), ("h", None)]
@@ -138,7 +156,7 @@ def test_columns_of_the_kafka_sink_are_honoured(tmp_path):
 def test_batches_stay_below_the_topics_limit(tmp_path):
     table = pa.table({"value": pa.array([b"x" * 300] * 20, pa.binary())})
     producer = FakeProducer()
-    staging.publish(producer, str(tmp_path), [stage(tmp_path, table, topic="u")])
+    publish(producer, str(tmp_path), [stage(tmp_path, table, topic="u")])
     assert all(len(batch) <= 1000 for batch in producer.batches["u", 0])
 
 
@@ -169,11 +187,109 @@ def test_a_row_that_can_not_be_written_is_refused(tmp_path, columns, topic, erro
 def test_a_damaged_staged_file_is_not_published(tmp_path):
     attempt = stage(tmp_path, keyed(100), limit=0)
     with pytest.raises(CorruptRecord, match="CRC"):
-        staging.publish(FakeProducer(), str(tmp_path), [replace(attempt, manifest_crc=1)])
-    path = tmp_path / staging.STAGING / "job" / "0-1.batches"
-    os.truncate(path, attempt.size - 1)
+        publish(FakeProducer(), str(tmp_path), [replace(attempt, manifest_crc=1)])
+    path = tmp_path / staging.STAGING / "job" / "0-1.0.batches"
+    os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(CorruptRecord, match="bytes, the task wrote"):
-        staging.publish(FakeProducer(), str(tmp_path), [attempt])
+        publish(FakeProducer(), str(tmp_path), [attempt])
+
+
+def flip(path):
+    """Changes a byte of a record in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def blank(path):
+    """What a file system shows that has a file's size and lost its bytes."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("name", ["1-1.0.batches", "1-1.1.batches", "1-1.manifest"])
+@pytest.mark.parametrize("harm", [flip, blank, os.unlink, lambda path: path.write_bytes(b"")])
+def test_what_was_lost_of_staged_files_is_found_and_nothing_is_visible(
+    log, monkeypatch, name, harm
+):
+    monkeypatch.setattr(staging, "PIECE_BYTES", 1)
+    monkeypatch.setattr(publishing, "PIECE_BYTES", 1)
+    monkeypatch.setattr(staging, "_HELD_BYTES", 4000)
+    log.create_topic("t", 3)
+    attempts = [
+        stage(log.path, keyed(1000), name=f"{n}-1", order=n, limit=0, rows=100) for n in range(2)
+    ]
+    harm(Path(log.path) / staging.STAGING / "job" / name)
+    with log.producer({"transactional.id": "x"}) as producer:
+        producer.init_transactions()
+        with pytest.raises(CorruptRecord):
+            publish(producer, log.path, attempts)
+    assert values(log, "t") == []
+
+
+def test_other_whole_batches_in_a_piece_are_not_taken_for_the_tasks(tmp_path):
+    attempt = stage(tmp_path, keyed(100), limit=0)
+    path = tmp_path / staging.STAGING / "job" / "0-1.0.batches"
+    first = _core.iter_batches(path.read_bytes())[0]
+    fewer = bytearray(first.tobytes())
+    fewer[57:61] = (first.count - 1).to_bytes(4, "big")
+    fewer[17:21] = _core.crc32c(bytes(fewer[21:])).to_bytes(4, "big")
+    with path.open("r+b") as file:
+        file.write(fewer)
+    with pytest.raises(CorruptRecord, match="99 records are staged, the tasks wrote 100"):
+        publish(FakeProducer(), str(tmp_path), [attempt])
+
+
+def test_an_error_that_closing_tells_fails_the_attempt(tmp_path, monkeypatch):
+    def refuse(fd):
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        close(fd)
+        if name.endswith(what):
+            raise OSError(5, "Input/output error")
+
+    close = os.close
+    monkeypatch.setattr(os, "close", refuse)
+    for what in (".batches", ".manifest"):
+        with pytest.raises(StorageError, match=what):
+            stage(tmp_path, keyed(100), limit=0)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 400), max_size=8), min_size=1, max_size=4),
+    st.integers(0, 3000),
+    st.integers(1, 3000),
+    st.integers(1, 3000),
+    st.integers(1, 2000),
+    st.integers(1, 600),
+)
+def test_pieces_and_sections_change_neither_rows_nor_order(sizes, limit, held, piece, share, alone):
+    """Whatever the sizes of batches, pieces, sections and windows."""
+    constants = [
+        (staging, "_HELD_BYTES", held),
+        (staging, "_ALONE_BYTES", alone),
+        (staging, "PIECE_BYTES", piece),
+        (publishing, "PIECE_BYTES", piece),
+        (publishing, "_SHARE_BYTES", share),
+        (publishing, "GROUP_BYTES", share),
+    ]
+    with pytest.MonkeyPatch.context() as patched, tempfile.TemporaryDirectory() as directory:
+        for module, name, value in constants:
+            patched.setattr(module, name, value)
+        expected = {}
+        attempts = []
+        for order, attempt in enumerate(sizes):
+            out = staging.AttemptWriter(directory, "job", f"a-{order}", order, limit)
+            for number, size in enumerate(attempt):
+                value = b"%d.%d:" % (order, number) + bytes(size)
+                out.add("t", size % 3, _core.build_batch([(1, None, value, ())]), 1)
+                expected.setdefault(("t", size % 3), []).append(value)
+            attempts.append(out.finish())
+        producer = FakeProducer()
+        assert publish(producer, directory, attempts[::-1]) == sum(map(len, sizes))
+        found = {}
+        for topic, partition, _, value in rows_of(producer):
+            found.setdefault((topic, partition), []).append(value)
+        assert found == expected
+        assert not list(Path(directory).rglob("*.batches")), "what was published is still there"
 
 
 def test_orphans_are_swept_by_age_and_only_then(tmp_path):
@@ -229,25 +345,12 @@ def test_an_attempt_that_outlives_its_job_fails_and_leaves_nothing(tmp_path):
     assert list((tmp_path / staging.STAGING).iterdir()) == []
 
 
-def test_a_flush_that_fails_while_an_attempt_is_written_fails_the_attempt(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "_SYNC_BYTES", 1)
-    out = staging.AttemptWriter(str(tmp_path), "job", "0-1", 0, 0)
-    files.arm_failpoint("fdatasync", "EIO")
+def test_a_staged_attempt_flushes_nothing(tmp_path):
+    staging.begin_job(str(tmp_path), "job")
+    for call in ("fdatasync", "fsync"):
+        files.arm_failpoint(call, "EIO")
     try:
-        with pytest.raises(StorageError, match="0-1.batches"):
-            for _ in range(3):
-                out.add("t", 0, bytes(1 << 20), 1)
-            out.finish()
+        attempt = stage(tmp_path, keyed(1000), limit=0)
     finally:
         files.disarm_failpoints()
-    out.discard()
-    assert list((tmp_path / staging.STAGING / "job").iterdir()) == []
-
-
-def test_what_is_flushed_while_it_is_written_is_published_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "_SYNC_BYTES", 1)
-    table = pa.table({"value": [b"%d" % n * 1000 for n in range(5000)]})
-    attempt = stage(tmp_path, table, limit=0)
-    producer = FakeProducer()
-    assert staging.publish(producer, str(tmp_path), [attempt]) == 5000
-    assert sorted(row[3] for row in rows_of(producer)) == sorted(table["value"].to_pylist())
+    assert publish(FakeProducer(), str(tmp_path), [attempt]) == 1000

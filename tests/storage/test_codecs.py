@@ -9,6 +9,8 @@ import sys
 import zlib
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eoslog import _core
 from eoslog.errors import ConfigError, CorruptRecord
@@ -151,3 +153,91 @@ def test_a_zstd_frame_without_its_size_and_one_that_lies_about_it() -> None:
     packed[6] ^= 1
     with pytest.raises(CorruptRecord):
         codecs.decompress("zstd", bytes(packed))
+
+
+# --- straight into memory that is there -------------------------------------------------------------
+
+
+def outcome(name: str, data: bytes, limit: int, room: object = None) -> object:
+    try:
+        return bytes(codecs.decompress(name, data, limit, room))  # type: ignore[arg-type]
+    except CorruptRecord:
+        return CorruptRecord
+
+
+def frames(name: str, plain: bytes, kind: str) -> bytes:
+    """One payload as eoslog writes it, or as others may."""
+    if name == "lz4" and kind != "usual":
+        import lz4.frame
+
+        return bytes(
+            lz4.frame.compress(plain, block_linked=kind == "linked", content_checksum=True)
+        )
+    if name == "zstd" and kind != "usual":
+        import zstandard
+
+        return zstandard.ZstdCompressor(
+            write_checksum=True, write_content_size=kind == "linked"
+        ).compress(plain)
+    return codecs.compress(name, plain)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(["lz4", "zstd"]),
+    st.sampled_from(["usual", "linked", "checked"]),
+    st.sampled_from([TEXT, NOISE, bytes(200_000), TEXT[:300] + NOISE, b"x", b""]),
+    st.sampled_from(["whole", "flip", "cut", "longer", "twice"]),
+    st.integers(0, 1 << 20),
+    st.sampled_from([codecs.MAX_DECOMPRESSED, 131072, 65536, 300, 1]),
+)
+def test_unfolding_into_given_memory_is_unfolding(
+    name: str, kind: str, plain: bytes, damage: str, at: int, limit: int
+) -> None:
+    """The same bytes, and the same refusals, as the library's own frame reader gives."""
+    packed = bytearray(frames(name, plain, kind))
+    if damage == "flip":
+        packed[at % len(packed)] ^= 1 << at % 8
+    elif damage == "cut":
+        del packed[at % len(packed) :]
+    elif damage == "longer":
+        packed += bytes(at % 7 + 1)
+    elif damage == "twice":
+        packed *= 2
+    data = bytes(packed)
+    assert outcome(name, data, limit, bytearray) == outcome(name, data, limit)
+
+
+@pytest.mark.parametrize("name", ["lz4", "zstd"])
+def test_a_usual_frame_goes_into_given_memory_and_only_what_was_written_is_seen(name: str) -> None:
+    given_out: list[bytearray] = []
+
+    def room(size: int) -> bytearray:
+        given_out.append(bytearray(b"\xee" * size))
+        return given_out[-1]
+
+    found = codecs.decompress(name, codecs.compress(name, TEXT), room=room)
+    assert found == TEXT and found.readonly
+    assert bytes(given_out[0][: len(TEXT)]) == TEXT
+    small = codecs.decompress("lz4", codecs.compress("lz4", b"few"), room=room)
+    assert small == b"few" and isinstance(small, bytes), "64 KiB are not held for three bytes"
+
+
+@pytest.mark.parametrize("name", ["lz4", "zstd"])
+def test_each_changed_byte_of_a_frame_is_judged_alike(name: str) -> None:
+    packed = codecs.compress(name, TEXT[:600] + NOISE[:200])
+    for at in range(len(packed)):
+        damaged = bytearray(packed)
+        damaged[at] ^= 0x41
+        data = bytes(damaged)
+        assert outcome(name, data, 1 << 20, bytearray) == outcome(name, data, 1 << 20)
+
+
+def test_lz4_is_read_without_the_library_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cramjam", None)
+    codecs._lz4_block_reader.cache_clear()
+    try:
+        found = codecs.decompress("lz4", codecs.compress("lz4", TEXT), room=bytearray)
+    finally:
+        codecs._lz4_block_reader.cache_clear()
+    assert found == TEXT

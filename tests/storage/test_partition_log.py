@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from eoslog._core import build_marker
+from eoslog._core import build_marker, find_in_time_index
 from eoslog.errors import (
     CorruptRecord,
     InvalidProducerEpoch,
@@ -21,6 +21,7 @@ from eoslog.model import AppendOrigin
 from eoslog.storage import files
 from eoslog.storage.log_reader import LogReader
 from eoslog.storage.partition_log import PartitionLog
+from eoslog.storage.segments import TIMES_AT_ONCE
 from tests.storage.helpers import batch, opened, payloads, state
 
 
@@ -289,6 +290,36 @@ def test_offset_for_time_over_many_segments_is_what_a_look_at_every_record_gives
         for base in (bases[3], bases[10]):  # nothing is known of these
             os.unlink(log.segment(base).path(".timeindex"))
         asked(LogReader(log.name, log.path, log.core))
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 30, 700_000])
+def test_offset_for_time_finds_its_way_over_batches_of_every_size(tmp_path, segment_bytes):
+    """Below, at and above what is read at once, while the index that was looked at before grows."""
+    dice = random.Random(11)
+    times: list[int] = []
+    with opened(str(tmp_path), segment_bytes=segment_bytes) as log:
+        for size in [50, 5_000, 16_000, 17_000, 60_000, 300_000, 50, 900] * 4:
+            count = dice.choice([1, 2, 3])
+            time_ms = dice.randrange(100) + 40 * len(times)
+            log.append(batch(count, size=size // count, timestamp=time_ms))
+            times += range(time_ms, time_ms + count)
+            for asked in {dice.choice(times) + more for more in (0, 1) for _ in range(6)}:
+                expected = next((i for i, t in enumerate(times) if t >= asked), None)
+                assert log.offset_for_time(asked, len(times)) == expected, asked
+
+
+def test_a_time_index_of_many_entries_is_searched_as_one_that_is_read_whole(tmp_path):
+    with opened(str(tmp_path), index_interval_bytes=1) as log:
+        for i in range(2500):
+            log.append(batch(1, size=1, timestamp=10 * i))
+        segment = log.segment(0)
+        data = files.read_file(segment.path(".timeindex"))
+        assert len(data) // 12 > 2 * TIMES_AT_ONCE
+        for asked in (*range(-5, 25_100, 77), 0, 24_990, 1 << 62):
+            expected = find_in_time_index(data, 0, asked)
+            assert segment.time_bounds(asked) == (24_990, expected), asked
+            exact = -(-max(asked, 0) // 10)
+            assert log.offset_for_time(asked, 2500) == (exact if exact < 2500 else None)
 
 
 def test_delete_records_moves_the_start_and_drops_whole_segments(log):

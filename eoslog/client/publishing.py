@@ -1,0 +1,221 @@
+"""Staged attempts into topics: all of them in one transaction, through one producer.
+
+Every partition becomes visible together or none does. The producer stamps id, epoch and sequence
+now, so the attempts needed no agreement on them.
+
+**What a crash leaves:** an open transaction of a dead process, aborted by whoever meets it, and
+staged files that nobody names (`staging.sweep`).
+
+Source: protocol.md, rows 11 and 12 (sequences are assigned at decision).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from eoslog import _core
+from eoslog.client.sender import GROUP_BYTES
+from eoslog.client.staging import (
+    PIECE_BYTES,
+    STAGING,
+    Attempt,
+    Span,
+    manifest_path,
+    piece_path,
+)
+from eoslog.errors import CorruptRecord
+from eoslog.model import TopicPartition
+from eoslog.storage import files
+
+if TYPE_CHECKING:
+    from eoslog.client.producer import Producer
+
+_SHARE_BYTES = 256 << 10
+"""Of one partition, about, that are worth an append of their own."""
+_Place = tuple[str, int]
+_Run = tuple[_Place, memoryview]
+
+
+def publish(
+    producer: Producer,
+    directory: str,
+    attempts: Sequence[Attempt],
+    *,
+    offsets: Mapping[TopicPartition, Any] | None = None,
+    group: str | None = None,
+) -> int:
+    """Appends all attempts, and a group's offsets, in one transaction and commits it.
+
+    Uses the staged files up: each is removed when it is read, so that its memory serves for what
+    comes next and a job's data lie on the disk once. An attempt in files can be published once.
+
+    Args:
+        producer: Transactional, `init_transactions` called, no transaction open.
+        directory: The eoslog directory.
+        attempts: The winning ones; published in the order of `order`.
+        offsets: Committed in the same transaction.
+        group: Whose offsets they are.
+
+    Returns:
+        Number of records.
+
+    Raises:
+        CorruptRecord: A staged file is gone or not what its writer wrote; the transaction is
+        aborted. CommitOutcomeUnknown: The commit may or may not count; the next
+        `init_transactions` tells. ProducerFenced: Somebody else took over this transactional id;
+        nothing of this became visible.
+
+    **Durability:** everything is durable and visible on return.
+    """
+    attempts = sorted(attempts, key=lambda one: (one.order, one.name))
+    pieces = [piece for one in attempts for piece in _pieces(directory, one)]
+    expected = sum(one.count for one in attempts)
+    count = 0
+    # Read while those before are checked and appended; not worth a thread for what is here.
+    staged = any(one.data is None for one in attempts)
+    with producer.transaction():
+        with closing(_ahead(_runs(pieces)) if staged else _runs(pieces)) as runs:
+            for (topic, partition), run in runs:
+                count += producer.produce_batches(topic, partition, [run])
+        if count != expected:
+            raise CorruptRecord(f"{count} records are staged, the tasks wrote {expected}")
+        if offsets is not None and group is not None:
+            producer.send_offsets_to_transaction(dict(offsets), group)
+        files.failpoint("staging.published")
+    files.failpoint("staging.committed")
+    return count
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some bytes of an attempt, in memory or in a file, and what belongs where."""
+
+    path: str
+    data: bytes | None
+    spans: list[Span]
+
+    def read_into(self, span: Span, buffer: memoryview) -> None:
+        """Its batches; the CRC of each is checked when it is stamped."""
+        end = span.position + span.size
+        if self.data is not None:
+            buffer[:] = self.data[span.position : end]
+            return
+        fd = _open(self.path)
+        try:
+            with files.naming(self.path):
+                found = _core.os_pread_into(fd, buffer, span.position)
+        finally:
+            files.close(fd)
+        if found != span.size:
+            raise CorruptRecord(f"{self.path}: ends at {span.position + found}, not {end}")
+
+
+def _open(path: str) -> int:
+    try:
+        return files.open_file(path, read_only=True)
+    except FileNotFoundError:
+        raise CorruptRecord(f"{path}: gone, a task wrote it") from None
+
+
+def _pieces(directory: str, attempt: Attempt) -> list[_Piece]:
+    """What there is of an attempt, after a look at the names and sizes of its files."""
+    folder = os.path.join(directory, STAGING, attempt.job)
+    path = manifest_path(folder, attempt.name)
+    if attempt.data is not None:
+        return [_Piece(path, attempt.data, attempt.spans)]
+    fd = _open(path)
+    try:
+        with files.naming(path):
+            raw = _core.os_pread(fd, os.fstat(fd).st_size, 0)
+    finally:
+        files.close(fd)
+    crc = _core.crc32c(raw)
+    if crc != attempt.manifest_crc:
+        raise CorruptRecord(f"{path}: CRC is {crc:#x}, the task wrote {attempt.manifest_crc:#x}")
+    manifest = json.loads(raw)
+    found = [
+        _Piece(piece_path(folder, attempt.name, number), None, [])
+        for number in range(len(manifest["pieces"]))
+    ]
+    for piece, wrote in zip(found, manifest["pieces"], strict=True):
+        size = os.stat(piece.path).st_size if os.path.exists(piece.path) else 0
+        if size != wrote:
+            raise CorruptRecord(f"{piece.path}: {size} bytes, the task wrote {wrote}")
+    for span in manifest["spans"]:
+        found[span["piece"]].spans.append(Span(**span))
+    return found
+
+
+def _runs(pieces: Sequence[_Piece]) -> Generator[_Run]:
+    """Runs of batches, each with its partition; what was read of files is removed.
+
+    Goes by sections of some pieces, in a section by partitions: those of one lie together and in
+    the order of the attempts. The memory of a run is that of the next but one.
+    """
+    places = {(span.topic, span.partition) for piece in pieces for span in piece.spans}
+    buffer, other = bytearray(GROUP_BYTES), bytearray(GROUP_BYTES)
+    for section in _sections(pieces, max(PIECE_BYTES, _SHARE_BYTES * len(places))):
+        for place, window in _windows(section):
+            size = sum(span.size for _, span in window)
+            if size > len(buffer):
+                buffer = bytearray(size)
+            end = 0
+            for piece, span in window:
+                begin, end = end, end + span.size
+                piece.read_into(span, memoryview(buffer)[begin:end])
+            yield place, memoryview(buffer)[:end]
+            buffer, other = other, buffer
+        for piece in section:
+            if piece.data is None:
+                files.remove(piece.path)
+        files.failpoint("staging.used")
+
+
+def _windows(section: Sequence[_Piece]) -> Iterator[tuple[_Place, list[tuple[_Piece, Span]]]]:
+    """What is read and appended at a time, of one partition: a span or some short ones."""
+    places: dict[_Place, list[tuple[_Piece, Span]]] = {}
+    for piece in section:
+        for span in piece.spans:
+            places.setdefault((span.topic, span.partition), []).append((piece, span))
+    for place in sorted(places):
+        window: list[tuple[_Piece, Span]] = []
+        held = 0
+        for piece, span in places[place]:
+            if window and held + span.size > GROUP_BYTES:
+                yield place, window
+                window, held = [], 0
+            window.append((piece, span))
+            held += span.size
+        yield place, window
+
+
+def _sections(pieces: Sequence[_Piece], least: int) -> Iterator[list[_Piece]]:
+    """The pieces in lists of so many bytes, but for the last."""
+    section: list[_Piece] = []
+    held = 0
+    for piece in pieces:
+        section.append(piece)
+        held += sum(span.size for span in piece.spans)
+        if held >= least:
+            yield section
+            section, held = [], 0
+    if section:
+        yield section
+
+
+def _ahead(runs: Generator[_Run]) -> Generator[_Run]:
+    """The same, each read by another thread while the one before is worked on."""
+    with ThreadPoolExecutor(1, "eoslog-staging-read") as pool:
+        try:
+            coming = pool.submit(next, runs, None)
+            while (run := coming.result()) is not None:
+                coming = pool.submit(next, runs, None)
+                yield run
+        finally:
+            pool.submit(runs.close)  # by the thread that may still be in it
