@@ -71,7 +71,7 @@ ROWS = (
         "commit of one record in os", "test_transactions:test_commit_of_one_record_to_the_page_cache",
         limit=60e-6,
     ),
-    # --- many processes ---
+    # --- many writers ---
     Row(
         "durable produce to a blocked consumer : fdatasync", "test_latency:test_to_a_blocked_consumer[strict]",
         ("fdatasync",), most=1.0, plus_us=200,
@@ -79,6 +79,7 @@ ROWS = (
     Row("64 writers / one writer", "test_group_commit:test_64_writers", ("1 writers, strict",)),
     # The goal is the smaller of 15 times one writer and half of `os`: that is the half by far.
     Row("64 writers / the same in os", "test_group_commit:test_64_writers", ("64 writers, os",), least=0.5),
+    Row("64 threads / the same in os", "test_group_commit:test_64_threads", ("64 threads, os",), least=0.5),
     # --- what must not grow ---
     Row(
         "LSO moves, 1,000,000 open : 1 open", "test_scale:test_lso_with_open_transactions", ("1 open",),

@@ -1,12 +1,14 @@
-"""Durable records a second by 1, 8 and 64 processes on one partition, beside the disk's own rate.
+"""Durable records a second by 1, 8 and 64 writers on one partition, beside the disk's own rate.
 
 Group commit: one flush serves all who wait, so 64 writers should reach the smaller of 15 times one
 writer's rate and half of what they reach in an `os` directory, where nobody waits for the disk.
+Writers are processes, or the threads of one: each has a producer of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +82,45 @@ def writers(place: Path, number: int, durability: str) -> Contender:
     )
 
 
+def threads(place: Path, number: int, durability: str) -> Contender:
+    """So many threads of one process, each with its own producer."""
+
+    @contextlib.contextmanager
+    def running() -> Iterator[tuple[eoslog.Log, list[threading.Thread], threading.Event]]:
+        go = threading.Event()
+
+        def write(producer: eoslog.Producer) -> None:
+            go.wait()
+            for _ in range(RECORDS[number]):
+                producer.produce(data.TOPIC, VALUE)
+                producer.flush()
+
+        with data.fresh_log(place, durability) as log, contextlib.ExitStack() as stack:
+            producers = [stack.enter_context(log.producer(linger_ms=0)) for _ in range(number)]
+            for producer in producers:
+                producer.produce(data.TOPIC, b"first")
+                producer.flush()
+            found = [threading.Thread(target=write, args=(one,)) for one in producers]
+            for thread in found:
+                thread.start()
+            yield log, found, go
+
+    def run(state: tuple[eoslog.Log, list[threading.Thread], threading.Event]) -> None:
+        _, found, go = state
+        go.set()
+        for thread in found:
+            thread.join()
+
+    def check(state: tuple[eoslog.Log, list[threading.Thread], threading.Event], _: Any) -> None:
+        written = [VALUE] * RECORDS[number] * number + [b"first"] * number
+        data.assert_durable(state[0], len(written))
+        assert data.scanned(state[0]) == data.checksum(written)
+
+    return Contender(
+        f"{number} threads, {durability}", run, running, check, RECORDS[number] * number
+    )
+
+
 def test_64_writers(contest: Contest, place: Path) -> None:
     contest(
         writers(place, 64, "strict"), writers(place, 1, "strict"), writers(place, 64, "os"),
@@ -92,4 +133,11 @@ def test_8_writers(contest: Contest, place: Path) -> None:
         writers(place, 8, "strict"),
         limits.appends(place, 50, 170, name="append+fdatasync"),
         units=8 * RECORDS[8], disk=True, rounds=3, warm=False,
+    )  # fmt: skip
+
+
+def test_64_threads(contest: Contest, place: Path) -> None:
+    contest(
+        threads(place, 64, "strict"), threads(place, 64, "os"),
+        units=64 * RECORDS[64], disk=True, rounds=5,
     )  # fmt: skip

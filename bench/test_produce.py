@@ -150,7 +150,7 @@ def test_append_of_1_mib_batches(contest: Contest, place: Path) -> None:
     def opened() -> Iterator[Any]:
         with data.fresh_log(place) as log:
             partition = log.engine.partition(data.TOPIC, 0)
-            partition.settings = replace(partition.settings, max_message_bytes=2 << 20)
+            partition.configure(replace(partition.settings, max_message_bytes=2 << 20))
             yield log, partition
 
     def run(state: tuple[eoslog.Log, Any]) -> None:

@@ -40,7 +40,7 @@ class Ends:
     def __init__(self, log: eoslog.Log, count: int) -> None:
         self.partition, other = (log.engine.partition(data.TOPIC, number) for number in range(2))
         self._known = [(other, 0)]  # stands for the coordinator's record that lists the partition
-        self.partition.settings = replace(self.partition.settings, max_message_bytes=64 << 20)
+        self.partition.configure(replace(self.partition.settings, max_message_bytes=64 << 20))
         filler = _core.build_batch([(_TIME_MS, None, b"", ())] * min(count, 100_000))
         for _ in range(max(1, count // 100_000)):
             self.partition.append(filler)
@@ -55,8 +55,9 @@ class Ends:
 
     def step(self) -> int:
         """A transaction begins, the oldest ends: the LSO moves to what is then the oldest."""
-        batch = _core.stamp_batch(
-            self._data,
+        batch = bytearray(self._data)
+        _core.stamp_batches(
+            batch,
             producer_id=self._next,
             producer_epoch=0,
             base_sequence=0,

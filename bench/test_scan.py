@@ -173,8 +173,9 @@ def interleave(
         some = range(min(producers, transactions - begin))
         for sequence in (0, per_batch):
             for producer in some:
-                batch = _core.stamp_batch(
-                    plain, producer_id=1000 + producer, producer_epoch=epoch,
+                batch = bytearray(plain)
+                _core.stamp_batches(
+                    batch, producer_id=1000 + producer, producer_epoch=epoch,
                     base_sequence=sequence, transactional=True,
                 )  # fmt: skip
                 assert partition.append(batch, expect=known) is not None
