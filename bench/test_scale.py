@@ -93,20 +93,25 @@ def test_lso_with_open_transactions(contest: Contest, place: Path) -> None:
 # --- opening --------------------------------------------------------------------------------------
 
 PARTITIONS = scaled(500, 10_000)
-SEGMENTS = 10
+SEGMENTS, AT_A_TIME = 10, 500
 
 
 def make_many(child: Child, path: Path) -> None:
-    """A topic of which every partition has SEGMENTS segments of one batch each."""
+    """A topic of which every partition has SEGMENTS segments of one batch each.
+
+    In several openings: what is not flushed keeps a descriptor, and a close flushes all.
+    """
+    batch = bytes(_core.build_batch([(_TIME_MS, b"key", b"v" * 60, ())]))
     with eoslog.open(path, durability="os") as log:
         log.create_topic(data.TOPIC, PARTITIONS, {"segment.bytes": 200})
-        batch = bytes(_core.build_batch([(_TIME_MS, b"key", b"v" * 60, ())]))
-        for number in range(PARTITIONS):
-            partition = log.engine.partition(data.TOPIC, number)
-            for _ in range(SEGMENTS):
-                partition.append(batch)
-        found = len(list(path.glob(f"{data.TOPIC}-*/*.log")))
-        assert found == PARTITIONS * SEGMENTS, found
+    for first in range(0, PARTITIONS, AT_A_TIME):
+        with eoslog.open(path) as log:
+            for number in range(first, min(first + AT_A_TIME, PARTITIONS)):
+                partition = log.engine.partition(data.TOPIC, number)
+                for _ in range(SEGMENTS):
+                    partition.append(batch)
+    found = len(list(path.glob(f"{data.TOPIC}-*/*.log")))
+    assert found == PARTITIONS * SEGMENTS, found
 
 
 def forget(path: Path) -> None:

@@ -168,10 +168,9 @@ cdef class Partition:
         finally:
             pthread_mutex_unlock(&self.state.mutex)
 
-    def use_segment(self, int64_t base, int log_fd, int index_fd, int time_fd, int txn_fd, *,
-                    int64_t leaving=-1, bytes producers=None):
-        """Give the fold the files of the segment that it enters (or is in). Offsets before its base that
-        the fold has not met were cleaned away.
+    def use_segment(self, int64_t base, int log_fd, *, int64_t leaving=-1, bytes producers=None):
+        """Give the fold the log file of the segment that it enters (or is in). Offsets before its base
+        that the fold has not met were cleaned away. Who appends needs the indexes too: `use_indexes`.
 
         With `producers`, a snapshot's entries at `base`, the fold begins anew there. With `leaving`, only
         a fold that is in that segment moves: another thread may have rolled meanwhile.
@@ -192,21 +191,19 @@ cdef class Partition:
             elif base != left:
                 enter_segment(&self.state.segment, base)
                 self.state.next_offset = max(self.state.next_offset, base)
-            self.state.files = SegmentFiles(log_fd, index_fd, time_fd, txn_fd)
+            self.state.files = SegmentFiles(log_fd, -1, -1, -1)
             self.state.buffer_size = 0
             return left, (old.log, old.index, old.time, old.txn)
         finally:
             pthread_mutex_unlock(&self.state.mutex)
 
-    def use_txnindex(self, int64_t base, int txn_fd):
-        """Give the fold the abort index of the segment that it is in; False if it is in another one
-        by now, or has one: the descriptor stays the caller's."""
+    def use_indexes(self, int64_t base, int index_fd, int time_fd, int txn_fd):
+        """Give the fold the indexes (-1: not this one) of the segment that it is in; False if it is in
+        another one by now, or has one of them: the descriptors stay the caller's."""
         cdef bint taken
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
-            taken = self.state.segment.base == base and self.state.files.txn < 0
-            if taken:
-                self.state.files.txn = txn_fd
+            taken = self.state.segment.base == base and take_indexes(&self.state.files, index_fd, time_fd, txn_fd)
             pthread_mutex_unlock(&self.state.mutex)
         return taken
 

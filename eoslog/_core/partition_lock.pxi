@@ -110,6 +110,8 @@ cdef int enter_lock(PartitionState* state, uint64_t deadline, const Expected* ex
         rc = fold_to(state, atomic_load_i64(&state.slot.log_end), FOLD_UNDER_LOCK, False)
     if rc == 0 and horizon_moved(state):
         rc = FOLD_AGAIN                      # all judge by one horizon (protocol.md row 10)
+    if rc == 0 and state.files.index < 0:
+        rc = NEED_INDEXES
     if rc == 0 and atomic_load_u32(&state.slot.busy):
         rc = repair_after_dead_holder(state)
     if rc == 0 and state.slot.active_base != state.segment.base:

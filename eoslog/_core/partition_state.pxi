@@ -43,6 +43,7 @@ cdef enum:                      # what `append` and `fold` answer
     POISONED = 10
     REOPEN = 11                 # segments were deleted or swapped
     UNVERIFIED = 12             # first transactional batch without an expected coordinator log end
+    NEED_INDEXES = 13           # of the segment that the fold is in: a fold alone does without
     IO_FAILED = -1
     RELOAD = -2                 # own state is ahead of the log after a failed append: load it anew
     CORRUPT = -3
@@ -51,8 +52,8 @@ STATUS = {
     "APPENDED": APPENDED, "CHANGED": CHANGED, "ROLL": ROLL, "NEXT_SEGMENT": NEXT_SEGMENT,
     "FOLD_AGAIN": FOLD_AGAIN, "NEED_TXNINDEX": NEED_TXNINDEX, "REPEATED": REPEATED,
     "LOCKED_OUT": LOCKED_OUT, "VOID_SLOT": VOID_SLOT, "GONE": GONE, "POISONED": POISONED,
-    "REOPEN": REOPEN, "UNVERIFIED": UNVERIFIED, "IO_FAILED": IO_FAILED, "RELOAD": RELOAD,
-    "CORRUPT": CORRUPT,
+    "REOPEN": REOPEN, "UNVERIFIED": UNVERIFIED, "NEED_INDEXES": NEED_INDEXES,
+    "IO_FAILED": IO_FAILED, "RELOAD": RELOAD, "CORRUPT": CORRUPT,
 }
 
 cdef enum:

@@ -90,6 +90,16 @@ cdef int seal_locked(PartitionState* state, uint64_t deadline) noexcept nogil:
     return rc
 
 
+cdef bint take_indexes(SegmentFiles* held, int index, int time, int txn) noexcept nogil:
+    """Take over indexes (-1: not this one), all of them or, where one is there already, none."""
+    if (index >= 0 and held.index >= 0) or (time >= 0 and held.time >= 0) or (txn >= 0 and held.txn >= 0):
+        return False
+    held.index = max(held.index, index)
+    held.time = max(held.time, time)
+    held.txn = max(held.txn, txn)
+    return True
+
+
 cdef bint prepare_next(PartitionState* state, SegmentFiles files, const char* paths) except -1:
     """Take over made and synced files, unless there are some or a rolled segment's are not taken yet;
     and memory for the producers as they will be."""

@@ -198,7 +198,7 @@ def _scan(log: PartitionLog, last: LastSession, names: list[str], *, read_only: 
             break
         fds = _open_for_scan(log, current, read_only)
         try:
-            core.use_segment(current, *fds)
+            core.use_segment(current, fds[0])
             verify = not last.clean and current >= verify_from
             doubtful = verify and not read_only and (log.strict or last.poisoned)
             if doubtful:
@@ -226,7 +226,7 @@ def _scan(log: PartitionLog, last: LastSession, names: list[str], *, read_only: 
             ):
                 write_snapshot(path, end, core.export_producers()[1])
         finally:
-            core.use_segment(current, -1, -1, -1, -1)
+            core.use_segment(current, -1)
             for fd in fds:
                 files.close(fd)
         if reason is not None:

@@ -232,6 +232,8 @@ class PartitionLog:
             self.writer_files.enter_next()
         elif status == S["ROLL"]:
             self.writer_files.prepare_roll()
+        elif status == S["NEED_INDEXES"]:
+            self.writer_files.open_indexes()
         elif status == S["NEED_TXNINDEX"]:
             self.writer_files.make_txnindex()
         elif status in (S["REOPEN"], S["RELOAD"]):

@@ -58,7 +58,7 @@ def demand_snapshot(log: PartitionLog, base: int) -> None:
     for current in (b for b in bases if b >= start):
         fd = files.open_file(os.path.join(log.path, file_name(current, LOG)), read_only=True)
         try:
-            fold.use_segment(current, fd, -1, -1, -1)
+            fold.use_segment(current, fd)
             if fold.scan_segment(os.fstat(fd).st_size, False)[-1] is not None:
                 return
         finally:

@@ -4,8 +4,7 @@
 
 A sealed segment is one read-only memmap. The active one is a memmap up to the end seen then; what
 was appended since is read with pread until it is `REMAP_SIZE`, then a new memmap replaces it.
-Nothing
-is mapped past a file's end. A live view keeps its mapping.
+Nothing is mapped past a file's end. A live view keeps its mapping.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import numpy as np
 from eoslog import _core
 from eoslog.errors import CorruptRecord, StorageError
 from eoslog.storage import files
+from eoslog.storage.read_files import ReadFile, admit
 
 LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = (
     ".log",
@@ -67,9 +67,7 @@ class Segment:
         """Name the files; nothing is opened."""
         self.base_offset = base_offset
         self._stem = os.path.join(directory, file_name(base_offset, ""))
-        self._fd = -1
-        self._map: np.memmap | None = None
-        self._mapped = 0
+        self.file: ReadFile | None = None
         self._index: bytes | None = None
         self._index_size = -1
         self._aborted: list[tuple[int, int, int]] = []
@@ -77,35 +75,36 @@ class Segment:
         self._judged = False
         self._latest_time: int | None = None
 
-    def __del__(self) -> None:
-        """A segment that was swapped is dropped without `close`: others may be reading it."""
-        if getattr(self, "_fd", -1) >= 0:
-            files.close(self._fd)
-
     def path(self, suffix: str = LOG) -> str:
         """Path of one of the segment's files."""
         return self._stem + suffix
 
-    def fd(self) -> int:
-        """A read descriptor, kept. Raises FileNotFoundError when retention took the file."""
-        if self._fd < 0:
-            self._fd = files.open_file(self.path(), read_only=True)
-        return self._fd
+    def _open(self) -> ReadFile:
+        """Its log file, for as long as the caller keeps it; it may be let go meanwhile."""
+        file = self.file
+        if file is None:
+            file = self.file = ReadFile(self.path())
+            admit(self)
+        else:
+            file.again = True
+        return file
 
     def size(self) -> int:
-        """Bytes in the log file now."""
-        fd = self.fd()
-        with files.naming(self.path()):
-            return os.fstat(fd).st_size
+        """Bytes in the log file now. Raises FileNotFoundError when retention took it."""
+        return self._size(self._open())
 
-    def _whole(self, size: int) -> np.memmap | None:
+    def _size(self, file: ReadFile) -> int:
+        with files.naming(self.path()):
+            return os.fstat(file.fd).st_size
+
+    def _whole(self, file: ReadFile, size: int) -> np.memmap | None:
         """A mapping of the first `size` bytes; None when it was cut meanwhile (a dead writer's).
 
-        Of the very file that `fd` is of: after a swap another one may have its name.
+        Of the very file that is open: after a swap another one may have its name.
         """
-        with files.naming(self.path()), os.fdopen(os.dup(self.fd()), "rb") as file:
+        with files.naming(self.path()), os.fdopen(os.dup(file.fd), "rb") as copy:
             try:
-                return np.memmap(file, dtype=np.uint8, mode="r", shape=(size,))
+                return np.memmap(copy, dtype=np.uint8, mode="r", shape=(size,))
             except ValueError:
                 return None
 
@@ -117,22 +116,23 @@ class Segment:
         At least `at_least` bytes unless the file ends before; not many more than `at_most` are
         copied where the file is not mapped.
         """
+        file = self._open()
         size = -1
-        if position + max(at_least, 1) > self._mapped:
-            size = self.size()
-            if size - self._mapped >= REMAP_SIZE or (self._map is None and size >= REMAP_SIZE):
-                found = self._whole(size)
+        if position + max(at_least, 1) > file.mapped:
+            size = self._size(file)
+            if size - file.mapped >= REMAP_SIZE or (file.map is None and size >= REMAP_SIZE):
+                found = self._whole(file, size)
                 if found is not None:
-                    self._map, self._mapped = found, size
-        if position + max(at_least, 1) <= self._mapped and self._map is not None:
-            return self._map, position, self._mapped
+                    file.map, file.mapped = found, size
+        if position + max(at_least, 1) <= file.mapped and file.map is not None:
+            return file.map, position, file.mapped
         if size < 0:
-            size = self.size()
+            size = self._size(file)
         if position >= size:
             return b"", 0, 0
         wanted = max(at_least, LEAST_READ_SIZE, min(at_most, TAIL_READ_SIZE))
         with files.naming(self.path()):
-            data = _core.os_pread(self.fd(), min(wanted, size - position), position)
+            data = _core.os_pread(file.fd, min(wanted, size - position), position)
         return data, 0, len(data)
 
     def position_of(self, target: int, log_end: int) -> int:
@@ -246,10 +246,11 @@ class Segment:
             return []
         try:
             index = files.read_file(self.path(TXN_INDEX))
-            size = self.size()
+            file = self._open()
         except FileNotFoundError:
             return []
-        data = self._whole(size) if size else b""
+        size = self._size(file)
+        data = self._whole(file, size) if size else b""
         ends = _core.transaction_ends(data) if index and data is not None else None
         doubtful = []
         if ends is not None:
@@ -295,11 +296,8 @@ class Segment:
         return {producer: first for producer, *_, first in rows if first >= 0}
 
     def close(self) -> None:
-        """Close the descriptor; mappings go with their last view."""
-        files.close(self._fd)
-        self._fd = -1
-        self._map = None
-        self._mapped = 0
+        """Let the file go; mappings go with their last view."""
+        self.file = None
 
 
 def write_snapshot(directory: str, offset: int, entries: bytes) -> None:

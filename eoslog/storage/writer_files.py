@@ -64,7 +64,7 @@ class WriterFiles:
         return fds[0], fds[1], fds[2], fds[3]
 
     def enter(self, base: int, *, leaving: int = -1, producers: bytes | None = None) -> None:
-        """Open a segment's files and give them to the fold; what it had is kept until durable.
+        """Open a segment's log and give it to the fold; what it had is kept until durable.
 
         Args:
             base: of the segment.
@@ -74,21 +74,41 @@ class WriterFiles:
         with self._prepare:
             self._finish_roll()
             opened_at = self._log.log_end
-            fds = self.open(base)
-            moved = self._core.use_segment(base, *fds, leaving=leaving, producers=producers)
+            fd = files.open_file(os.path.join(self._path, file_name(base, LOG)))
+            moved = self._core.use_segment(base, fd, leaving=leaving, producers=producers)
             if moved is None:
-                for fd in fds:
-                    files.close(fd)
+                files.close(fd)
                 return
             left, (log_fd, *others) = moved
-            for fd in others:
-                files.close(fd)
+            for other in others:
+                files.close(other)
             if log_fd >= 0 and left != base and self._log.durable_end < base:
                 # Rolled here since the last settling, or known already: then it is the same one.
                 self._log.flusher.keep(left, log_fd, left)
             else:
                 self._log.flusher.retire(left, log_fd)
-            self._log.flusher.replace(base, fds[0], opened_at)
+            self._log.flusher.replace(base, fd, opened_at)
+
+    def open_indexes(self) -> None:
+        """Open the indexes of the segment that the fold is in, before this process's first append.
+
+        A process that only reads has one descriptor a partition.
+        """
+        with self._prepare:
+            base, _, index, *_ = self._core.current_files()
+            if index >= 0:
+                return
+            try:
+                fds = self.open(base)
+            except FileNotFoundError:
+                if base == self._core.active_base:
+                    raise
+                self._log.reload()  # others rolled, and it was deleted since
+                return
+            files.close(fds[0])
+            if not self._core.use_indexes(base, *fds[1:]):  # rolled: the append asks again
+                for fd in fds[1:]:
+                    files.close(fd)
 
     def enter_next(self) -> None:
         """Give the fold the segment that it needs to go on, where another process rolled."""
@@ -180,14 +200,14 @@ class WriterFiles:
     def make_txnindex(self) -> None:
         """Make the segment's abort index before its first entry."""
         with self._prepare:
-            base, _, _, _, txn = self._core.current_files()
+            base, *_, txn = self._core.current_files()
             if txn < 0:
                 path = os.path.join(self._path, file_name(base, TXN_INDEX))
                 with contextlib.ExitStack() as undo:
                     fd = files.open_file(path, create=True)
                     undo.callback(files.close, fd)
                     files.fsync_dir(self._path)
-                    if self._core.use_txnindex(base, fd):  # else rolled: the append asks again
+                    if self._core.use_indexes(base, -1, -1, fd):  # else rolled: it asks again
                         undo.pop_all()
 
     def close(self) -> None:

@@ -216,13 +216,13 @@ def segment(data: bytes) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         _state.load(0, b"")
-        _state.use_segment(0, fd, -1, -1, -1)
+        _state.use_segment(0, fd)
         with typed():
             valid, end, offsets, times, _, reason = _state.scan_segment(len(raw), True)
             assert 0 <= valid <= len(raw) and (reason is None) == (valid == len(raw))
             assert len(offsets) % 8 == 0 and len(times) % 12 == 0 and end >= 0
     finally:
-        _state.use_segment(0, -1, -1, -1, -1)
+        _state.use_segment(0, -1)
         os.close(fd)
 
 

@@ -198,11 +198,12 @@ def test_P36_other_threads_run_while_an_append_waits_for_its_lock(tmp_path: Path
 
 def test_P37_what_others_appended_is_folded_before_the_lock_is_asked_for(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as one, opened(str(tmp_path)) as two:
+        two.append(batch(1))
         for i in range(2000):
             one.append(batch(1, producer_id=i % 50, sequence=i // 50))
         status, *_ = two.core.append(bytearray(batch(1)), True, [], 1.0, 1 << 20, -1)
         assert status == _core.STATUS["APPENDED"]
-        assert two.core.next_offset == 2001
+        assert two.core.next_offset == 2002
 
 
 @pytest.mark.slow

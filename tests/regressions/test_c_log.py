@@ -95,10 +95,10 @@ def test_R56_an_offset_that_no_index_entry_can_hold_stops_the_scan(tmp_path: Pat
         fd = os.open(path, os.O_RDONLY)
         partition = _core.Partition(control, 0, -1, 0, str(tmp_path))
         partition.load(0, b"")
-        partition.use_segment(0, fd, -1, -1, -1)
+        partition.use_segment(0, fd)
         found = partition.scan_segment(path.stat().st_size, True)[5]
         assert (found is None) if reason is None else reason in found
-        partition.use_segment(0, -1, -1, -1, -1)
+        partition.use_segment(0, -1)
         os.close(fd)
 
 

@@ -334,8 +334,8 @@ def detach(world: World, process: Process) -> None:
         _make_private(address, size)
     for reference in process.segments:
         segment = reference()
-        if segment is not None:
-            segment._fd = -1  # its finalizer must not close what has this number by then
+        if segment is not None and segment.file is not None:
+            segment.file.fd = -1  # its finalizer must not close what has this number by then
     world.kept.extend(process.engines.values())
 
 

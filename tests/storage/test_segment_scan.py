@@ -46,12 +46,12 @@ def scan(control: _core.ControlFile, path: Path, data: bytes, verify: bool) -> t
     fd = os.open(path, os.O_RDONLY)
     partition = _core.Partition(control, 0, -1, 0, str(path.parent))
     partition.load(0, b"")
-    partition.use_segment(0, fd, -1, -1, -1)
+    partition.use_segment(0, fd)
     try:
         valid, end, _, _, _, reason = partition.scan_segment(len(data), verify)
         return valid, end, reason or ""
     finally:
-        partition.use_segment(0, -1, -1, -1, -1)
+        partition.use_segment(0, -1)
         os.close(fd)
 
 

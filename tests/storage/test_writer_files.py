@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -17,7 +18,15 @@ from eoslog.model import AppendOrigin
 from eoslog.storage import log_flusher as flushers
 from eoslog.storage.log_flusher import LogFlusher
 from eoslog.storage.partition_log import PartitionLog
-from eoslog.storage.segments import LOG, SNAPSHOT, TXN_INDEX, file_name, offsets_in
+from eoslog.storage.segments import (
+    INDEX,
+    LOG,
+    SNAPSHOT,
+    TIME_INDEX,
+    TXN_INDEX,
+    file_name,
+    offsets_in,
+)
 from eoslog.storage.writer_files import files as writers
 from tests.storage.helpers import batch, opened, payloads, state
 
@@ -258,3 +267,59 @@ def test_all_that_is_older_than_a_flushs_descriptors_is_written_again(
             log.flush()
             assert _core.fault_count("pwrite") == 6
             assert log.durable_end == 6
+
+
+def held(log: PartitionLog) -> list[str]:
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # what listed them
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(os.path.basename(name) for name in links if name.startswith(log.path + "/"))
+
+
+def test_a_partition_that_is_only_read_has_no_index_open(tmp_path: Path) -> None:
+    """Ten thousand are opened at `ulimit -n 20000`."""
+    with opened(str(tmp_path)) as log:
+        log.append(batch(3))
+        log.flush()
+    with opened(str(tmp_path), clean=True) as log:
+        assert held(log) == [file_name(0, LOG)]  # the fold's
+        assert len(payloads(log)) == 3 and log.offset_for_time(1001, 3) == 1
+        assert held(log) == [file_name(0, LOG)] * 2
+        log.append(batch(1))
+        assert held(log) == [file_name(0, suffix) for suffix in (INDEX, LOG, LOG, TIME_INDEX)]
+
+
+def test_a_segment_that_is_gone_when_its_indexes_are_opened_is_left_for_the_active_one(
+    tmp_path: Path,
+) -> None:
+    with opened(str(tmp_path)) as log, opened(str(tmp_path)) as other:
+        other.append(batch(1))
+        other.flush()
+        log.fold()
+        other.roll()
+        other.publish_log_start(1, segments_changed=True)
+        for suffix in (LOG, INDEX, TIME_INDEX):
+            os.unlink(os.path.join(log.path, file_name(0, suffix)))
+        log.writer_files.open_indexes()
+        result = log.append(batch(1))
+        assert result is not None and result.base_offset == 1
+        assert not os.path.exists(os.path.join(log.path, file_name(0, INDEX)))
+
+
+def test_indexes_that_another_thread_opened_first_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(str(tmp_path)) as log:
+        before = held(log)
+        real = writers.open_file
+
+        def open_file(path: str, **how: bool) -> int:
+            if path.endswith(TIME_INDEX):
+                monkeypatch.setattr(writers, "open_file", real)
+                log.writer_files.open_indexes()
+            return real(path, **how)
+
+        monkeypatch.setattr(writers, "open_file", open_file)
+        log.writer_files.open_indexes()
+        assert held(log) == sorted([*before, file_name(0, INDEX), file_name(0, TIME_INDEX)])

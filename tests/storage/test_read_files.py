@@ -1,0 +1,93 @@
+"""Readers have so many files open in a process; what is let go is opened again, and nobody notices."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eoslog.storage import read_files
+from eoslog.storage.partition_log import PartitionLog
+from tests.storage.helpers import batch, opened, payloads
+
+SEGMENTS = 150
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[int]:
+    """As many as a process has whose `ulimit -n` is 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    read_files._owners.clear()  # those of other tests
+    gc.collect()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    yield read_files.most_open()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[PartitionLog]:
+    """One batch of one record a segment."""
+    with opened(str(tmp_path), segment_bytes=200) as log:
+        for number in range(SEGMENTS):
+            log.append(batch(1, size=90, timestamp=number))
+            log.flush()
+        yield log
+
+
+def read_descriptors(log: PartitionLog) -> int:
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            flags = Path(f"/proc/self/fdinfo/{fd}").read_text().split("flags:")[1].split()[0]
+        except FileNotFoundError:
+            continue  # what listed them
+        count += name.startswith(log.path + "/") and not int(flags, 8) & os.O_RDWR
+    return count
+
+
+def test_a_reader_of_many_segments_has_some_of_them_open(
+    log: PartitionLog, few_descriptors: int
+) -> None:
+    assert few_descriptors == 64 < SEGMENTS
+    for _ in range(2):
+        assert [offset for offset, _ in payloads(log)] == list(range(SEGMENTS))
+        assert 32 < read_descriptors(log) <= few_descriptors
+
+
+def test_what_is_read_again_and_again_stays_open(log: PartitionLog, few_descriptors: int) -> None:
+    often = log.segment(0)
+    often.view(0, 1)
+    file = often.file
+    for base in range(1, SEGMENTS):
+        log.segment(base).view(0, 1)
+        often.view(0, 1)
+    assert often.file is file is not None
+    assert log.segment(1).file is None
+
+
+def test_a_file_that_is_let_go_while_somebody_reads_it_closes_behind_him(
+    log: PartitionLog, few_descriptors: int
+) -> None:
+    first = log.segment(0)
+    held = first._open()
+    for base in range(1, SEGMENTS):
+        log.segment(base).view(0, 1)
+    assert first.file is None
+    name = os.readlink(f"/proc/self/fd/{held.fd}")
+    assert name == first.path()
+    fd = held.fd
+    del held
+    assert not os.path.exists(f"/proc/self/fd/{fd}") or os.readlink(f"/proc/self/fd/{fd}") != name
+
+
+def test_a_segment_that_is_forgotten_is_open_no_longer(log: PartitionLog) -> None:
+    payloads(log)
+    before = read_descriptors(log)
+    assert before == SEGMENTS
+    log.delete_records(100)
+    assert read_descriptors(log) == before - 100
