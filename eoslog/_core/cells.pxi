@@ -308,3 +308,29 @@ cdef int put_replaced(Cells* cells, int64_t row, const uint8_t* p, int32_t size)
         return put_cell(cells, row, <const uint8_t*><char*>text, <int32_t>len(text))
     except Exception:
         return -1
+
+
+cdef int put_header_cells(Cells* keys, Cells* values, int64_t* rows, const uint8_t* p, const uint8_t* stop,
+                          int32_t count) noexcept nogil:
+    """Writes a record's headers behind those that are there; -1: no memory."""
+    cdef HeaderFields header
+    cdef Fault fault
+    cdef int64_t at
+    for _ in range(count):
+        p = parse_record_header(p, stop, &header, &fault)
+        at = rows[0]
+        if p == NULL:
+            return -1
+        if at == keys.capacity and grow_cells(keys, max(at * 2, 256)) < 0:
+            return -1
+        if at == values.capacity and grow_cells(values, max(at * 2, 256)) < 0:
+            return -1
+        if is_utf8(header.key, header.key_size):
+            if put_cell(keys, at, header.key, header.key_size) < 0:
+                return -1
+        elif put_replaced(keys, at, header.key, header.key_size) < 0:
+            return -1
+        if put_cell(values, at, header.value, header.value_size) < 0:
+            return -1
+        rows[0] = at + 1
+    return 0

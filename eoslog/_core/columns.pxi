@@ -1,7 +1,7 @@
 # Whole batches into Arrow buffers, one pass, without the GIL.
 #
 # Keys and values are Cells (cells.pxi), the rest plain arrays. Columns that nobody asked for are
-# walked over, with the same checks.
+# walked over, with the same checks; but for offsets alone a header says enough, under its checksum.
 from libc.stdint cimport INT32_MAX
 
 from eoslog._core.record_shape cimport (
@@ -200,7 +200,7 @@ cdef class ColumnDecoder:
         cdef int64_t base_offset, last_offset
         cdef int32_t count
         cdef int attributes, status
-        cdef bint skipped, packed
+        cdef bint skipped, packed, counted
         while next_offset[0] < end:
             at[0] = p
             step[0] = next_batch(p, stop, size)
@@ -228,13 +228,17 @@ cdef class ColumnDecoder:
                 aborted is not None and attributes & TRANSACTIONAL_BIT
                 and aborted.covers(load_i64(p + PRODUCER_ID_AT), base_offset))
             packed = attributes & CODEC_MASK and size[0] > HEADER_SIZE
-            if self._check and (skipped or packed) and not crc_matches(p, size[0]):
+            counted = not packed and self._counts(p, size[0], count)
+            if self._check and (skipped or packed or counted) and not crc_matches(p, size[0]):
                 step[0] = BATCH_CRC
                 return FILL_HEADER
             if packed and not skipped:
                 return FILL_BLOCK
             if not skipped:
-                status = self._fill(p, p + HEADER_SIZE, p + size[0], next_offset[0], end, self._check, fault)
+                if counted:
+                    status = self._number(max(base_offset, next_offset[0]), min(last_offset + 1, end))
+                else:
+                    status = self._fill(p, p + HEADER_SIZE, p + size[0], next_offset[0], end, self._check, fault)
                 if status == FILL_HEADER:
                     step[0] = BATCH_CRC
                 if status != FILL_DONE:
@@ -243,6 +247,24 @@ cdef class ColumnDecoder:
             next_offset[0] = last_offset + 1 if last_offset < end else end
             p += size[0]
         at[0] = p
+        return FILL_DONE
+
+    cdef bint _counts(self, const uint8_t* header, int64_t size, int32_t count) noexcept nogil:
+        """Whether the header says all that is asked for: it names as many offsets as records."""
+        return (self._wanted | COLUMN_OFFSET == COLUMN_OFFSET and count == load_i32(header + LAST_OFFSET_DELTA_AT) + 1
+                and count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE)
+
+    cdef int _number(self, int64_t first, int64_t end) noexcept nogil:
+        """One row for each offset of [first, end): a FillStatus."""
+        cdef int64_t* offsets
+        cdef int64_t i, count = end - first
+        if self._make_room(self.rows + count) < 0:
+            return FILL_NO_MEMORY
+        if self._wanted & COLUMN_OFFSET:
+            offsets = <int64_t*>self._offsets.data + self.rows
+            for i in range(count):
+                offsets[i] = first + i
+        self.rows += count
         return FILL_DONE
 
     cdef int _fill(self, const uint8_t* header, const uint8_t* p, const uint8_t* stop, int64_t start,
@@ -352,7 +374,7 @@ cdef class ColumnDecoder:
             if wanted & COLUMN_VALUE and put_cell(&self._values, row, record.value, record.value_size) < 0:
                 status = FILL_NO_MEMORY
                 break
-            if wanted & COLUMN_HEADERS and self._put_headers(row, record.headers, record.end, record.header_count) < 0:
+            if wanted & COLUMN_HEADERS and self._put_headers(row, &record) < 0:
                 status = FILL_NO_MEMORY
                 break
             row += 1
@@ -428,28 +450,11 @@ cdef class ColumnDecoder:
         self._capacity = capacity
         return 0
 
-    cdef int _put_headers(self, int64_t row, const uint8_t* p, const uint8_t* stop, int32_t count) noexcept nogil:
-        cdef HeaderFields header
-        cdef Fault fault
-        cdef int32_t i, end
-        cdef int64_t at
-        for i in range(count):
-            p = parse_record_header(p, stop, &header, &fault)
-            at = self._header_count
-            if p == NULL:
-                return -1
-            if at == self._header_keys.capacity and grow_cells(&self._header_keys, max(at * 2, 256)) < 0:
-                return -1
-            if at == self._header_values.capacity and grow_cells(&self._header_values, max(at * 2, 256)) < 0:
-                return -1
-            if is_utf8(header.key, header.key_size):
-                if put_cell(&self._header_keys, at, header.key, header.key_size) < 0:
-                    return -1
-            elif put_replaced(&self._header_keys, at, header.key, header.key_size) < 0:
-                return -1
-            if put_cell(&self._header_values, at, header.value, header.value_size) < 0:
-                return -1
-            self._header_count = at + 1
+    cdef int _put_headers(self, int64_t row, const RecordFields* record) noexcept nogil:
+        cdef int32_t end
+        if put_header_cells(&self._header_keys, &self._header_values, &self._header_count, record.headers, record.end,
+                       record.header_count) < 0:
+            return -1
         end = <int32_t>self._header_count
         memcpy(self._header_ends.data + (row + 1) * 4, &end, 4)
         return 0

@@ -30,10 +30,15 @@ def filesystem_type(path: str) -> str:
     return ""
 
 
+def is_remote(path: str) -> bool:
+    """Whether another machine, or a process, may change what lies there."""
+    return filesystem_type(path).split(".")[0] in REFUSED
+
+
 def refuse_remote(path: str) -> None:
     """Raise StorageError where writers on different machines would not see each other's locks."""
-    kind = filesystem_type(path)
-    if kind.split(".")[0] in REFUSED:
+    if is_remote(path):
+        kind = filesystem_type(path)
         raise StorageError(
             f"{path} is on {kind}; eoslog writes on local file systems only. "
             "Read it with read_only=True while nobody writes",

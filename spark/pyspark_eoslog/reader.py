@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from pyspark_eoslog.options import Options
 
-READ_BYTES = 1 << 20
-"""Bytes handed to the decoder at once: they stay in a core's cache between reading and decoding."""
-
 LAST_MS = (1 << 63) // 1000 - 1
 """The greatest time that microseconds of 64 bits hold."""
 
@@ -68,7 +65,7 @@ def read_task(options: Options, schema: StructType, task: ReadTask) -> Iterator[
             piece.partition,
             piece.start,
             piece.end,
-            _Bytes(piece, options.fail_on_data_loss),
+            _Bytes(piece, options),
             _aborted_of(piece),
         )
         for piece in task.pieces
@@ -96,19 +93,24 @@ class _Bytes:
     is listed anew once and the offsets are looked up again.
     """
 
-    def __init__(self, piece: Piece, fail_on_data_loss: bool) -> None:
+    def __init__(self, piece: Piece, options: Options) -> None:
         self._piece = piece
-        self._strict = fail_on_data_loss
+        self._strict = options.fail_on_data_loss
+        # A broker that is started meanwhile may cut its files short, eoslog never does.
+        self._ours = options.layout == "eoslog"
 
     def __call__(self, start: int, end: int) -> Iterator[Any]:
         from eoslog.client.scan import Piece as Batches
+        from eoslog.storage.filesystem import is_remote
 
         spans: Sequence[Span] = self._piece.spans
         for _ in range(RELISTINGS):
             try:
+                mapped = self._ours and not is_remote(self._piece.directory)
                 for span in spans:
                     path = log_path(self._piece.directory, span.base)
-                    for at, data in windows(path, span.position, span.end, READ_BYTES, span.inode):
+                    bounds = span.position, span.end
+                    for at, data in windows(path, *bounds, inode=span.inode, mapped=mapped):
                         yield Batches(data, path, at)
                         start = max(start, _next_offset(data))
                 return

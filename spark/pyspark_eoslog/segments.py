@@ -1,8 +1,8 @@
 """Where the batches of a partition lie, byte by byte: from offsets to ranges of segment files.
 
-Read with `pread` alone, below the ends that the planner found: nothing is mapped, locked or
-written, so it works on any host that sees the files. Retention and compaction take away or replace
-whole files, which a reader notices and looks again.
+Read below the ends that the planner found, nothing is locked or written, so it works on any host
+that sees the files: with `pread`, and through a mapping where they are local. Retention and
+compaction take away or replace whole files, which a reader notices and looks again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ from eoslog.storage import files, legacy_messages, segment_files
 from eoslog.storage.legacy_messages import LegacyBatch, is_legacy
 
 WINDOW = 256 << 10
+"""Bytes that a planner reads at once."""
+READ_BYTES = 1 << 20
+"""Bytes that a task reads at once: they stay in a core's cache until they are decoded."""
+MAPPED_BYTES = 16 << 20
+"""Bytes that it maps at once: letting go of a mapping interrupts the other cores."""
 LONGEST_WINDOW = (1 << 31) - 1
 INDEX_ENTRY = 8
+_POPULATE_READ = 22  # MADV_POPULATE_READ
 
 
 @dataclass(frozen=True)
@@ -260,10 +266,11 @@ def windows(
     path: str,
     position: int,
     end: int | None,
-    window: int,
+    window: int = READ_BYTES,
     inode: int | None = None,
     *,
     as_v2: bool = True,
+    mapped: bool = False,
 ) -> Iterator[tuple[int, memoryview]]:
     """(position, bytes) from a batch boundary on, each of whole batches, about `window` long.
 
@@ -276,6 +283,7 @@ def windows(
         window: Bytes.
         inode: What the file must be; None for any.
         as_v2: Give messages of formats 0 and 1 as batches of format 2.
+        mapped: Map the file, `MAPPED_BYTES` at a time: nobody cuts it short.
 
     Raises:
         FileNotFoundError: Retention took the file, or another one (`inode`) is in its place.
@@ -290,10 +298,13 @@ def windows(
         if end is not None and size < end:
             raise CorruptRecord(f"{path}: {size} bytes on {os.uname().nodename}, {end} expected")
         end = size if end is None else end
+        window = MAPPED_BYTES if mapped else window
         wanted = window
         while position < end:
+            size = min(wanted, end - position)
             with files.naming(path):
-                data = memoryview(_core.os_pread(fd, min(wanted, end - position), position))
+                found = _mapping(fd, position, size) if mapped else None
+                data = memoryview(_core.os_pread(fd, size, position) if found is None else found)
             if as_v2 and is_legacy(data, 0):
                 made, used = legacy_messages.as_v2(np.frombuffer(data, np.uint8), 0, len(data))
                 piece = memoryview(made)
@@ -308,3 +319,18 @@ def windows(
             wanted = window
     finally:
         files.close(fd)
+
+
+def _mapping(fd: int, position: int, size: int) -> np.memmap | None:
+    """Bytes of a file, all of them in memory; None where they are to be read in another way: the
+    kernel is older than 5.14, memory is short, or the disk fails, which reading then tells.
+
+    Touched one by one, a page that the disk does not give would end the process.
+    """
+    try:
+        with open(fd, "rb", buffering=0, closefd=False) as file:
+            found = np.memmap(file, np.uint8, "r", position, (size,))
+        found.base.madvise(_POPULATE_READ)
+    except (OSError, ValueError):
+        return None
+    return found

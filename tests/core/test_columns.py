@@ -127,6 +127,9 @@ def test_columns_agree_with_the_reference(
     assert plain_rows(found) == wanted
     biggest = max(len(content) for content, _ in batches)
     assert all(batch.num_rows <= max(max_rows, biggest) for batch in found)
+    alone = decode(stream, columns=["offset"], start=start, end=end, max_rows=max_rows)
+    assert [batch.num_rows for batch in alone] == [batch.num_rows for batch in found]
+    assert [row["offset"] for row in rows(alone)] == [row["offset"] for row in wanted]
 
 
 def test_nulls_empties_and_the_edge_of_inlining() -> None:
@@ -225,6 +228,33 @@ def test_a_count_that_cannot_be_is_refused_before_memory_is_asked_for() -> None:
     )  # fmt: skip
     with pytest.raises(errors.CorruptRecord, match="counts 2147483647 records but ends after 10"):
         decode(data)
+
+
+def test_offsets_alone_of_a_batch_with_gaps_are_those_of_its_records() -> None:
+    """As a cleaner leaves them: the header says how far they reach, not which there are."""
+    records = [(TS, b"a", b"1", ()), (TS, b"b", b"2", ())]
+    payload = codec.encode_record(records[0], 1, TS) + codec.encode_record(records[1], 4, TS)
+    data = codec.seal(
+        base_offset=10, leader_epoch=0, attributes=0, last_offset_delta=6, base_timestamp=TS,
+        max_timestamp=TS, producer_id=-1, producer_epoch=-1, base_sequence=-1, count=2, payload=payload,
+    )  # fmt: skip
+    for columns in (["offset"], ["offset", "value"]):
+        assert [row["offset"] for row in rows(decode(data, columns=columns))] == [11, 14]
+
+
+def test_offsets_alone_are_under_the_checksum_and_within_reason() -> None:
+    good = codec.encode_batch([(TS, None, b"v" * 20, ())] * 3)
+    for at in range(codec.HEADER_SIZE, len(good)):
+        flipped = bytearray(good)
+        flipped[at] ^= 1
+        with pytest.raises(errors.CorruptRecord, match="CRC-32C"):
+            decode(bytes(flipped), columns=["offset"])
+    lies = codec.seal(
+        base_offset=0, leader_epoch=0, attributes=0, last_offset_delta=2**31 - 2, base_timestamp=TS,
+        max_timestamp=TS, producer_id=-1, producer_epoch=-1, base_sequence=-1, count=2**31 - 1, payload=bytes(70),
+    )  # fmt: skip
+    with pytest.raises(errors.CorruptRecord, match="counts 2147483647 records"):
+        decode(lies, columns=["offset"])
 
 
 @pytest.mark.parametrize("view", [True, False])

@@ -10,11 +10,13 @@ import pytest
 
 pytest.importorskip("pyspark")
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+from pyspark_eoslog import segments as segments_module
 from pyspark_eoslog.options import Options
 from pyspark_eoslog.reader import EoslogReader, ReadTask, read_task
 from pyspark_eoslog.splitting import Pinned, plan
 
 from eoslog.errors import ConfigError, CorruptRecord, OffsetOutOfRange
+from eoslog.storage import filesystem
 
 from .helpers import produce
 
@@ -105,6 +107,56 @@ def test_an_index_that_lies_is_not_believed(segments):
     for path in folder.glob("*.index"):
         path.write_bytes(bytes.fromhex("0000000300000007") * 4)
     assert offsets(log, 5, 40) == list(range(5, 40))
+
+
+def maps_of(path):
+    return f"{path}/t-0/" in Path("/proc/self/maps").read_text()
+
+
+def read_on(parsed, tasks):
+    """(offsets, whether the files were mapped when the first batch came)."""
+    batches = iter(read_task(parsed, SCHEMA, tasks[0]))
+    first = next(batches)
+    mapped = maps_of(parsed.path)
+    return [n for batch in (first, *batches) for n in batch.column(0).to_pylist()], mapped
+
+
+@pytest.fixture
+def large(log):
+    """Batches of 1 to 200 KB, some of them larger than what is mapped at once."""
+    log.create_topic("t", config={"segment.bytes": 1 << 20})
+    with log.producer({"batch.size": 1 << 18, "linger.ms": 60_000}) as producer:
+        for n in range(60):
+            for _ in range(1 + n % 20):
+                producer.produce("t", bytes([n]) * 10_000)
+            producer.flush()
+    return log
+
+
+def test_where_files_are_local_they_are_mapped_and_the_rows_are_the_same(large, monkeypatch):
+    end = large.offsets("t", 0).log_end
+    planned = task(large, 3, end - 2, batchRows="5")
+    rows, mapped = read_on(*planned)
+    assert mapped and rows == list(range(3, end - 2))
+    monkeypatch.setattr(segments_module, "MAPPED_BYTES", 50_000)
+    assert read_on(*planned) == (rows, True)
+    assert not maps_of(large.path)
+    kind = filesystem.filesystem_type(large.path)
+    monkeypatch.setattr(filesystem, "REFUSED", (kind,))  # as if it were NFS
+    assert read_on(*planned) == (rows, False)
+
+
+def test_a_file_that_cannot_be_mapped_is_read(large, monkeypatch):
+    """An older kernel knows no MADV_POPULATE_READ."""
+    monkeypatch.setattr(segments_module, "_POPULATE_READ", 9999)
+    end = large.offsets("t", 0).log_end
+    assert read_on(*task(large, 0, end, batchRows="5")) == (list(range(end)), False)
+
+
+def test_a_broker_s_files_are_not_mapped(large):
+    """One that is started meanwhile may cut them."""
+    parsed, tasks = task(large, 0, 10, batchRows="5")
+    assert read_on(replace(parsed, layout="kafka"), tasks) == (list(range(10)), False)
 
 
 def test_a_host_that_sees_a_shorter_file_fails(topic):
