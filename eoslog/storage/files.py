@@ -274,10 +274,10 @@ def arm_failpoint(name: str, action: str, nth: int = 1) -> None:
 
     Args:
         name: a failpoint, or an OS call (`pwrite`, `fdatasync`, ...), or `point` (nth is its id).
-        action: `kill`, `stop`, `interrupt` (Ctrl-C, at a failpoint of the main thread), `trip`,
-            `kill-after`, `short` (the last two for calls only), or an errno name such as `EIO`.
-            `ACTION@FILE` acts at any pass of a failpoint for which FILE
-            has been made, and takes it away: FILE.PID is left of it.
+        action: `kill`, `stop`, `interrupt` (as Ctrl-C) and `trip` (these two not for calls),
+            `kill-after`, `short` (for calls only), or an errno name such as `EIO`. `ACTION@FILE`
+            acts at any pass of a failpoint for which FILE has been made, and takes it away:
+            FILE.PID is left of it.
         nth: 1 is the next pass.
     """
     if name in _core.FAULT_CALLS:
@@ -319,8 +319,7 @@ def failpoint(name: str) -> bool:
         os.kill(os.getpid(), signal.SIGSTOP)
         return False
     if action == "interrupt":
-        signal.raise_signal(signal.SIGINT)
-        return False
+        raise KeyboardInterrupt
     if action == "trip":
         return True
     code = getattr(errno, action)
