@@ -11,7 +11,11 @@ import os
 from eoslog.errors import StorageError
 from eoslog.storage import files
 
-REFUSED = ("nfs", "cifs", "smb3", "9p", "fuse", "afs", "ceph", "glusterfs", "lustre", "virtiofs")
+REFUSED = (
+    *("nfs", "nfs4", "cifs", "smb3", "9p", "fuse", "fuseblk", "afs", "ceph", "glusterfs", "lustre"),
+    *("virtiofs", "vboxsf", "beegfs", "gpfs"),
+)
+"""As `/proc/self/mountinfo` names them, up to a dot."""
 
 
 def filesystem_type(path: str) -> str:
@@ -30,15 +34,15 @@ def filesystem_type(path: str) -> str:
     return ""
 
 
-def is_remote(path: str) -> bool:
-    """Whether another machine, or a process, may change what lies there."""
-    return filesystem_type(path).split(".")[0] in REFUSED
+def is_local(path: str) -> bool:
+    """Whether the file system is known, and this kernel's alone."""
+    return filesystem_type(path).split(".")[0] not in (*REFUSED, "")
 
 
 def refuse_remote(path: str) -> None:
     """Raise StorageError where writers on different machines would not see each other's locks."""
-    if is_remote(path):
-        kind = filesystem_type(path)
+    kind = filesystem_type(path)
+    if kind.split(".")[0] in REFUSED:
         raise StorageError(
             f"{path} is on {kind}; eoslog writes on local file systems only. "
             "Read it with read_only=True while nobody writes",

@@ -228,6 +228,13 @@ class PartitionLog:
 
     def _resolve(self, status: int, error: int, wait: float) -> None:
         """Do what the core could not do under the lock, or raise what it found."""
+        try:
+            self._make_ready(status, error, wait)
+        except FileNotFoundError:
+            if not self.core.deleted:  # else the core is asked again, and says so
+                raise
+
+    def _make_ready(self, status: int, error: int, wait: float) -> None:
         if status == S["NEXT_SEGMENT"]:
             self.writer_files.enter_next()
         elif status == S["ROLL"]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from eoslog.storage import files
 
-LEAST_OPEN, MOST_OPEN = 64, 8192
+LEAST_OPEN, MOST_OPEN = 32, 4096
 
 
 class ReadFile:
@@ -47,18 +47,19 @@ _owners: deque[weakref.ref[Owner]] = deque()  # its calls are atomic: threads ne
 
 
 def most_open() -> int:
-    """A quarter of the descriptors that the process may have now."""
+    """So many that they take a quarter of the descriptors that the process may have now: a file
+    that is mapped has two, one of them the mapping's.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_OPEN if limit < 0 else max(LEAST_OPEN, min(limit // 4, MOST_OPEN))
+    return MOST_OPEN if limit < 0 else max(LEAST_OPEN, min(limit // 8, MOST_OPEN))
 
 
 def admit(owner: Owner) -> None:
     """Note whose file was opened; above the limit, files go that were not read again lately."""
-    _owners.append(weakref.ref(owner))
     most = most_open()
     for _ in range(2 * len(_owners)):
-        if len(_owners) <= most:
-            return
+        if len(_owners) < most:
+            break
         oldest = _owners.popleft()
         found = oldest()
         file = found.file if found is not None else None
@@ -69,3 +70,4 @@ def admit(owner: Owner) -> None:
             _owners.append(oldest)
         else:
             found.file = None
+    _owners.append(weakref.ref(owner))

@@ -200,8 +200,8 @@ class WriterFiles:
     def make_txnindex(self) -> None:
         """Make the segment's abort index before its first entry."""
         with self._prepare:
-            base, *_, txn = self._core.current_files()
-            if txn < 0:
+            base, _, index, _, txn = self._core.current_files()
+            if index >= 0 and txn < 0:  # else another thread left the segment: it asks again
                 path = os.path.join(self._path, file_name(base, TXN_INDEX))
                 with contextlib.ExitStack() as undo:
                     fd = files.open_file(path, create=True)

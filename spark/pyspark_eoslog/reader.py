@@ -101,12 +101,12 @@ class _Bytes:
 
     def __call__(self, start: int, end: int) -> Iterator[Any]:
         from eoslog.client.scan import Piece as Batches
-        from eoslog.storage.filesystem import is_remote
+        from eoslog.storage.filesystem import is_local
 
         spans: Sequence[Span] = self._piece.spans
         for _ in range(RELISTINGS):
             try:
-                mapped = self._ours and not is_remote(self._piece.directory)
+                mapped = self._ours and is_local(self._piece.directory)
                 for span in spans:
                     path = log_path(self._piece.directory, span.base)
                     bounds = span.position, span.end

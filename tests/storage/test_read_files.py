@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eoslog.storage import read_files
+from eoslog.storage import read_files, segments
 from eoslog.storage.partition_log import PartitionLog
 from tests.storage.helpers import batch, opened, payloads
 
@@ -53,10 +53,10 @@ def read_descriptors(log: PartitionLog) -> int:
 def test_a_reader_of_many_segments_has_some_of_them_open(
     log: PartitionLog, few_descriptors: int
 ) -> None:
-    assert few_descriptors == 64 < SEGMENTS
+    assert few_descriptors == 32 < SEGMENTS
     for _ in range(2):
         assert [offset for offset, _ in payloads(log)] == list(range(SEGMENTS))
-        assert 32 < read_descriptors(log) <= few_descriptors
+        assert 16 < read_descriptors(log) <= few_descriptors
 
 
 def test_what_is_read_again_and_again_stays_open(log: PartitionLog, few_descriptors: int) -> None:
@@ -91,3 +91,28 @@ def test_a_segment_that_is_forgotten_is_open_no_longer(log: PartitionLog) -> Non
     assert before == SEGMENTS
     log.delete_records(100)
     assert read_descriptors(log) == before - 100
+
+
+def test_files_of_which_each_is_read_again_make_room_for_a_new_one(
+    log: PartitionLog, few_descriptors: int
+) -> None:
+    for base in range(few_descriptors):
+        log.segment(base).view(0, 1)
+        log.segment(base).view(0, 1)
+    newest = log.segment(few_descriptors)
+    newest.view(0, 1)
+    assert newest.file is not None
+    assert read_descriptors(log) == few_descriptors
+
+
+def test_mapped_files_take_a_quarter_of_the_descriptors(
+    tmp_path: Path, few_descriptors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapping has a descriptor of its own."""
+    monkeypatch.setattr(segments, "REMAP_SIZE", 1)
+    with opened(str(tmp_path), segment_bytes=200) as log:
+        for number in range(SEGMENTS):
+            log.append(batch(1, size=90, timestamp=number))
+        log.flush()
+        assert len(payloads(log)) == SEGMENTS
+        assert few_descriptors < read_descriptors(log) <= 256 // 4

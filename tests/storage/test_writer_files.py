@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from eoslog import _core
 from eoslog._core import build_marker
-from eoslog.errors import TooManyOpenFiles
+from eoslog.errors import TooManyOpenFiles, UnknownTopicOrPartition
 from eoslog.model import AppendOrigin
 from eoslog.storage import log_flusher as flushers
 from eoslog.storage.log_flusher import LogFlusher
@@ -323,3 +324,52 @@ def test_indexes_that_another_thread_opened_first_stay(
         monkeypatch.setattr(writers, "open_file", open_file)
         log.writer_files.open_indexes()
         assert held(log) == sorted([*before, file_name(0, INDEX), file_name(0, TIME_INDEX)])
+
+
+def test_an_abort_index_is_not_made_before_the_others_of_a_segment_that_was_entered_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing could be appended any more: the others would have been opened with one too many."""
+    with opened(str(tmp_path)) as log, opened(str(tmp_path)) as other:
+        begin(log, 100)
+        log.writer_files.drop_prepared()
+        real = log.writer_files.make_txnindex
+
+        def entered_meanwhile() -> None:
+            monkeypatch.setattr(log.writer_files, "make_txnindex", real)
+            other.append(batch(1))
+            other.roll()
+            other.append(batch(1))
+            folding = threading.Thread(target=log.fold)
+            folding.start()
+            folding.join()
+            assert log.core.current_files()[2] < 0
+            real()
+
+        monkeypatch.setattr(log.writer_files, "make_txnindex", entered_meanwhile)
+        marker = abort(log)
+        assert log.aborted(0, log.log_end) == [(7, 0, marker)]
+        assert log.append(batch(1)) is not None
+
+
+@pytest.mark.parametrize("needed", ["open_indexes", "prepare_roll", "make_txnindex"])
+def test_a_topic_that_is_deleted_while_files_are_made_ready_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed: str
+) -> None:
+    with opened(str(tmp_path), segment_bytes=SEGMENT) as log:
+        if needed != "open_indexes":
+            begin(log, SEGMENT - 400)
+            log.writer_files.drop_prepared()
+        real = getattr(log.writer_files, needed)
+
+        def deleted_meanwhile() -> None:
+            log.session.control.mark_deleted(log.slot)
+            shutil.rmtree(log.path)
+            real()
+
+        monkeypatch.setattr(log.writer_files, needed, deleted_meanwhile)
+        with pytest.raises(UnknownTopicOrPartition):
+            if needed == "make_txnindex":
+                abort(log)
+            else:
+                log.append(batch(1, size=1000))
