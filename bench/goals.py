@@ -57,12 +57,18 @@ ROWS = (
         "transactions of 1,000 : flush every 1,000", "test_transactions:test_transactions_of_1000[strict]",
         ("flushes",), most=2.2,
     ),
-    Row("the same in os", "test_transactions:test_transactions_of_1000[os]", ("flushes",), most=1.25),
+    Row(
+        "transactions of 1,000 in os : flush", "test_transactions:test_transactions_of_1000[os]",
+        ("flushes",), most=1.25,
+    ),
     Row(
         "transaction of 100,000 : none", "test_transactions:test_transaction_of_100000[strict]",
         ("flushes",), most=1.03,
     ),
-    Row("the same in os", "test_transactions:test_transaction_of_100000[os]", ("flushes",), most=1.03),
+    Row(
+        "transaction of 100,000 in os : none", "test_transactions:test_transaction_of_100000[os]",
+        ("flushes",), most=1.03,
+    ),
     Row(
         "commit of one record : 4 KiB append+fdatasync", "test_transactions:test_commit_of_one_record",
         ("4 KiB append+fdatasync",), most=2.2, plus_us=100,
