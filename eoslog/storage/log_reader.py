@@ -410,10 +410,8 @@ class LogReader:
     def forget(self, base: int) -> None:
         """A segment's files are gone; views that were handed out live on."""
         with self._listing:
-            segment = self._segments.pop(base, None)
+            self._segments.pop(base, None)  # who reads it closes it
             self._segments_version = -1
-        if segment is not None:
-            segment.close()
 
     def close(self) -> None:
         """Close descriptors; mappings go with their last view."""

@@ -366,8 +366,10 @@ def test_a_segment_reads_the_file_that_it_opened_and_no_other_of_its_name(tmp_pa
         clean(log)
         assert os.path.getsize(segment.path()) < size
         assert segment.size() == size
-        assert bytes(segment._whole(size)) == whole
-        assert segment._whole(size + 1) is None  # as when a dead writer's bytes were cut
+        assert bytes(segment._whole(segment._open(), size)) == whole
+        assert (
+            segment._whole(segment._open(), size + 1) is None
+        )  # as when a dead writer's bytes were cut
         segment.judge_aborted(sealed=True)
 
 
