@@ -65,7 +65,10 @@ def admit(owner: Owner) -> None:
     for _ in range(2 * len(_owners)):
         if len(_owners) < most:
             break
-        oldest = _owners.popleft()
+        try:
+            oldest = _owners.popleft()
+        except IndexError:  # other threads took them meanwhile
+            break
         found = oldest()
         file = found.file if found is not None else None
         if found is None or file is None:

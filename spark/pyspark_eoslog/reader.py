@@ -96,7 +96,8 @@ class _Bytes:
     def __init__(self, piece: Piece, options: Options) -> None:
         self._piece = piece
         self._strict = options.fail_on_data_loss
-        # A broker that is started meanwhile may cut its files short, eoslog never does.
+        # A broker that is started meanwhile may cut its files short; of eoslog only `repair`,
+        # and the recovery of what was never flushed.
         self._ours = options.layout == "eoslog"
 
     def __call__(self, start: int, end: int) -> Iterator[Any]:

@@ -283,7 +283,7 @@ def windows(
         window: Bytes.
         inode: What the file must be; None for any.
         as_v2: Give messages of formats 0 and 1 as batches of format 2.
-        mapped: Map the file, `MAPPED_BYTES` at a time: nobody cuts it short.
+        mapped: Map the file, `MAPPED_BYTES` at a time: where nobody may cut it short meanwhile.
 
     Raises:
         FileNotFoundError: Retention took the file, or another one (`inode`) is in its place.
