@@ -67,7 +67,8 @@ cdef struct Slot:
     uint64_t reserved_3[2]
     # line 3: published by the append-lock holder
     int64_t expire_before_ms    # with expire_below: of producers of whom only markers are left
-    uint64_t reserved_4[7]
+    int64_t index_interval      # bytes, of every process in this session: where index entries come, they all must agree
+    uint64_t reserved_4[6]
 
 cdef struct ProcessEntry:
     uint64_t nonce

@@ -59,6 +59,7 @@ cdef class Partition:
         self.state.segment_size_max = segment_bytes
         self.state.segment_ms = segment_ms
         self.state.index_interval = index_interval_bytes
+        take_interval(&self.state)
         self.state.index_entries_max = segment_index_bytes // OFFSET_ENTRY_SIZE
         self.state.time_entries_max = segment_index_bytes // TIME_ENTRY_SIZE - 1
         self.state.leader_epoch = leader_epoch

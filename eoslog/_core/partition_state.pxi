@@ -204,6 +204,13 @@ cdef void take_horizon(PartitionState* state) noexcept nogil:
     state.table.expire_before_ms = atomic_load_i64(&state.slot.expire_before_ms)
 
 
+cdef void take_interval(PartitionState* state) noexcept nogil:
+    """Index as everybody does in this session, whatever the topic's setting is by now."""
+    cdef int64_t interval = atomic_load_i64(&state.slot.index_interval)
+    if interval > 0 and atomic_load_u64(&state.slot.session) == atomic_load_u64(state.session):
+        state.index_interval = interval
+
+
 cdef int catch_up(PartitionState* state) noexcept nogil:
     """Fold up to the published end, and forget whom the published horizon lets go; as `fold_to`."""
     cdef int rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)

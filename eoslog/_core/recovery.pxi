@@ -6,6 +6,7 @@ cdef int begin_fold(PartitionState* state, int64_t base, bytes producers) except
     table_free(&state.table)
     if atomic_load_u64(&state.slot.session) == atomic_load_u64(state.session):
         take_horizon(state)                      # a void slot says nothing
+        take_interval(state)
     import_producers(&state.table, producers)
     state.next_offset = base
     enter_segment(&state.segment, base)
@@ -159,6 +160,7 @@ cdef void publish_recovered(PartitionState* state, const char* topic_id, int64_t
     state.slot.expire_before_ms = expire_before_ms
     state.slot.log_start = log_start
     state.slot.durable_end = durable_end
+    state.slot.index_interval = state.index_interval
     state.segments_version = 1
     publish_end(state)
     atomic_store_u64(&state.slot.session, atomic_load_u64(state.session))

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop
 
-from eoslog.coordinator.host import Host
+from eoslog.coordinator.host import Host, HostLog
 from eoslog.coordinator.markers import MarkerDriver
 from eoslog.coordinator.transaction_log import Decision, Key, TransactionLog, TransactionLogs
 from eoslog.coordinator.transaction_state import Span
@@ -86,6 +86,33 @@ def _present(spans: Spans, ids: Mapping[TopicPartition, bytes]) -> Spans:
     }
 
 
+def _ends(
+    host: Host, logs: TransactionLogs, partitions: Iterable[TopicPartition]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, HostLog]]:
+    """The last stable offsets, and their logs; every decision that could have moved them is folded.
+
+    Another process may settle what divides them, and C be cleaned of it before it is read here:
+    then it is all begun anew, for what was settled before the ends were read lies below them.
+    """
+    wanted = list(partitions)
+    while True:
+        cleaned = logs.cleaned_to()
+        # 3
+        ends: dict[TopicPartition, int] = {}
+        found: dict[TopicPartition, HostLog] = {}
+        for tp in wanted:
+            try:
+                found[tp] = host.partition(tp.topic, tp.partition)
+            except UnknownTopicOrPartition:
+                continue  # deleted meanwhile
+            ends[tp] = found[tp].last_stable_offset
+            failpoint("snapshot.end_read")
+        # 4: whatever could have moved those ends was in C before.
+        logs.all()
+        if logs.cleaned_to() == cleaned:
+            return ends, found
+
+
 def snapshot(
     host: Host, logs: TransactionLogs, driver: MarkerDriver,
     partitions: Iterable[TopicPartition], topics: Iterable[str] | None = None,
@@ -119,19 +146,9 @@ def snapshot(
             except EoslogError:
                 continue  # its partitions' last stable offsets hold it back
     with logs.cutting():
-        # 3
-        ends: dict[TopicPartition, int] = {}
-        ids: dict[TopicPartition, bytes] = {}
-        for tp in partitions:
-            try:
-                log = host.partition(tp.topic, tp.partition)
-            except UnknownTopicOrPartition:
-                continue  # deleted meanwhile
-            ends[tp], ids[tp] = log.last_stable_offset, log.topic_id
-            failpoint("snapshot.end_read")
-        # 4: whatever could have moved those ends was in C before.
-        logs.all()
+        ends, found = _ends(host, logs, partitions)
         # 5, 6
+        ids = {tp: log.topic_id for tp, log in found.items()}
         cut = closed_cut(ends, (_present(d.spans, ids) for _, d in logs.decisions() if d.commit))
     if topics is None:
         return cut
@@ -148,18 +165,9 @@ def settled(host: Host, logs: TransactionLogs) -> list[tuple[TransactionLog, Key
     logs.all()
     before = [decision for _, decision in logs.decisions()]
     candidates = set(map(id, before))
-    ends: dict[TopicPartition, int] = {}
-    durable: dict[TopicPartition, int] = {}
-    ids: dict[TopicPartition, bytes] = {}
-    for tp in set().union(*(d.spans for d in before)):
-        try:
-            log = host.partition(tp.topic, tp.partition)
-        except UnknownTopicOrPartition:
-            continue
-        ends[tp], durable[tp] = log.last_stable_offset, log.high_watermark
-        ids[tp] = log.topic_id
-    # Again after the ends were read: what has passed them is known now.
-    logs.all()
+    ends, found = _ends(host, logs, set().union(*(d.spans for d in before)))
+    durable = {tp: log.high_watermark for tp, log in found.items()}
+    ids = {tp: log.topic_id for tp, log in found.items()}
     known = [(clog, d, _present(d.spans, ids)) for clog, d in logs.decisions()]
     cut = closed_cut(ends, (spans for _, d, spans in known if d.commit))
 

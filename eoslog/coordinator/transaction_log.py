@@ -361,6 +361,10 @@ class TransactionLogs:
             log.refresh()
         return logs
 
+    def cleaned_to(self) -> list[int]:
+        """Up to where each C partition was cleaned: what was settled may be missing below."""
+        return [log.cleaned_to for log in self._host.transaction_partitions()]
+
     def decision(self, key: Key) -> tuple[TransactionLog, Decision] | None:
         """The decision about a transaction, wherever it lies, as of the last refresh."""
         for log in self._known():

@@ -106,7 +106,7 @@ def plan(log: PartitionLog, dirty_start: int, now_ms: int, bound: int | None = N
     end = min(log.last_stable_offset, log.durable_end, log.log_end)
     end = end if bound is None else min(end, bound)
     active = log.core.active_base
-    listed = [*(base for base in log.reader.bases(beyond=log.log_end) if base < active), active]
+    listed = [*(base for base in log.reader.bases() if base < active), active]
     bases: list[int] = []
     stop = listed[0]
     for base, following in pairwise(listed):
@@ -199,7 +199,7 @@ def _go_on(log: PartitionLog, stop: threading.Event | None) -> None:
 
 def _aborted_entries(log: PartitionLog) -> list[AbortedEntry]:
     entries: list[AbortedEntry] = []
-    for base in log.reader.bases(beyond=log.log_end):
+    for base in log.reader.bases():
         path = os.path.join(log.path, file_name(base, TXN_INDEX))
         try:
             entries += read_txn_index(path)

@@ -298,7 +298,7 @@ class LogFlusher:
         active = self._core.active_base
         if active <= start:  # what was rolled since begins at `end` or behind it
             return [active]
-        bases = self._log.reader.bases(beyond=end)
+        bases = self._log.reader.bases()
         first = max((i for i, base in enumerate(bases) if base <= start), default=0)
         return [base for base in bases[first:] if base < end]
 

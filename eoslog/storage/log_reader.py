@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -61,7 +62,8 @@ class LogReader:
     """The segments of a partition as this process reads them; safe for concurrent use.
 
     Invariants:
-        - `bases` is ascending and names no segment that holds only unpublished bytes
+        - `bases` is ascending, names every segment that is published at the call, and none that
+          holds only unpublished bytes
         - a cursor maps the offset after a read to where the next batch begins, in one version
         - what is handed out was read between two equal versions of the list of segments: a log and
           its indexes belong together (protocol.md row 28)
@@ -81,6 +83,7 @@ class LogReader:
         self._bases: list[int] = []
         self._segments_version = -1
         self._cleaned_version = -1
+        self._listed_active = -1  # the active segment before the listing: later ones may miss
         self._cursors: dict[int, tuple[int, int, int]] = {}
         self._latest_times: tuple[list[int], list[int]] = ([], [])
         self._listing = threading.RLock()
@@ -90,12 +93,17 @@ class LogReader:
         self.finish_swap = _nobody_finishes
         self.cleaned_to = _nothing_cleaned
 
-    def bases(self, *, beyond: int = -1) -> list[int]:
-        """Bases of the readable segments, listed anew when they changed."""
+    def bases(self) -> list[int]:
+        """Bases of the readable segments, listed anew when they changed.
+
+        Rolls raise no version; who looks for what ends a transaction must not miss one.
+        """
         with self._listing:
-            version = self._core.published_segments_version
-            stale = beyond >= 0 and self._bases[-1:] != [self._core.active_base]
-            if version != self._segments_version or not self._bases or stale:
+            version, active = self._core.published_segments_version, self._core.active_base
+            rolled = active != self._listed_active or (
+                self._bases[-1:] != [active] and active < self._core.log_end  # was empty
+            )
+            if version != self._segments_version or not self._bases or rolled:
                 version, cleaned, listed = self.listing()
                 end = self._core.log_end
                 bases = [base for base in listed if base < end or base == 0]
@@ -107,6 +115,7 @@ class LogReader:
                     del self._segments[base]
                 self._bases = bases or listed[:1]
                 self._segments_version, self._cleaned_version = version, cleaned
+                self._listed_active = active
             return self._bases
 
     def listing(self) -> tuple[int, int, list[int]]:
@@ -218,7 +227,9 @@ class LogReader:
             least = base
         while start < end and (left > 0 or not out):
             segment = self.segment(base)
-            buffer, at, size = segment.view(position, need, left)
+            buffer, at, size = segment.view(
+                position, need, left, partial(self._published_size, base, segment)
+            )
             first, stop, base_offset, next_offset, needed = (
                 _core.walk_batches(buffer, at, start, end, left, least)
                 if size
@@ -238,12 +249,12 @@ class LogReader:
                 self._cursors[next_offset] = (version, base, position)
                 continue
             position += first - at
-            if needed and position + needed <= segment.size():
+            published = self._published_size(base, segment)
+            if needed and position + needed <= published:
                 need = needed
                 continue
-            if size and position < self._published_size(base, segment):
+            if size and position < published:
                 self._check_header(buffer, first, base, position, needed)
-            if size and position < segment.size() and not needed:
                 need = 0  # the buffer ended between batches
                 if first == at:
                     return
@@ -347,7 +358,7 @@ class LogReader:
         while True:
             version = self._core.published_segments_version
             log_end = self._core.log_end
-            bases = self.bases(beyond=end if not self._bases or end > self._bases[-1] else -1)
+            bases = self.bases()
             below = [base for base in bases if base <= start]
             first = below[-1] if below else 0
             try:
@@ -368,7 +379,7 @@ class LogReader:
     def offset_for_time(self, timestamp_ms: int, end: int) -> int | None:
         """The first offset below `end` whose timestamp is at or after a time, in ms."""
         log_start = self._core.log_start
-        bases = self.bases(beyond=end)
+        bases = self.bases()
         for i in range(bisect_left(self._latest(bases), timestamp_ms), len(bases)):
             stop = bases[i + 1] if i + 1 < len(bases) else end
             if stop <= log_start:

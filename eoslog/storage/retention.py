@@ -60,7 +60,7 @@ def apply_retention(log: PartitionLog, now_ms: int) -> int:
 
 
 def _apply(log: PartitionLog, now_ms: int) -> int:
-    settings, bases = log.settings, log.reader.bases(beyond=log.log_end)
+    settings, bases = log.settings, log.reader.bases()
     sizes = [log.segment(base).size() for base in bases]
     limited = settings.deletes and settings.retention_bytes >= 0
     excess = sum(sizes) - settings.retention_bytes if limited else 0
@@ -100,12 +100,13 @@ def _expired(log: PartitionLog, start: int, end: int, active: bool, horizon_ms: 
 
 
 def _advance(log: PartitionLog, log_start: int) -> None:
-    bases = log.reader.bases(beyond=log.log_end)
+    bases = log.reader.bases()
     # Data of an open transaction goes with its marker's decision, not before.
     limit = min(log_start, log.stable_end)
     gone = [base for base, following in pairwise(bases) if following <= limit]
     if gone:
         demand_snapshot(log, bases[len(gone)])
+        files.fsync_dir(log.path)  # the snapshot has its name before what it stands for goes
     log.publish_log_start(log_start, segments_changed=bool(gone))
     files.failpoint("log.start.advanced")
     log.on_log_start(log)

@@ -2,9 +2,9 @@
 
     NNNNNNNNNNNNNNNNNNNN.log .index .timeindex .txnindex .snapshot     N = base offset, 20 digits
 
-A sealed segment is one read-only memmap. The active one is a memmap up to the end seen then; what
-was appended since is read with pread until it is `REMAP_SIZE`, then a new memmap replaces it.
-Nothing is mapped past a file's end. A live view keeps its mapping.
+A sealed segment is one read-only memmap. The active one is a memmap up to the published end seen
+then; what was appended since is read with pread until it is `REMAP_SIZE`, then a new memmap
+replaces it. Nothing is mapped that is not published. A live view keeps its mapping.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -109,25 +109,24 @@ class Segment:
                 return None
 
     def view(
-        self, position: int, at_least: int, at_most: int = TAIL_READ_SIZE
+        self, position: int, at_least: int, at_most: int, published: Callable[[], int]
     ) -> tuple[object, int, int]:
         """Bytes from a position on: (buffer, where in it the position is, size of the buffer).
 
-        At least `at_least` bytes unless the file ends before; not many more than `at_most` are
-        copied where the file is not mapped.
+        At least `at_least` bytes unless what is published ends before; not many more than `at_most`
+        are copied where the file is not mapped. What is not published is not looked at: its writer
+        may be dead, and the next one cuts it off under a mapping.
         """
         file = self._open()
         size = -1
         if position + max(at_least, 1) > file.mapped:
-            size = self._size(file)
+            size = published()
             if size - file.mapped >= REMAP_SIZE or (file.map is None and size >= REMAP_SIZE):
                 found = self._whole(file, size)
                 if found is not None:
                     file.map, file.mapped = found, size
         if position + max(at_least, 1) <= file.mapped and file.map is not None:
             return file.map, position, file.mapped
-        if size < 0:
-            size = self._size(file)
         if position >= size:
             return b"", 0, 0
         wanted = max(at_least, LEAST_READ_SIZE, min(at_most, TAIL_READ_SIZE))
@@ -314,8 +313,15 @@ def write_snapshot(directory: str, offset: int, entries: bytes) -> None:
     with contextlib.suppress(FileNotFoundError, StorageError):
         if files.read_file(name) == content:
             return  # it got its name only when it was durable
-    files.write_file(name + ".tmp", content, durable=True)
-    files.rename(name + ".tmp", name)
+    # Another process may stand still in writing its own.
+    temporary = f"{name}.{os.urandom(4).hex()}.tmp"
+    try:
+        files.write_file(temporary, content, durable=True)
+        files.rename(temporary, name)
+    except BaseException:
+        with contextlib.suppress(StorageError):
+            files.remove(temporary)
+        raise
 
 
 def read_snapshot(path: str) -> bytes | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from eoslog.coordinator.snapshot_cut import closed_cut
 from eoslog.coordinator.transaction_state import Span
 from eoslog.model import TopicPartition
 from tests.coordinator.world import A0, A1, B0, World, Writer
+from tests.faults.harness import Child, start
 
 PARTITIONS = [A0, A1, B0]
 
@@ -182,3 +185,43 @@ def test_transactions_of_a_topic_that_was_deleted_say_nothing_of_one_made_anew(
             assert log.snapshot(["orders"])[TopicPartition("orders", 0)] >= count
             if count == 40:
                 log.delete_topic("orders")
+
+
+def cuts_late(child: Child, path: str) -> None:
+    """Takes a snapshot, and stands still when it has read one of its ends."""
+    with eoslog.open(path) as log:
+        log.snapshot()
+        child.armed()
+        child.tell("cut", sorted((tp.partition, end) for tp, end in log.snapshot(["t"]).items()))
+
+
+def commits(log: eoslog.Log, tag: str) -> None:
+    with log.producer(transactional_id="T") as producer:
+        producer.init_transactions()
+        with producer.transaction() as tx:
+            for partition in (0, 1):
+                tx.produce("t", tag, partition=partition)
+
+
+@pytest.mark.process
+def test_a_cut_is_whole_though_its_decisions_are_settled_and_cleaned_away(tmp_path: Path) -> None:
+    """Between the ends of two partitions another process commits to both, forgets the decision and
+    compacts the coordinator's log: nothing is left that says that they belong together.
+    """
+    path = str(tmp_path / "log")
+    with eoslog.open(path) as log:
+        log.create_topic("t", 2)
+        commits(log, "before")
+        late = start(cuts_late, path, faults=(("snapshot.end_read", "stop", 1),))
+        os.waitid(os.P_PID, late.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        for number in range(8):
+            commits(log, f"meanwhile {number}")
+        for partition in (0, 1):  # a decision is settled when its markers are durable
+            markers = log.engine.partition("t", partition)
+            markers.flush(markers.log_end)
+        assert any(log.clean("__transaction_state", roll=True).values())
+        late.signal(signal.SIGCONT)
+        (cut,) = late.end().fine().of("cut")
+        ends = {end for _, end in cut}
+        assert len(ends) == 1, "both partitions hold the same transactions"
+        assert ends <= {2 * (1 + number) for number in range(10)}

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from eoslog._core import build_marker
 from eoslog.model import AppendOrigin
 from eoslog.storage.partition_log import PartitionLog
-from eoslog.storage.segments import INDEX, file_name
+from eoslog.storage.segments import INDEX, REMAP_SIZE, file_name
 from tests.faults.harness import Child, live
 from tests.storage.helpers import batch, opened, payloads, state
 
@@ -114,6 +115,29 @@ def test_an_index_entry_that_was_cut_leads_no_reader_astray(tmp_path: Path) -> N
         for offset in reversed(range(repairer.log_end)):  # each one is looked up
             found = reader.read(offset, offset + 1)
             assert found[0].base_offset <= offset < found[0].next_offset
+
+
+def test_nothing_is_mapped_that_was_never_published(tmp_path: Path) -> None:
+    """A dead writer's bytes are cut off: a mapping of them would end in zeros, or in SIGBUS."""
+    path = str(tmp_path)
+    large = {"segment_bytes": REMAP_SIZE + 500_000}
+    with opened(path, **large) as reader, opened(path, **large) as repairer:
+        while reader.core.end_position <= REMAP_SIZE:
+            repairer.append(batch(1, size=100_000))
+        end = reader.log_end
+        assert live(torn_large, path, large, faults=(("point", "kill", 3),)).killed
+        found = reader.read(0, end, 2 * REMAP_SIZE)
+        assert isinstance(found[0].data, np.ndarray), "read through the mapping"
+        while len(repairer.reader.bases()) == 1:
+            repairer.append(batch(1, size=100_000))
+        assert [offset for offset, _ in payloads(reader)] == list(range(repairer.log_end))
+
+
+def torn_large(child: Child, path: str, settings: dict[str, int]) -> None:
+    """Dies once a batch's bytes are in the file that end a segment which the next one does not fill."""
+    with opened(path, **settings) as log:
+        child.armed()
+        log.append(batch(1, size=300_000))
 
 
 def test_retention_counts_nothing_that_was_never_published(tmp_path: Path) -> None:

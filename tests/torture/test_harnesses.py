@@ -57,22 +57,23 @@ def test_a_spoiled_directory_is_a_violation(tmp_path):
 
 def test_the_counts_of_runs_add_up(tmp_path):
     page = tmp_path / "report.md"
-    for seed in (1, 2):
+    for seed, kills in ((1, 21), (2, 30), (3, 11)):
         report = Report(seed)
         report.goals["kill"] = ("kills", 10_000)
         report.not_run["power"] = "needs root"
         step = {
             "harness": "kill",
             "seed": 7,
-            "seconds": 1.0,
-            "counts": {"kills": 21},
+            "seconds": float(kills),
+            "counts": {"kills": kills},
             "violations": [],
         }
         assert report.take(step) == []
         report.add_to(page)
     text = page.read_text()
-    assert "| kill | 42 kills | 10,000 |" in text and text.count("power: needs root") == 2
-    assert done_before(page)["kill: kills"] == 42
+    assert "| kill | 62 kills | 30 | 10,000 |" in text, "those of all runs, and of the longest one"
+    assert text.count("power: needs root") == 3
+    assert done_before(page)["kill: kills"] == 62
     assert list(render(json.loads(page.with_suffix(".json").read_text()), {}))
 
 
