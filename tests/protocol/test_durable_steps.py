@@ -19,6 +19,7 @@ from eoslog.model import AppendOrigin
 from eoslog.storage import checkpoints, files
 from eoslog.storage.directory import built_aside
 from eoslog.storage.log_loader import make_directory
+from eoslog.storage.segments import SNAPSHOT, file_name
 from eoslog.storage.session import POISON_FILE, Session
 from tests.storage.helpers import batch, opened
 
@@ -112,6 +113,16 @@ def test_rolling(tmp_path: Path) -> None:
         log.append(batch(1, size=800))
         with syncs(1, 1):  # the next segment's files, before they get their names; its snapshot
             log.append(batch(1, size=800))
+
+
+def test_retention(tmp_path: Path) -> None:
+    with opened(str(tmp_path), **ROLLING) as log:
+        while len(log.reader.bases()) < 3:
+            log.append(batch(1, size=300))
+            log.flush()
+        files.remove(os.path.join(log.path, file_name(log.reader.bases()[1], SNAPSHOT)))
+        with syncs(1, 1):  # the snapshot at the new start, its name before what it stands for goes
+            log.delete_records(log.reader.bases()[1])
 
 
 def test_an_abort_index(tmp_path: Path) -> None:

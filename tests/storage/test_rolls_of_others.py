@@ -56,7 +56,7 @@ def test_the_list_is_read_once_for_each_roll(tmp_path: Path, monkeypatch) -> Non
 
 
 @pytest.mark.process
-def test_a_roller_that_stands_still_spoils_no_snapshot(tmp_path: Path) -> None:
+def test_C03_a_roller_that_stands_still_spoils_no_snapshot(tmp_path: Path) -> None:
     """It had begun to write the producers' snapshot; retention made the same one, and took the
     segment that alone knew them otherwise.
     """
