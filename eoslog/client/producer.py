@@ -99,11 +99,9 @@ class Producer(RecordAccumulator):
         if settings.transactional_id is not None:
             self._identity = Identity(None)
             self._transactions = TransactionManager(
-                self._engine,
-                settings.transactional_id,
-                settings.transaction_timeout_ms,
+                self._engine, settings.transactional_id, settings.transaction_timeout_ms,
                 self._identity,
-            )
+            )  # fmt: skip
             self.gate = _NO_TRANSACTION
         elif settings.enable_idempotence:
             self._identity = Identity(self._engine.producer_ids.next_producer_id)
@@ -372,9 +370,7 @@ class Producer(RecordAccumulator):
             deadline = self._deadline(timeout)
             manager.transition(ClientState.ABORTING, "abort_transaction")
             self.gate = _NO_TRANSACTION
-            dropped = TransactionAborted(
-                f"{manager.transactional_id!r}: aborted before the record was sent"
-            )
+            dropped = TransactionAborted(f"{manager.transactional_id!r}: aborted before being sent")
             self._sender.discard(dropped)
             self._sender.acks.untold = None
             manager.end(False, deadline)
@@ -401,14 +397,18 @@ class Producer(RecordAccumulator):
 
         Raises:
             CommitFailed: the group gave these partitions to somebody else: abort.
+            TransactionAbortable: not done within the timeout, for what its cause says: abort.
             ProducerFenced: another instance took over.
         """
         with self._calls:
             manager = self._manager("send_offsets_to_transaction")
             manager.check_open("send_offsets_to_transaction")
-            manager.add_offsets(
-                offsets_of(offsets), group_metadata_of(group_metadata), self._deadline(timeout)
-            )
+            named, group = offsets_of(offsets), group_metadata_of(group_metadata)
+            try:
+                manager.add_offsets(named, group, self._deadline(timeout))
+            finally:
+                if manager.error is not None:
+                    self.gate = _NO_TRANSACTION
 
     def transaction(self) -> Transaction:
         """A transaction as a context: commits at the end, aborts on an exception."""
@@ -427,6 +427,8 @@ class Producer(RecordAccumulator):
         self._check_alive()
         if self._transactions is None:
             raise IllegalState(f"{what}: the producer has no transactional.id")
+        if self._transactions.error is not None:
+            self.gate = _NO_TRANSACTION  # the sender found it: no more records either
         return self._transactions
 
     def _deadline(self, timeout: float | None) -> float:
@@ -436,9 +438,7 @@ class Producer(RecordAccumulator):
         done = self._sender.flush(deadline)
         self._sender.acks.callbacks.serve()
         if not done:
-            raise RequestTimedOut(
-                f"{what}: {self.buffered} records are not sent yet; call it again"
-            )
+            raise RequestTimedOut(f"{what}: {self.buffered} records are not sent yet; call again")
 
     # -- the end ------------------------------------------------------------------------------
 

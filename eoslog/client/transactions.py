@@ -34,6 +34,7 @@ from eoslog.errors import (
     ProducerFenced,
     RequestTimedOut,
     StaleMemberEpoch,
+    TransactionAbortable,
     UnknownMember,
     UnknownTopicOrPartition,
 )
@@ -130,16 +131,23 @@ class TransactionManager:
             raise IllegalState(f"{what}: the state is {self.state.value}, must be one of {allowed}")
         self.state = to
 
-    def fail(self, error: EoslogError, fatal: tuple[type[EoslogError], ...] = _FATAL) -> None:
-        """Enter the error state that the error calls for."""
+    def fail(
+        self, error: EoslogError, fatal: tuple[type[EoslogError], ...] = _FATAL
+    ) -> EoslogError:
+        """Enter the error state that the error calls for.
+
+        Returns:
+            What the call that failed is to raise: it says what the caller may do in that state.
+        """
         if self.state is ClientState.FATAL_ERROR:
-            return
+            return self.error or error
         if isinstance(error, fatal):
             self.state = ClientState.FATAL_ERROR
             self.error = error
         elif self.state in PREDECESSORS[ClientState.ABORTABLE_ERROR]:
             self.state = ClientState.ABORTABLE_ERROR
-            self.error = self.error or error
+            self.error = self.error or self._abortable(error)
+        return self.error or error
 
     def check_open(self, what: str) -> None:
         """Raise unless records and offsets may be added now."""
@@ -212,10 +220,12 @@ class TransactionManager:
             except EoslogError as error:
                 if isinstance(error, InvalidProducerEpoch):
                     error = self._fenced(error)
-                self.fail(error, _FATAL_AT_COORDINATOR)
+                failure = self.fail(error, _FATAL_AT_COORDINATOR)
                 if self.error is None:  # an abort that failed: it can only be given up
                     self.state, self.error = ClientState.FATAL_ERROR, error
-                raise error from None
+                if not commit:
+                    raise error from None
+                raise failure from failure.__cause__
             except BaseException as interrupt:
                 if not commit:
                     raise
@@ -281,8 +291,8 @@ class TransactionManager:
                 "send_offsets_to_transaction",
             )
         except RequestTimedOut as error:
-            self.fail(error)  # the offsets may be in the log: only an abort is safe
-            raise
+            failure = self.fail(error)  # the offsets may be in the log: only an abort is safe
+            raise failure from failure.__cause__
         except EoslogError as error:
             if isinstance(error, _GROUP_MOVED_ON):
                 moved = CommitFailed(f"group {group.group_id!r} moved on: {error}", abortable=True)
@@ -290,8 +300,8 @@ class TransactionManager:
                 raise moved from error
             if isinstance(error, InvalidProducerEpoch):
                 error = self._fenced(error)
-            self.fail(error, _FATAL_AT_COORDINATOR)
-            raise error from None
+            failure = self.fail(error, _FATAL_AT_COORDINATOR)
+            raise failure from failure.__cause__
         if place.offset is not None and place.offset >= 0:
             name = self.name((place.topic, place.partition))
             self._widen(name, place.offset, place.offset + len(offsets) - 1)
@@ -373,6 +383,17 @@ class TransactionManager:
         self.coming.clear()
         self.spans.clear()
         self._expected = None
+
+    def _abortable(self, error: EoslogError) -> EoslogError:
+        """The error, or, where it does not say that the transaction ends, one that does."""
+        if getattr(error, "fatal", False) or getattr(error, "abortable", False):
+            return error
+        ended = TransactionAbortable(
+            f"transactional id {self.transactional_id!r}: the transaction cannot commit, call "
+            f"abort_transaction: {type(error).__name__}: {error}"
+        )
+        ended.__cause__ = error
+        return ended
 
     def _fenced(self, error: EoslogError) -> EoslogError:
         return ProducerFenced(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eoslog import _core
-from eoslog.errors import LockTimeout, QueueFull, UnknownTopicOrPartition
+from eoslog.errors import LockTimeout, QueueFull, TransactionAbortable, UnknownTopicOrPartition
 from eoslog.log import Log
 from eoslog.storage import files
 from tests.client.helpers import visible
@@ -58,8 +58,11 @@ def test_a_topic_deleted_in_a_transaction_fails_its_commit_and_an_abort_goes_on(
         producer.begin_transaction()
         producer.produce("one", b"v")
         log.delete_topic("one")
-        with pytest.raises(UnknownTopicOrPartition):
-            producer.commit_transaction()
+        for _ in range(2):
+            with pytest.raises(TransactionAbortable, match="call abort_transaction.*'one'") as end:
+                producer.commit_transaction()
+            assert (end.value.abortable, end.value.retriable) == (True, False)
+            assert isinstance(end.value.__cause__, UnknownTopicOrPartition)
         producer.abort_transaction()
         producer.begin_transaction()
         producer.produce("b", b"v")

@@ -12,6 +12,8 @@ from eoslog.errors import (
     ConfigError,
     IllegalGeneration,
     IllegalState,
+    RequestTimedOut,
+    TransactionAbortable,
 )
 from eoslog.log import Log
 from eoslog.model import GroupMetadata, OffsetAndMetadata, TopicPartition
@@ -119,3 +121,30 @@ def test_an_exception_aborts_rewinds_and_goes_on(log: Log, producer: Producer) -
     assert producer.transaction_state == "READY"
     assert consumer.rewound == 1
     assert visible(log) == []
+
+
+def test_offsets_of_a_topic_that_is_not_there_end_the_transaction_and_not_the_producer(
+    log: Log, producer: Producer
+) -> None:
+    def abortable(call: Any, *arguments: Any, **options: Any) -> None:
+        with pytest.raises(TransactionAbortable, match=r"abort_transaction.*'nope'") as raised:
+            call(*arguments, **options)
+        assert (raised.value.abortable, raised.value.retriable) == (True, False)
+        assert isinstance(raised.value.__cause__, RequestTimedOut)
+
+    producer.begin_transaction()
+    producer.produce("b", b"v")
+    nowhere = {TopicPartition("nope", 0): 1}
+    abortable(producer.send_offsets_to_transaction, nowhere, "g", timeout=0.05)
+    abortable(producer.commit_transaction)
+    abortable(producer.commit_transaction)
+    abortable(producer.produce, "b", b"v")
+    abortable(producer.send_offsets_to_transaction, {TopicPartition("a", 0): 1}, "g")
+    producer.abort_transaction()
+    assert visible(log) == []
+    producer.begin_transaction()
+    producer.produce("b", b"next")
+    producer.send_offsets_to_transaction({TopicPartition("a", 0): 1}, "g")
+    producer.commit_transaction()
+    assert visible(log) == [b"next"]
+    assert committed(log)[TopicPartition("a", 0)].offset == 1
