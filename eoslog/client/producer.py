@@ -315,7 +315,7 @@ class Producer(RecordAccumulator):
             return manager.initialize(self._deadline(timeout))
 
     def begin_transaction(self) -> None:
-        """Open a transaction. Local: nothing is written before the first record."""
+        """Open a transaction; nothing is written yet. Raises IllegalState, or what was fatal."""
         with self._calls:
             self._manager("begin_transaction").begin()
             self.gate = _OPEN
@@ -363,7 +363,7 @@ class Producer(RecordAccumulator):
 
         Raises:
             RequestTimedOut: call abort again, and nothing else.
-            ProducerFenced: another instance took over, and has aborted this transaction.
+            ProducerFenced: another instance took over, and has aborted this transaction: close.
         """
         with self._calls:
             manager = self._manager("abort_transaction")

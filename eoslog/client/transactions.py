@@ -121,7 +121,14 @@ class TransactionManager:
     # -- states -------------------------------------------------------------------------------
 
     def transition(self, to: ClientState, what: str) -> None:
-        """Change the state; an illegal step raises IllegalState and changes nothing."""
+        """Change the state; an illegal step raises and changes nothing.
+
+        Raises:
+            EoslogError: the error that was fatal: no step leads on from there.
+            IllegalState: the step is out of order.
+        """
+        if self.state is ClientState.FATAL_ERROR and self.error is not None:
+            raise self.error
         if self.state not in PREDECESSORS[to]:
             allowed = ", ".join(sorted(s.value for s in PREDECESSORS[to]))
             if self.error is not None:
@@ -142,8 +149,7 @@ class TransactionManager:
         if self.state is ClientState.FATAL_ERROR:
             return self.error or error
         if isinstance(error, fatal):
-            self.state = ClientState.FATAL_ERROR
-            self.error = error
+            self._give_up(error)
         elif self.state in PREDECESSORS[ClientState.ABORTABLE_ERROR]:
             self.state = ClientState.ABORTABLE_ERROR
             self.error = self.error or self._abortable(error)
@@ -222,7 +228,7 @@ class TransactionManager:
                     error = self._fenced(error)
                 failure = self.fail(error, _FATAL_AT_COORDINATOR)
                 if self.error is None:  # an abort that failed: it can only be given up
-                    self.state, self.error = ClientState.FATAL_ERROR, error
+                    self._give_up(error)
                 if not commit:
                     raise error from None
                 raise failure from failure.__cause__
@@ -258,7 +264,7 @@ class TransactionManager:
         except RequestTimedOut:
             raise
         except EoslogError as error:
-            self.state, self.error = ClientState.FATAL_ERROR, error
+            self._give_up(error)
             raise
         return result.producer_id, result.producer_epoch
 
@@ -383,6 +389,12 @@ class TransactionManager:
         self.coming.clear()
         self.spans.clear()
         self._expected = None
+
+    def _give_up(self, error: EoslogError) -> None:
+        """No call can help any more; elsewhere the same error may be a lesser one."""
+        self.state = ClientState.FATAL_ERROR
+        self.error = error
+        error.__dict__.update(retriable=False, abortable=False, fatal=True)
 
     def _abortable(self, error: EoslogError) -> EoslogError:
         """The error, or, where it does not say that the transaction ends, one that does."""

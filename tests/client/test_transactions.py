@@ -211,12 +211,30 @@ def test_a_newer_instance_fences_the_older(log: Log, producer: Producer) -> None
         with pytest.raises(ProducerFenced):
             producer.commit_transaction()
         assert producer.transaction_state == "FATAL_ERROR"
-        with pytest.raises((ProducerFenced, IllegalState)):
-            producer.begin_transaction()
+        for name, call in CALLS.items():
+            with pytest.raises(ProducerFenced) as raised:
+                call(producer)
+            assert raised.value.fatal, name
+        producer.close()
         newer.begin_transaction()
         newer.produce("b", b"new")
         newer.commit_transaction()
     assert visible(log) == [b"new"]
+
+
+def test_an_abort_that_finds_the_producer_fenced_says_so_each_time(
+    log: Log, producer: Producer
+) -> None:
+    producer.begin_transaction()
+    producer.produce("b", b"old")
+    producer.flush()
+    with log.producer(transactional_id="x") as newer:
+        newer.init_transactions()
+        for call in (producer.abort_transaction, producer.abort_transaction):
+            with pytest.raises(ProducerFenced) as raised:
+                call()
+            assert (raised.value.fatal, raised.value.abortable) == (True, False)
+    producer.close()
 
 
 def test_a_fenced_instance_cannot_write_either(log: Log, producer: Producer) -> None:
