@@ -33,9 +33,9 @@ from eoslog._core import Bell
 from eoslog.client.acknowledger import Acknowledger
 from eoslog.client.encoded_batch import EncodedBatches
 from eoslog.client.identity import Identity, Place, next_sequence
+from eoslog.client.refusals import Refusals
 from eoslog.config import ProducerConfig
 from eoslog.errors import (
-    DeliveryTimeout,
     EoslogError,
     InvalidProducerEpoch,
     KafkaError,
@@ -103,6 +103,7 @@ class Sender:
         self._linger_ns = int(config.linger_ms * 1e6)
         self._drained_ns = 0  # by the background thread, or by flushes that leave nothing to linger
         self._forced_ns = 0
+        self._refusals = Refusals()
         self.acks = Acknowledger(accumulator, engine, config)
         self.stats = self.acks.stats
         accumulator.sleeping_until = _NEVER_NS
@@ -397,6 +398,7 @@ class Sender:
     def _appended(
         self, log: Any, place: Place, queue: deque[Any], group: list[Any], result: AppendResult
     ) -> None:
+        self._refusals.forget(place)
         stats, offset = self.stats, result.base_offset
         last, duplicate = result.last_offset, result.duplicate
         # Where the log does not stamp them, each record has its own time.
@@ -425,7 +427,9 @@ class Sender:
     def _refused(self, queue: deque[Any], group: list[Any], error: EoslogError) -> bool:
         head = group[0]
         again = getattr(error, "retriable", False) and head.attempts <= self._config.retries
-        if again and not self._gone_for_good(head, error):
+        again = again and not self._gone_for_good(head, error)
+        self._refusals.note(head, error, again)
+        if again:
             pause = min(self._config.retry_backoff_ms * 2 ** min(head.attempts, 10), 1000)
             pause *= random.uniform(0.8, 1.2)
             head.retry_at_ns = time.monotonic_ns() + int(pause * 1e6)
@@ -468,12 +472,7 @@ class Sender:
         return True
 
     def _expire(self, batch: Any) -> None:
-        state = "its outcome is unknown" if batch.doubtful else "it was not written"
-        error = DeliveryTimeout(
-            f"{batch.topic}-{batch.partition}: {batch.count} records not delivered within "
-            f"delivery.timeout.ms = {self._config.delivery_timeout_ms} after {batch.attempts} "
-            f"attempts; {state}"
-        )
+        error = self._refusals.timeout(batch, self._config.delivery_timeout_ms)
         if self._transactions is not None:
             self._transactions.fail(error)
         elif batch.doubtful and self._idempotent:
