@@ -40,9 +40,12 @@ cdef object as_sequence(object values, str what):
     if type(values) in (list, tuple):
         return values
     try:
+        if isinstance(values, (str, bytes, bytearray, memoryview)):     # one value, not its letters
+            raise TypeError
         items = iter(values)
     except TypeError:
-        raise errors.SerializationError(f"{what}: expected a sequence, got {type(values).__name__}") from None
+        raise errors.SerializationError(
+            f"{what}: expected a sequence of {what}, got {type(values).__name__}") from None
     return list(items)
 
 

@@ -140,6 +140,17 @@ def test_what_was_buffered_before_stays_in_front() -> None:
     assert values == [b"first", *[b"%d" % i for i in range(600)], b"last"]
 
 
+@pytest.mark.parametrize("one", ["abc", b"abc", bytearray(b"abc"), memoryview(b"abc"), 3])
+def test_one_value_is_no_sequence_of_values(one: Any) -> None:
+    a = make()
+    with pytest.raises(SerializationError, match=f"sequence of values, got {type(one).__name__}"):
+        a.produce_many("t", one)
+    with pytest.raises(SerializationError, match=f"sequence of keys, got {type(one).__name__}"):
+        a.produce_many("t", [b"1", b"2", b"3"], one)
+    assert a.used == 0
+    assert a.produce_many("t", (v for v in ["a", b"b"])) == 2
+
+
 def test_a_record_at_fault_leaves_those_before_it() -> None:
     for wrong, error in ((bytes(2000), RecordTooLarge), (3.5, SerializationError)):
         a = make()
