@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from eoslog import _core
+from eoslog.arguments import as_directory
 from eoslog.background import Background
 from eoslog.checkpointer import Checkpointer
 from eoslog.cleaning import Cleaning
@@ -216,7 +217,7 @@ class Engine:
         """
         if durability not in (None, "strict", "os"):
             raise ConfigError(f"durability: {durability!r} is neither 'strict' nor 'os'")
-        where = os.path.abspath(os.fspath(path))
+        where = as_directory(path)
         create = create and not read_only
         if config is not None and "durability" in config.given:
             durability = durability or config.durability

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from eoslog.arguments import as_directory, as_mapping, as_names
+from eoslog.client.offsets import offsets_of, starts_of
 from eoslog.client.recipes import dedupe, run_transaction
 from eoslog.closing import Closing
 from eoslog.config import LogConfig
@@ -62,7 +64,7 @@ def open(  # noqa: A001
         options: more keys, in snake_case.
 
     Raises:
-        ConfigError: an unknown key, or another value is stored or in use here (both are named).
+        ConfigError: no path; an unknown key; another value is stored or in use here (both named).
         StorageError: foreign, damaged, or on a file system without local locks.
         LockTimeout: another process holds it for longer than 30 s.
     """
@@ -135,8 +137,8 @@ class Log(Closing):
         self.engine.metadata.create_partitions(name, total)
 
     def alter_topic(self, name: str, config: Mapping[str, Any]) -> None:
-        """Set topic configuration; None takes a key back to its default."""
-        self.engine.alter_topic(name, dict(config))
+        """Set topic configuration; None takes a key back to its default. Raises ConfigError."""
+        self.engine.alter_topic(name, dict(as_mapping("config", config)))
 
     def topics(self) -> list[str]:
         """Names of the user topics, sorted."""
@@ -235,7 +237,8 @@ class Log(Closing):
 
         if self.engine.read_only:
             raise IllegalState(f"{self.path}: the log was opened read_only")
-        return Producer({"log.dir": self.path, **(config or {})}, **options)
+        given = {} if config is None else as_mapping("config", config)
+        return Producer({"log.dir": self.path, **given}, **options)
 
     def consumer(self, *topics: str, group_id: str | None = None, **options: Any) -> Consumer:
         """A consumer on this directory, subscribed to the topics given."""
@@ -245,14 +248,15 @@ class Log(Closing):
             options["engine"] = self.engine
         if group_id is not None:
             options["group_id"] = group_id
+        names = as_names("topics", topics)
         consumer = Consumer({"log.dir": self.path}, **options)
         if topics and group_id is not None:
-            consumer.subscribe(list(topics))
+            consumer.subscribe(names)
         elif topics:
             consumer.assign(
                 [
                     TopicPartition(name, number)
-                    for name in topics
+                    for name in names
                     for number in sorted(self.engine.topic(name).partitions)
                 ]
             )
@@ -296,12 +300,12 @@ class Log(Closing):
     def reset_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
     ) -> None:
-        """Set the committed offsets of a group without members."""
-        wanted = {
-            tp: value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(int(value))
-            for tp, value in offsets.items()
-        }
-        self.engine.groups.reset_offsets(group_id, wanted)
+        """Set the committed offsets of a group without members.
+
+        Raises:
+            ConfigError: not offsets by partition. NonEmptyGroup: the group has members.
+        """
+        self.engine.groups.reset_offsets(group_id, offsets_of(as_mapping("offsets", offsets)))
 
     def delete_group(self, group_id: str) -> None:
         """Delete a group without members, with its offsets."""
@@ -356,10 +360,13 @@ class Log(Closing):
     # --- care -----------------------------------------------------------------------------------
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Drop all records before the offsets (-1: the high watermark); the new log starts."""
+        """Drop all records before the offsets (-1: the high watermark); the new log starts.
+
+        Raises ConfigError for anything but offsets by partition.
+        """
         return {
             tp: self._partition(tp.topic, tp.partition).delete_records(before)
-            for tp, before in offsets.items()
+            for tp, before in starts_of(as_mapping("offsets", offsets)).items()
         }
 
     def clean(self, topic: str | None = None, *, roll: bool = False) -> dict[TopicPartition, int]:
@@ -414,8 +421,7 @@ class Log(Closing):
         """
         from eoslog.client.backup import backup
 
-        target = os.path.abspath(os.fspath(path))
-        return backup(self.engine, target, check=check, progress=progress)
+        return backup(self.engine, as_directory(path), check=check, progress=progress)
 
     def check(self, full: bool = False) -> CheckReport:
         """Read every batch by its CRC and compare the indexes; `full` decodes every record too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -37,22 +38,40 @@ def offsets_of(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
         items = list(offsets)
     except TypeError:
         raise ConfigError(f"offsets: expected a dict or TopicPartitions, got {offsets!r}") from None
-    return {_partition(p): _offset(p, p.offset) for p in items}
+    return {(tp := _partition(p)): _offset(tp, tp.offset) for p in items}
+
+
+def starts_of(offsets: Mapping[Any, Any]) -> dict[TopicPartition, int]:
+    """First offsets to keep per partition; -1 stands for the high watermark.
+
+    Raises:
+        ConfigError: a key is no partition, or a value no whole number.
+    """
+    return {(tp := _partition(p)): _number(tp, offset) for p, offset in offsets.items()}
 
 
 def _partition(value: object) -> TopicPartition:
-    if not isinstance(value, TopicPartition):
-        raise ConfigError(f"offsets: expected a TopicPartition, got {value!r}")
-    return value
+    if isinstance(value, TopicPartition):
+        return value
+    if isinstance(value, tuple) and list(map(type, value)) == [str, int]:
+        return TopicPartition(*value)
+    raise ConfigError(f"offsets: expected a TopicPartition, got {value!r}")
+
+
+def _number(partition: TopicPartition, value: object) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise ConfigError(f"{partition}: expected an offset, got {value!r}")
 
 
 def _offset(partition: TopicPartition, value: object) -> OffsetAndMetadata:
     if isinstance(value, OffsetAndMetadata):
         found = value
-    elif isinstance(value, int) and not isinstance(value, bool):
-        found = OffsetAndMetadata(value)
     else:
-        raise ConfigError(f"{partition}: expected an offset, got {value!r}")
+        found = OffsetAndMetadata(_number(partition, value))
     if found.offset < 0:
         raise ConfigError(f"{partition}: an offset is 0 or more, got {found.offset}")
     return found

@@ -69,7 +69,7 @@ def test_no_offsets_are_no_write(log: Log, producer: Producer) -> None:
     [
         ({TopicPartition("a"): -1}, "g", ConfigError),
         ([TopicPartition("a")], "g", ConfigError),
-        ({("a", 0): 1}, "g", ConfigError),
+        ({"a": 1}, "g", ConfigError),
         ({TopicPartition("a"): 1}, None, ConfigError),
         ({TopicPartition("a"): 1}, "", ConfigError),
         ({TopicPartition("a"): 1}, GroupMetadata("g", "", 3), IllegalState),

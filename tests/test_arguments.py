@@ -1,0 +1,62 @@
+"""Calls with arguments of the wrong kind: a typed error names the argument, and nothing is done."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eoslog.errors import ConfigError
+from eoslog.log import open as open_log
+from eoslog.model import TopicPartition
+
+
+@pytest.fixture
+def log(path: str) -> Any:
+    with open_log(path) as opened:
+        opened.create_topic("t")
+        with opened.producer() as producer:
+            producer.produce_many("t", [b"0", b"1", b"2"])
+        yield opened
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "delete_records of no mapping": (lambda log: log.delete_records([1]), "offsets.*dict"),
+    "delete_records of names": (lambda log: log.delete_records({"t": 0}), "TopicPartition"),
+    "delete_records before a word": (lambda log: log.delete_records({("t", 0): "x"}), "an offset"),
+    "reset_offsets of no mapping": (lambda log: log.reset_offsets("g", 3), "offsets.*dict"),
+    "reset_offsets of names": (lambda log: log.reset_offsets("g", {"t": 0}), "TopicPartition"),
+    "reset_offsets to a word": (lambda log: log.reset_offsets("g", {("t", 0): "x"}), "an offset"),
+    "reset_offsets to nowhere": (lambda log: log.reset_offsets("g", {("t", 0): -1}), "0 or more"),
+    "alter_topic": (lambda log: log.alter_topic("t", None), "config.*dict"),
+    "consumer": (lambda log: log.consumer(["t"]), "topics.*one by one"),
+    "consumer of a group": (lambda log: log.consumer(["t"], group_id="g"), "topics.*one by one"),
+    "producer": (lambda log: log.producer("t"), "config.*dict"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_named_and_nothing_is_done(log: Any, name: str) -> None:
+    call, match = WRONG[name]
+    with pytest.raises(ConfigError, match=match):
+        call(log)
+    assert log.offsets("t", 0) == (0, 3, 3, 3)
+    assert log.groups() == []
+
+
+def test_a_partition_may_be_a_plain_pair(log: Any) -> None:
+    assert log.delete_records({("t", 0): 2}) == {TopicPartition("t", 0): 2}
+    log.reset_offsets("g", {("t", 0): 3})
+    assert log.engine.groups.fetch_offsets("g")[TopicPartition("t", 0)].offset == 3
+
+
+@pytest.mark.parametrize("place", ["", "a\0b", b"here", 3, None])
+def test_what_is_no_path_of_a_directory_is_refused(
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="path: expected the path of a directory, got"):
+        open_log(place)
+    assert os.listdir() == []
