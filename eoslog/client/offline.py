@@ -49,5 +49,6 @@ def repair(path: str | os.PathLike[str], mode: str = "report") -> RepairReport:
 
     Raises:
         LockTimeout: a process has the directory open. ConfigError: unknown mode.
+        UnsupportedFormat: a newer eoslog wrote the directory; nothing was changed.
     """
     return log_checker.repair(os.path.abspath(os.fspath(path)), mode)

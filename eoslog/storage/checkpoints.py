@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeVar
 
-from eoslog.errors import CorruptRecord, EoslogError
+from eoslog.errors import CorruptRecord, EoslogError, UnsupportedFormat
 from eoslog.storage import files
 
 logger = logging.getLogger("eoslog.storage")
@@ -243,7 +243,8 @@ def read_meta_properties(directory: str) -> MetaProperties | None:
     """What a directory says about itself; None if it has no meta.properties.
 
     Raises:
-        CorruptRecord: the file is broken, from another program, or of a later format.
+        CorruptRecord: the file is broken, or from another program.
+        UnsupportedFormat: a newer eoslog wrote the directory.
     """
     path = os.path.join(directory, META_PROPERTIES)
     text = _read(path)
@@ -254,6 +255,7 @@ def read_meta_properties(directory: str) -> MetaProperties | None:
         raise CorruptRecord("meta.properties has no version=1", path=path)
     if "eoslog.format" not in values:
         raise CorruptRecord("meta.properties without eoslog.format: not eoslog's", path=path)
+    _check_format(values["eoslog.format"], path)  # first: a newer one may have other keys
     known = {_KEYS[key]: value for key, value in values.items() if key in _KEYS}
     try:
         numbers = {name: int(known[name]) for name in _NUMBERS if name in known}
@@ -262,8 +264,6 @@ def read_meta_properties(directory: str) -> MetaProperties | None:
         )
     except (TypeError, ValueError) as error:
         raise CorruptRecord(f"meta.properties: {error}", path=path) from None
-    if properties.format != FORMAT:
-        raise CorruptRecord("eoslog.format", path=path, expected=FORMAT, found=properties.format)
     if properties.durability not in ("strict", "os"):
         raise CorruptRecord(
             "eoslog.durability", path=path, expected="strict or os", found=properties.durability
@@ -275,6 +275,20 @@ def read_meta_properties(directory: str) -> MetaProperties | None:
         if numbers[_KEYS[key]] < 1:
             raise CorruptRecord(key, path=path, expected="1 or more", found=numbers[_KEYS[key]])
     return properties
+
+
+def _check_format(text: str, path: str) -> None:
+    try:
+        found = int(text)
+    except ValueError as error:
+        raise CorruptRecord(f"meta.properties: {error}", path=path) from None
+    if found > FORMAT:
+        raise UnsupportedFormat(
+            "eoslog.format: written by a newer eoslog, use that one",
+            path=path, expected=FORMAT, found=found,
+        )  # fmt: skip
+    if found != FORMAT:
+        raise CorruptRecord("eoslog.format", path=path, expected=FORMAT, found=found)
 
 
 def read_foreign_properties(directory: str) -> dict[str, str] | None:

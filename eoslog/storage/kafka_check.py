@@ -50,7 +50,7 @@ def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False
         ]
         if not places:
             raise ConfigError(f"{path} holds no partition directory and is none")
-    problems = _of_the_whole(path) if is_kafka_directory(path) else []
+    problems = _of_the_whole(path)
     points = recovery_points(path)
     partitions = [
         _Partition(place, full, points.get(segment_files.partition_of_path(place), 0))
@@ -69,7 +69,11 @@ def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False
 def _of_the_whole(path: str) -> list[Problem]:
     """What the files of a log directory say of each other."""
     try:
-        wrong = list(read_kafka_directory([path]).wrong_ids.values())
+        wrong: list[CorruptRecord] = []
+        if is_kafka_directory(path):
+            wrong += read_kafka_directory([path]).wrong_ids.values()
+        else:
+            checkpoints.read_meta_properties(path)  # eoslog's own, or there is none
     except CorruptRecord as error:
         wrong = [error]
     return [Problem(error.path or path, error.position or 0, str(error)) for error in wrong]

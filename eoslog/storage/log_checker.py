@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from eoslog import _core
-from eoslog.errors import ConfigError, CorruptRecord, LockTimeout, StorageError
+from eoslog.errors import ConfigError, CorruptRecord, LockTimeout, StorageError, UnsupportedFormat
 from eoslog.model import CheckReport, Problem, RepairReport
 from eoslog.storage import checkpoints, files, segment_files
 from eoslog.storage.kafka_repair import repair_as_kafka
@@ -363,6 +363,7 @@ def repair(path: str, mode: str) -> RepairReport:
     try:
         if not _core.try_lock(fd, 1):
             raise LockTimeout(f"{path}: a process has the directory open")
+        lasting = _identity_problems(path)  # first: a newer format is not ours to touch
         problems = _directory_problems(path)
         if mode == "cut":
             for problem in problems:
@@ -370,7 +371,6 @@ def repair(path: str, mode: str) -> RepairReport:
         cut = 0
         names = partition_directories(path)
         points = recovery_points(path)
-        lasting = _identity_problems(path)
         for name in names:
             place = os.path.join(path, name)
             half = unfinished_swap(files.names(place))
@@ -432,11 +432,17 @@ def _directory_problems(path: str) -> list[Problem]:
 
 
 def _identity_problems(path: str) -> list[Problem]:
-    """What is wrong with the file that says what the directory is; nothing can make it again."""
+    """What is wrong with the file that says what the directory is; nothing can make it again.
+
+    Raises:
+        UnsupportedFormat: a newer eoslog wrote the directory: what looks damaged need not be.
+    """
     try:
         if checkpoints.read_meta_properties(path) is not None or not partition_directories(path):
             return []
         message = "missing"
+    except UnsupportedFormat:
+        raise
     except CorruptRecord as error:
         message = str(error)
     return [Problem(os.path.join(path, checkpoints.META_PROPERTIES), 0, message)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eoslog.errors import CorruptRecord
+from eoslog.errors import CorruptRecord, UnsupportedFormat
 from eoslog.storage import checkpoints as cp
 
 TOPIC_ID = bytes(range(16))
@@ -123,7 +123,7 @@ def test_meta_properties_keep_foreign_keys_and_skip_comments(tmp_path):
         ("version=1\ncluster.id=c\nnode.id=1\ndirectory.id=d\n", "not eoslog's"),
         ("version=1\neoslog.format=1\n", "cluster_id"),
         ("version=1\ncluster.id=c\ndirectory.id=d\neoslog.format=x\n", "'x'"),
-        ("version=1\ncluster.id=c\ndirectory.id=d\neoslog.format=2\n", "expected 1, found 2"),
+        ("version=1\ncluster.id=c\ndirectory.id=d\neoslog.format=0\n", "expected 1, found 0"),
         (
             "version=1\ncluster.id=c\ndirectory.id=d\neoslog.format=1\neoslog.durability=no\n",
             "strict or os",
@@ -143,6 +143,13 @@ def test_meta_properties_keep_foreign_keys_and_skip_comments(tmp_path):
 def test_foreign_and_broken_meta_properties_are_refused(tmp_path, text, match):
     path = write(tmp_path / "meta.properties", text)
     with pytest.raises(CorruptRecord, match=match) as caught:
+        cp.read_meta_properties(str(tmp_path))
+    assert path in str(caught.value)
+
+
+def test_a_newer_format_is_told_from_damage_whatever_other_keys_it_has(tmp_path):
+    path = write(tmp_path / "meta.properties", "version=1\neoslog.format=2\nlog.id=7\n")
+    with pytest.raises(UnsupportedFormat, match="a newer eoslog.*expected 1, found 2") as caught:
         cp.read_meta_properties(str(tmp_path))
     assert path in str(caught.value)
 

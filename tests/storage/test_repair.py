@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import eoslog
+from eoslog import errors
 from eoslog.model import TopicPartition
 
 T0 = TopicPartition("t", 0)
@@ -230,6 +231,23 @@ def test_the_file_that_says_what_a_directory_is_counts_too(place, content):
         (problem,) = eoslog.repair(place, mode=mode).problems
         assert problem.path == str(path)
         assert path.exists() == (content is not None)
+
+
+@pytest.mark.parametrize("mode", ["report", "cut", "as-kafka"])
+def test_a_directory_of_a_newer_format_is_refused_and_nothing_is_changed(place, mode):
+    path = the_log(place, 1)
+    flip(path, batches(path)[4]["position"] + 61)
+    meta = place / "meta.properties"
+    meta.write_text(meta.read_text().replace("eoslog.format=1", "eoslog.format=2"))
+    (place / "recovery-point-offset-checkpoint").write_bytes(b"damaged")
+    before = files_of(place)
+    with pytest.raises(errors.UnsupportedFormat, match="written by a newer eoslog") as caught:
+        eoslog.repair(place, mode=mode)
+    assert str(meta) in str(caught.value)
+    with pytest.raises(errors.UnsupportedFormat, match="written by a newer eoslog"):
+        eoslog.open(place)
+    assert eoslog.check(place).problems[0].path == str(meta)
+    assert files_of(place) == before
 
 
 def test_a_deleted_topic_is_no_loss(place):
