@@ -437,15 +437,17 @@ class Log(Closing):
                 if files.is_dir(os.path.join(engine.path, "{}-{}".format(*key))):
                     raise  # else the check says that it is missing
         logs = {log.name: log for log in found}
+        # Under a living topic's name the directory of a deleted one may stand yet.
+        deleted = {topic.name for topic in engine.metadata.deleted.values()}
         report = log_checker.check(
             engine.path,
             full=full,
             ends={name: log.log_end for name, log in logs.items()},
             versions=lambda name: logs[name].cleaned_version if name in logs else 0,
             flushed=flushed,
+            ids={name: log.topic_id for name, log in logs.items() if log.topic not in deleted},
         )
         # Points know names only: those of a deleted topic stay until its namesake is used.
-        deleted = {topic.name for topic in engine.metadata.deleted.values()}
         left = {k: flushed.get(k, 0) for k in engine.user_partitions() if k[0] not in deleted}
         missing = log_checker.missing(engine.path, left)
         return dataclasses.replace(report, problems=[*missing, *report.problems])

@@ -196,6 +196,24 @@ def read_partition_metadata(directory: str) -> bytes | None:
     return topic_id
 
 
+def partition_metadata_fault(directory: str, topic_id: bytes | None = None) -> CorruptRecord | None:
+    """What is wrong with a directory's partition.metadata; with an id, that it has another or none.
+
+    A directory without its leader epochs is only being made, and need not say yet.
+    """
+    made = files.exists(os.path.join(directory, LEADER_EPOCH_CHECKPOINT))
+    try:
+        found = read_partition_metadata(directory)
+    except CorruptRecord as error:
+        return error
+    if topic_id is None or found == topic_id or not made:
+        return None
+    return CorruptRecord(
+        "partition.metadata topic_id", path=os.path.join(directory, PARTITION_METADATA),
+        expected=id_text(topic_id), found="no file" if found is None else id_text(found),
+    )  # fmt: skip
+
+
 def write_partition_metadata(directory: str, topic_id: bytes) -> None:
     """Replace partition.metadata. Durability: durable on return."""
     path = os.path.join(directory, PARTITION_METADATA)

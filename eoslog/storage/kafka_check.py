@@ -118,7 +118,9 @@ class _Partition:
             self._reads(place, partial(segment_files.read_snapshot, place))
         epochs = os.path.join(self.path, checkpoints.LEADER_EPOCH_CHECKPOINT)
         self._reads(epochs, lambda: checkpoints.read_leader_epochs(epochs))
-        self._reads(self.path, lambda: checkpoints.read_partition_metadata(self.path))
+        fault = checkpoints.partition_metadata_fault(self.path)
+        if fault is not None:
+            self._problem(fault.path or self.path, fault.position or 0, str(fault))
         return max(expected, segments[-1].base_offset)
 
     def _reads(self, path: str, read: Callable[[], object]) -> None:

@@ -63,6 +63,7 @@ def check(
     ends: Mapping[str, int] | None = None,
     versions: Callable[[str], int] | None = None,
     flushed: Mapping[tuple[str, int], int] | None = None,
+    ids: Mapping[str, bytes] | None = None,
 ) -> CheckReport:
     """Check every partition of a directory.
 
@@ -75,6 +76,7 @@ def check(
             is read means that it has to be read again.
         flushed: recovery points, as they were before `ends`: what lies below them must be there.
             None: those that the directory has.
+        ids: partition directory name -> id of the topic that it must say it belongs to.
     """
     partitions = batches = records = 0
     problems: list[Problem] = []
@@ -85,7 +87,7 @@ def check(
         while True:
             version = versions(name) if versions is not None else None
             end = (ends or {}).get(name, _MAX)
-            walk = _Walk(os.path.join(path, name), end, full, points)
+            walk = _Walk(os.path.join(path, name), end, full, points, (ids or {}).get(name))
             with contextlib.suppress(FileNotFoundError):
                 walk.run()
                 if versions is None or version == versions(name):
@@ -123,12 +125,18 @@ class _Walk:
     """One partition directory: its batches in order, and what its indexes say of them."""
 
     def __init__(
-        self, path: str, end: int, full: bool, points: Mapping[tuple[str, int], int]
+        self,
+        path: str,
+        end: int,
+        full: bool,
+        points: Mapping[tuple[str, int], int],
+        topic_id: bytes | None = None,
     ) -> None:
         self.path = path
         self.end = end
         self.full = full
         self._points = points
+        self._topic_id = topic_id
         self.batches = 0
         self.records = 0
         self.problems: list[Problem] = []
@@ -143,6 +151,9 @@ class _Walk:
         )
 
     def run(self) -> None:
+        fault = checkpoints.partition_metadata_fault(self.path, self._topic_id)
+        if fault is not None:
+            self.problems.append(Problem(fault.path or self.path, fault.position or 0, str(fault)))
         half = unfinished_swap(files.names(self.path))
         if half is not None:
             self.problems.append(

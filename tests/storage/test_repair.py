@@ -13,6 +13,7 @@ import pytest
 import eoslog
 from eoslog import errors
 from eoslog.model import TopicPartition
+from eoslog.storage import checkpoints
 
 T0 = TopicPartition("t", 0)
 
@@ -231,6 +232,37 @@ def test_the_file_that_says_what_a_directory_is_counts_too(place, content):
         (problem,) = eoslog.repair(place, mode=mode).problems
         assert problem.path == str(path)
         assert path.exists() == (content is not None)
+
+
+@pytest.mark.parametrize("content", [b"hello", b"\xff"])
+def test_a_partition_that_cannot_be_opened_for_what_it_says_it_is_has_a_problem(place, content):
+    path = place / "t-0" / "partition.metadata"
+    path.write_bytes(content)
+    for report in (
+        *(eoslog.repair(place, mode=mode) for mode in ("report", "cut")),
+        eoslog.check(place),
+        *checks_of(place),
+    ):
+        (problem,) = report.problems
+        assert problem.path == str(path) and problem.message
+    assert path.read_bytes() == content
+    with eoslog.open(place) as log, pytest.raises(errors.CorruptRecord, match="partition.metadata"):
+        log.offsets("t", 0)
+
+
+@pytest.mark.parametrize("found", ["AAAAAAAAAAAAAAAAAAAAAQ", "no file"])
+def test_a_partition_of_another_topic_has_a_problem_that_names_both(place, found):
+    path = place / "t-0" / "partition.metadata"
+    with eoslog.open(place) as log:
+        topic_id = log.describe_topic("t").topic_id
+    if found == "no file":
+        path.unlink()
+    else:
+        path.write_text(f"version: 0\ntopic_id: {found}\n")
+    with eoslog.open(place, read_only=True) as log:
+        (problem,) = log.check().problems
+    assert problem.path == str(path)
+    assert f"expected '{checkpoints.id_text(topic_id)}', found '{found}'" in problem.message
 
 
 @pytest.mark.parametrize("mode", ["report", "cut", "as-kafka"])
