@@ -282,6 +282,12 @@ class Engine:
             raise IllegalState("the log is closed")
         self.session.check()
 
+    def for_writing(self) -> Engine:
+        """Itself. IllegalState when the log was opened read_only: at once, before any lock."""
+        if self.read_only:
+            raise IllegalState(f"{self.path}: the log was opened read_only")
+        return self
+
     def _release(self) -> None:
         self._end_threads()
         if self._flushers is not None:

@@ -79,7 +79,8 @@ def open(  # noqa: A001
 class Log(Closing):
     """An open directory: topics, offsets, scans, transactions, groups, and the clients' maker.
 
-    Thread-safe. A handle inherited through fork raises IllegalState: open the path again there.
+    Thread-safe. A handle inherited through fork raises IllegalState: open the path again there. So
+    does a call that writes on a log that was opened read_only.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -121,7 +122,7 @@ class Log(Closing):
 
         Durability: durable on return.
         """
-        self.engine.create_topic(name, partitions, config)
+        self.engine.for_writing().create_topic(name, partitions, config)
         return self.describe_topic(name)
 
     def delete_topic(self, name: str) -> None:
@@ -130,15 +131,15 @@ class Log(Closing):
         Raises:
             UnknownTopicOrPartition: there is none.
         """
-        self.engine.delete_topic(name)
+        self.engine.for_writing().delete_topic(name)
 
     def create_partitions(self, name: str, total: int) -> None:
         """Grow a topic to `total` partitions; keys move, their partition depends on the count."""
-        self.engine.metadata.create_partitions(name, total)
+        self.engine.for_writing().metadata.create_partitions(name, total)
 
     def alter_topic(self, name: str, config: Mapping[str, Any]) -> None:
         """Set topic configuration; None takes a key back to its default. Raises ConfigError."""
-        self.engine.alter_topic(name, dict(as_mapping("config", config)))
+        self.engine.for_writing().alter_topic(name, dict(as_mapping("config", config)))
 
     def topics(self) -> list[str]:
         """Names of the user topics, sorted."""
@@ -235,8 +236,7 @@ class Log(Closing):
         """A producer on this directory; Kafka's keys, `transactional_id=` as a keyword."""
         from eoslog.client.producer import Producer
 
-        if self.engine.read_only:
-            raise IllegalState(f"{self.path}: the log was opened read_only")
+        self.engine.for_writing()
         given = {} if config is None else as_mapping("config", config)
         return Producer({"log.dir": self.path, **given}, **options)
 
@@ -283,7 +283,7 @@ class Log(Closing):
 
     def abort_transaction(self, transactional_id: str) -> None:
         """Abort an id's open transaction and fence its producer."""
-        self.engine.transactions.abort_transaction(transactional_id)
+        self.engine.for_writing().transactions.abort_transaction(transactional_id)
 
     def producers(self, topic: str, partition: int) -> list[ProducerDescription]:
         """What a partition knows of its producers."""
@@ -305,11 +305,12 @@ class Log(Closing):
         Raises:
             ConfigError: not offsets by partition. NonEmptyGroup: the group has members.
         """
-        self.engine.groups.reset_offsets(group_id, offsets_of(as_mapping("offsets", offsets)))
+        wanted = offsets_of(as_mapping("offsets", offsets))
+        self.engine.for_writing().groups.reset_offsets(group_id, wanted)
 
     def delete_group(self, group_id: str) -> None:
         """Delete a group without members, with its offsets."""
-        self.engine.groups.delete_group(group_id)
+        self.engine.for_writing().groups.delete_group(group_id)
 
     # --- to Kafka and back -----------------------------------------------------------------------
 
@@ -354,7 +355,7 @@ class Log(Closing):
         from eoslog.client.kafka_cluster import MoveOptions
         from eoslog.client.kafka_import import import_kafka
 
-        self.engine.check()
+        self.engine.for_writing()
         return import_kafka(self, bootstrap, topics, MoveOptions(**options))
 
     # --- care -----------------------------------------------------------------------------------
@@ -364,9 +365,10 @@ class Log(Closing):
 
         Raises ConfigError for anything but offsets by partition.
         """
+        wanted, engine = starts_of(as_mapping("offsets", offsets)), self.engine.for_writing()
         return {
-            tp: self._partition(tp.topic, tp.partition).delete_records(before)
-            for tp, before in starts_of(as_mapping("offsets", offsets)).items()
+            tp: engine.partition(tp.topic, tp.partition).delete_records(before)
+            for tp, before in wanted.items()
         }
 
     def clean(self, topic: str | None = None, *, roll: bool = False) -> dict[TopicPartition, int]:
@@ -380,18 +382,19 @@ class Log(Closing):
             CorruptRecord, StorageError: a partition that could not be cleaned is as it was.
             LockTimeout: another process is cleaning a partition.
         """
+        engine = self.engine.for_writing()
         if topic is not None:
-            self.engine.topic(topic)
+            engine.topic(topic)
         internal = [
             (log.topic, log.partition)
-            for logs in (self.engine.transaction_partitions(), self.engine.group_partitions())
+            for logs in (engine.transaction_partitions(), engine.group_partitions())
             for log in logs
         ]
         freed = {}
-        for name, number in [*internal, *self.engine.user_partitions()]:
+        for name, number in [*internal, *engine.user_partitions()]:
             if topic in (None, name):
                 with contextlib.suppress(*([] if topic else [UnknownTopicOrPartition])):  # deleted
-                    freed[TopicPartition(name, number)] = self.engine.cleaning.clean(
+                    freed[TopicPartition(name, number)] = engine.cleaning.clean(
                         name, number, force=True, roll=roll
                     )
         return freed

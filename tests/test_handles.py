@@ -7,6 +7,7 @@ import pytest
 from eoslog.client.offline import repair
 from eoslog.errors import IllegalState, StorageError
 from eoslog.log import open as open_log
+from eoslog.model import TopicPartition
 
 
 def test_a_closed_handle_is_dead_while_another_one_of_the_process_goes_on(path):
@@ -41,6 +42,39 @@ def test_the_clients_of_a_read_only_log_write_nothing(path):
             with pytest.raises(IllegalState, match="read_only"):
                 consumer.subscribe(["t"])
     assert content() == before
+
+
+def test_every_call_that_writes_is_refused_at_once_on_a_read_only_log(path):
+    """Those that nothing would have to be done for, too, and those that wait for a lock else."""
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.create_topic("c", config={"cleanup.policy": "compact"})
+        with log.producer(transactional_id="x") as producer:
+            producer.init_transactions()
+            with producer.transaction():
+                producer.produce("t", b"1")
+    tp = TopicPartition("t", 0)
+    with open_log(path, read_only=True) as log:
+        for call in (
+            lambda: log.create_topic("n"),
+            lambda: log.delete_topic("nothing"),
+            lambda: log.create_partitions("t", 2),
+            lambda: log.alter_topic("t", {"retention.ms": 5}),
+            lambda: log.abort_transaction("x"),
+            lambda: log.reset_offsets("nobody", {tp: 0}),
+            lambda: log.delete_group("nobody"),
+            lambda: log.import_kafka("localhost:1"),
+            lambda: log.delete_records({tp: -1}),
+            lambda: log.clean("t"),
+            lambda: log.clean("c", roll=True),
+            lambda: log.backup(f"{path}-copy"),
+            lambda: log.run_transaction(print, transactional_id="y"),
+            lambda: log.engine.partition("t", 0).delete_records(-1),
+            lambda: log.engine.cleaning.clean("t", 0),
+        ):
+            with pytest.raises(IllegalState, match="read_only|open the log for writing"):
+                call()
+        assert log.topics() == ["c", "t"] and log.offsets("t", 0).log_start == 0
 
 
 def test_a_repair_of_what_is_no_log_leaves_nothing_there(tmp_path):

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from eoslog import _core
-from eoslog.errors import LockTimeout, UnknownTopicOrPartition
+from eoslog.errors import IllegalState, LockTimeout, UnknownTopicOrPartition
 from eoslog.storage import files
 from eoslog.storage.segment_files import SegmentFiles
 from eoslog.storage.segments import (
@@ -91,7 +91,14 @@ class CleanerLock:
 
     @contextlib.contextmanager
     def held(self, what: str, timeout: float) -> Iterator[None]:
-        """Hold it. Raises LockTimeout when another one has it for `timeout` seconds."""
+        """Hold it.
+
+        Raises:
+            LockTimeout: another one has it for `timeout` seconds.
+            IllegalState: who opened the log read_only has no such lock.
+        """
+        if self._fd < 0:
+            raise IllegalState(f"{what}: the log was opened read_only")
         pause = threading.Event()
         waited = 0.0
         while not self.try_take():
