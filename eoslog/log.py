@@ -281,9 +281,12 @@ class Log(Closing):
             if not open_only or t.state in ("Ongoing", "PrepareCommit", "PrepareAbort")
         ]
 
-    def abort_transaction(self, transactional_id: str) -> None:
-        """Abort an id's open transaction and fence its producer."""
-        self.engine.for_writing().transactions.abort_transaction(transactional_id)
+    def abort_transaction(self, transactional_id: str) -> bool:
+        """Abort an id's open transaction and fence its producer; whether there was one.
+
+        Raises TransactionalIdNotFound.
+        """
+        return self.engine.for_writing().transactions.abort_transaction(transactional_id)
 
     def producers(self, topic: str, partition: int) -> list[ProducerDescription]:
         """What a partition knows of its producers."""

@@ -69,10 +69,14 @@ def describe(face: Face, name: str) -> None:
 @click.argument("name", metavar="ID")
 @click.pass_obj
 def abort(face: Face, name: str) -> None:
-    """Abort an open transaction; its producer is fenced."""
+    """Abort an open transaction; its producer is fenced.
+
+    Exit code 3 if none is open.
+    """
     _find(face, name)
     with face.log() as log:
-        log.abort_transaction(name)
+        if not log.abort_transaction(name):
+            raise TransactionalIdNotFound(f"{name!r} has no open transaction: nothing was aborted")
     face.say(f"aborted {name}")
 
 

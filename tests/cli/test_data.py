@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+import eoslog
+
 
 @pytest.fixture
 def stdin(monkeypatch):
@@ -112,6 +114,25 @@ def test_a_transaction_is_all_there_or_not_at_all(shop, stdin):
     assert about["transactional_id"] == "tx"
     assert shop("txn", "describe", "nope").code == 3
     assert shop("txn", "abort", "nope").code == 3
+
+
+def test_a_transaction_is_aborted_once_and_then_there_is_none(shop, place):
+    with eoslog.open(place) as log:
+        producer = log.producer(transactional_id="tx")
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.produce("orders", b"a", partition=0)
+        producer.flush()
+        aborted = shop("txn", "abort", "tx")
+        assert (aborted.code, aborted.err) == (0, "aborted tx\n")
+        with pytest.raises(eoslog.errors.ProducerFenced):
+            producer.commit_transaction()
+        producer.close()
+        assert not log.abort_transaction("tx")
+    again = shop("txn", "abort", "tx")
+    assert again.code == 3
+    assert again.err == "eoslog: 'tx' has no open transaction: nothing was aborted\n"
+    assert shop("consume", "orders").rows == []
 
 
 @pytest.mark.slow
