@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eoslog.arguments import as_directory, as_mapping, as_names
 from eoslog.client.offsets import offsets_of, starts_of
-from eoslog.client.recipes import dedupe, run_transaction
+from eoslog.client.recipes import run_transaction
+from eoslog.client.subscription import compiled
 from eoslog.closing import Closing
 from eoslog.config import LogConfig
 from eoslog.engine import Engine
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["Log", "dedupe", "open"]
+__all__ = ["Log", "open"]
 
 
 def open(  # noqa: A001
@@ -492,13 +492,14 @@ class Log(Closing):
 
     def partitions_of(self, topic: str) -> list[TopicPartition]:
         """Every partition of a topic."""
-        return [
-            TopicPartition(topic, number) for number in sorted(self.engine.topic(topic).partitions)
-        ]
+        return [TopicPartition(topic, n) for n in sorted(self.engine.topic(topic).partitions)]
 
     def match_topics(self, pattern: str) -> list[str]:
-        """User topics whose whole name matches a regular expression."""
-        matching = re.compile(pattern)
+        """User topics whose whole name matches a regular expression.
+
+        Raises ConfigError if it is none, UnknownTopicOrPartition if no topic matches.
+        """
+        matching = compiled("match_topics", pattern)
         names = [name for name in self.topics() if matching.fullmatch(name)]
         if not names:
             raise UnknownTopicOrPartition(f"no topic matches {pattern!r}")

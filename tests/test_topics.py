@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from eoslog._core import build_batch
-from eoslog.errors import TooManyOpenFiles, TopicAlreadyExists, UnknownTopicOrPartition
+from eoslog.errors import ConfigError, TooManyOpenFiles, TopicAlreadyExists, UnknownTopicOrPartition
 from eoslog.log import open as open_log
 from eoslog.model import TopicPartition
 from eoslog.storage import files
@@ -29,6 +29,20 @@ def test_duplicate_and_unknown_topics_are_typed_errors(path):
             log.offsets("nope", 0)
         with pytest.raises(UnknownTopicOrPartition):
             log.offsets("t", 1)
+
+
+def test_topics_are_found_by_a_pattern_for_their_whole_name(path):
+    with open_log(path) as log:
+        for name in ("orders", "orders-old", "visits"):
+            log.create_topic(name)
+        assert log.match_topics("orders.*") == ["orders", "orders-old"]
+        assert log.match_topics("orders") == ["orders"]
+        with pytest.raises(UnknownTopicOrPartition, match=r"no topic matches 'order'"):
+            log.match_topics("order")
+        with pytest.raises(UnknownTopicOrPartition):
+            log.match_topics("__.*")  # internal ones are no user's
+        with pytest.raises(ConfigError, match=r"match_topics: '\(' is no regular expression"):
+            log.match_topics("(")
 
 
 def test_a_reader_sees_the_topics_that_are_durable_and_flushes_nothing(path):

@@ -181,19 +181,19 @@ def normalise_topics(topics: Topics) -> Topics:
     if isinstance(topics, re.Pattern):
         return topics
     if isinstance(topics, str):
-        return [topics] if _LEGAL_NAME.fullmatch(topics) else re.compile(_checked(topics))
+        return [topics] if _LEGAL_NAME.fullmatch(topics) else compiled("subscribe", topics)
     names = list(topics)
     for name in names:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"subscribe: expected topic names or a pattern, got {name!r}")
         if name.startswith("^"):
-            _checked(name)
+            compiled("subscribe", name)
     return names
 
 
-def _checked(pattern: str) -> str:
+def compiled(what: str, pattern: str) -> re.Pattern[str]:
+    """A regular expression; ConfigError, naming the call and the pattern, if it is none."""
     try:
-        re.compile(pattern)
+        return re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"subscribe: {pattern!r} is no regular expression: {error}") from None
-    return pattern
+        raise ConfigError(f"{what}: {pattern!r} is no regular expression: {error}") from None

@@ -25,7 +25,7 @@ def list_groups(face: Face) -> None:
     """List the groups."""
     with face.log() as log:
         rows = []
-        for name in sorted(_id(found) for found in log.groups()):
+        for name in log.groups():
             about = log.describe_group(name)
             rows.append(
                 {
@@ -37,10 +37,6 @@ def list_groups(face: Face) -> None:
                 }
             )
         face.show(rows, ("group", "state", "generation", "members", "partitions"))
-
-
-def _id(found: object) -> str:
-    return found if isinstance(found, str) else str(getattr(found, "group_id", found))
 
 
 @group.command("describe")

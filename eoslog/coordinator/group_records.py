@@ -32,7 +32,6 @@ from eoslog.errors import CorruptRecord
 from eoslog.storage.serde import Reader, Writer
 
 TAG_PROCESS_NUMBER, TAG_PROCESS_NONCE, TAG_SESSION_TIMEOUT = 10000, 10001, 10002
-LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2
 
 # A partition of a topic by id: names may be deleted and made again, ids are never reused.

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 FLIGHT = "carrier STRING, dep_delay DOUBLE, time_hour TIMESTAMP"
-RESULT = "carrier STRING, week TIMESTAMP, flights LONG, minutes DOUBLE"
 LATE = "14 days"
 
 

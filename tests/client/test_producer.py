@@ -134,6 +134,18 @@ def test_new_partitions_are_found(log: Log) -> None:
     assert len(stored(log, "t", 3)) == 1
 
 
+def test_the_partitions_of_a_topic_are_told_as_they_are_now(log: Log) -> None:
+    with log.producer() as producer:
+        before = producer.partitions_for("t")
+        assert before == list(range(len(log.partitions_of("t"))))
+        log.create_partitions("t", len(before) + 1)
+        assert producer.partitions_for("t") == [*before, len(before)]
+        with pytest.raises(UnknownTopicOrPartition, match="nope"):
+            producer.partitions_for("nope")
+    with pytest.raises(IllegalState):
+        producer.partitions_for("t")
+
+
 def test_threads_share_a_producer(log: Log) -> None:
     with log.producer(buffer_memory=200_000, batch_size=4000) as producer:
 
