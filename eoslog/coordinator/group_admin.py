@@ -11,7 +11,7 @@ from eoslog.coordinator.group_rebalance import Change
 from eoslog.coordinator.group_state import Group, GroupTable, StoredOffset
 from eoslog.coordinator.group_watch import GroupWatch
 from eoslog.errors import GroupNotFound, NonEmptyGroup, StorageError
-from eoslog.model import GroupDescription, MemberDescription, TopicPartition
+from eoslog.model import OWN_GROUPS, GroupDescription, MemberDescription, TopicPartition
 
 
 class GroupAdmin(GroupWatch):
@@ -187,7 +187,7 @@ def _expired(
     value = stored.value
     if value.expire_timestamp >= 0:
         return value.expire_timestamp <= now
-    if retention_ms < 0 or value.commit_timestamp < 0:
+    if retention_ms < 0 or value.commit_timestamp < 0 or group.group_id.startswith(OWN_GROUPS):
         return False
     for member in group.members.values():
         metadata = member.metadata

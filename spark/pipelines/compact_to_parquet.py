@@ -55,13 +55,19 @@ def compact(spark: SparkSession, directory: str, topic: str, table: Path) -> int
     """Add what is new in `topic` to the table; returns how many rows, 0 if nothing was new.
 
     Raises:
-        RuntimeError: Another run was faster; run again.
+        RuntimeError: Another run was faster; run again. Or the topic was made anew.
     """
     done = manifests(table)
     (table / "manifest").mkdir(parents=True, exist_ok=True)
     (table / "data").mkdir(exist_ok=True)
     ranges = snapshot(directory, topic, done[-1]["ends"] if done else {})
-    if all(start >= end for start, end in ranges.values()):
+    beyond = {p: span for p, span in ranges.items() if span[0] > span[1]}
+    if beyond:
+        raise RuntimeError(
+            f"{table}: it has more of {topic!r} than there is, partition: (rows taken to, end) "
+            f"{beyond}; the topic was made anew, so take another --out"
+        )
+    if all(start == end for start, end in ranges.values()):
         return 0
     version = len(done)
     folder = f"{version:06d}-{uuid.uuid4().hex[:8]}"
@@ -74,12 +80,21 @@ def compact(spark: SparkSession, directory: str, topic: str, table: Path) -> int
     frame.load().write.parquet(str(table / "data" / folder))
     rows = spark.read.parquet(str(table / "data" / folder)).count()
     ends = {p: end for p, (_, end) in ranges.items()}
+    _flush(table / "data" / folder)
     manifest = {"topic": topic, "version": version, "folder": folder, "rows": rows, "ends": ends}
     if not _decide(table, version, manifest):
         shutil.rmtree(table / "data" / folder)
         raise RuntimeError(f"{table}: version {version} was made by another run meanwhile")
     _sweep(table)
     return rows
+
+
+def _flush(folder: Path) -> None:
+    """Make files and their names durable: the manifest that names the folder will be."""
+    for path in (*folder.iterdir(), folder, folder.parent):
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
 
 
 def _decide(table: Path, version: int, manifest: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ Records and bytes are read off the headers of the batches.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable
 
 from eoslog import _core
@@ -54,16 +55,30 @@ def _shared(
     step: Step,
     rescue: Callable[[Offsets, Offsets], Offsets],
 ) -> Offsets:
-    sizes = {key: end[key] - begin[key] for key in sorted(end)}
-    total = sum(sizes.values())
-    result: Offsets = {}
-    carried = 0.0
-    for key, size in sizes.items():
-        # What one can't use goes to the next, so that rounding never leaves the sum at zero.
-        carried += size * most / total if total else 0
-        result[key], taken = step(key, int(carried + 1e-9))
-        carried -= taken
+    sizes = {key: end[key] - begin[key] for key in end}
+    # The ones with little to give come first and get one at least, so that none waits for ever
+    # behind others that have much; where there is not one for each, they take turns.
+    waiting = sorted((key for key in end if sizes[key] > 0), key=lambda key: (sizes[key], key))
+    if len(waiting) > most:
+        first = _turn(begin) % len(waiting)
+        waiting = waiting[first:] + waiting[:first]
+    total = sum(sizes[key] for key in waiting)
+    result = {key: begin[key] if sizes[key] > 0 else end[key] for key in end}
+    carried, left = 0.0, most
+    for key in waiting:
+        # What one can't use goes to the next, and what it was given before its time is made good.
+        carried += sizes[key] * most / total
+        share = min(max(int(carried + 1e-9), 1), left)
+        if share > 0:
+            result[key], taken = step(key, share)
+            carried -= taken
+            left -= taken
     return result if result != begin or end == begin else rescue(begin, end)
+
+
+def _turn(begin: Offsets) -> int:
+    """Another number for each micro-batch, the same if it is planned again."""
+    return zlib.crc32(repr(sorted(begin.items())).encode())
 
 
 def _first(begin: Offsets, end: Offsets) -> Offsets:
@@ -91,16 +106,24 @@ def _by_bytes(options: Options, begin: Offsets, end: Offsets, most: int) -> Offs
     total = sum(sizes.values())
     if total <= most:
         return end
+    ordered = sorted(files, key=lambda key: (sizes[key], key))
+    first = sorted(files)[_turn(begin) % len(files)]  # gets a batch, however large it is
     result = dict(begin)
-    carried = 0.0
-    for key in sorted(files):
+    carried, left = 0.0, most
+    for key in (first, *(key for key in ordered if key != first)):
         carried += sizes[key] * most / total
-        stop = files[key].advance(begin[key], end[key], int(carried + 1e-9), at_least_one=False)
-        carried -= files[key].size(begin[key], stop)
+        share = min(max(int(carried + 1e-9), 0), left)
+        stop = files[key].advance(begin[key], end[key], share, at_least_one=False)
+        if stop == begin[key]:
+            one = files[key].advance(begin[key], end[key], 0)
+            if key == first or files[key].size(begin[key], one) <= left:
+                stop = one
+        taken = files[key].size(begin[key], stop)
         result[key] = stop
-    if result == begin:  # no batch fits: one goes all the same, of the partition that waits most
-        key = max(sizes, key=lambda one: (sizes[one], one))
-        result[key] = files[key].advance(begin[key], end[key], 0)
+        carried -= taken
+        left -= taken
+        if left <= 0:
+            break
     return result
 
 

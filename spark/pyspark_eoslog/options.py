@@ -57,6 +57,7 @@ _IGNORED = {
 _IGNORED_PREFIXES = ("kafka.security.", "kafka.sasl.", "kafka.ssl.", "option.")
 _KNOWN = {name.lower(): name for name in _READ | _STREAM_READ | _WRITE | _SHARED | _IGNORED}
 _COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
+_GREATEST = (1 << 63) - 1
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _TIMES = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -249,6 +250,8 @@ class _Values:
             raise ConfigError(f"option '{name}' must be a whole number, got {text!r}") from None
         if value < minimum:
             raise ConfigError(f"option '{name}' must be at least {minimum}, got {value}")
+        if value > _GREATEST:
+            raise ConfigError(f"option '{name}' must be at most {_GREATEST}, got {value}")
         return value
 
     def size(self, name: str, *, minimum: int) -> int | None:
@@ -309,7 +312,7 @@ class _Values:
                     partition.isdigit() and isinstance(value, int) and not isinstance(value, bool)
                 ):
                     raise ConfigError(form)
-                if value < (EARLIEST if words else 0):
+                if not (EARLIEST if words else 0) <= value <= _GREATEST:
                     raise ConfigError(
                         f"option '{name}': {value} for {topic}-{partition} is no offset or time"
                     )
@@ -379,7 +382,7 @@ def assigned_partitions(text: str) -> list[PartitionKey]:
     ):
         raise ConfigError(form)
     keys = [(topic, partition) for topic, inner in parsed.items() for partition in inner]
-    if not all(isinstance(partition, int) and partition >= 0 for _, partition in keys) or not keys:
+    if not all(type(partition) is int and partition >= 0 for _, partition in keys) or not keys:
         raise ConfigError(form)
     return sorted(set(keys))
 

@@ -1,8 +1,10 @@
 """The driver's half of a write: publish each (application, version) once, durably, and never twice.
 
 The record of the last version of an application is a committed offset: group
-`__eoslog-spark-APPLICATION`, partition `__consumer_offsets-0`, offset = version. It is committed
-in the same transaction as the data, so one cannot be there without the other, and it is looked up
+`__eoslog-spark-APPLICATION`, partition 0 of the topic that is written to, or of
+`__consumer_offsets` where the rows name their topics, offset = version. So the same version may go
+to several topics, as it may to several tables elsewhere. It is committed in the same transaction as
+the data, so one cannot be there without the other, and it is looked up
 in memory. The transactional id `eoslog-spark-APPLICATION` fences a second driver: whoever calls
 `init_transactions` last wins, and finishes what the other had decided before it looks up the
 version.
@@ -19,7 +21,7 @@ import eoslog
 from eoslog.client import staging
 from eoslog.client.publishing import publish
 from eoslog.errors import CommitOutcomeUnknown, TransactionAborted
-from eoslog.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata, TopicPartition
+from eoslog.model import CONSUMER_OFFSETS_TOPIC, OWN_GROUPS, OffsetAndMetadata, TopicPartition
 from eoslog.storage import files
 
 if TYPE_CHECKING:
@@ -29,24 +31,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# An offset belongs to a partition that exists; this one always does, and nobody reads it as a
-# position.
-VERSION_KEY = TopicPartition(CONSUMER_OFFSETS_TOPIC, 0)
 # Kafka's greatest; publishing copies staged files, which takes as long as the disk takes.
 TRANSACTION_TIMEOUT_MS = 900_000
 
 
 def version_group(app_id: str) -> str:
     """The group whose committed offset is the application's last version."""
-    return f"__eoslog-spark-{app_id}"
+    return f"{OWN_GROUPS}spark-{app_id}"
 
 
-def last_version(log: Log, app_id: str) -> int | None:
-    """The greatest version of an application that was committed, None if there is none."""
-    found = log.engine.groups.fetch_offsets(
-        version_group(app_id), [VERSION_KEY], require_stable=True
-    )
-    committed = found.get(VERSION_KEY)
+def version_key(topic: str | None) -> TopicPartition:
+    """Where the version of what is written to a topic is kept; nobody reads it as a position."""
+    return TopicPartition(topic if topic is not None else CONSUMER_OFFSETS_TOPIC, 0)
+
+
+def last_version(log: Log, app_id: str, topic: str | None = None) -> int | None:
+    """The greatest version of an application that was committed to a topic, None if there is none.
+
+    Args:
+        log: The directory.
+        app_id: As the option `txnAppId`.
+        topic: As the option `topic`; None where the rows name their topics.
+    """
+    key = version_key(topic)
+    found = log.engine.groups.fetch_offsets(version_group(app_id), [key], require_stable=True)
+    committed = found.get(key)
     return committed.offset if committed is not None and committed.offset >= 0 else None
 
 
@@ -101,9 +110,11 @@ def _publish(
     config = {"transactional.id": name, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
     with log.producer(config) as producer:
         producer.init_transactions()
-        if app_id is not None and _is_replay(log, app_id, version):
+        if app_id is not None and _is_replay(log, app_id, options.topic, version):
             return False
-        offsets = {VERSION_KEY: OffsetAndMetadata(version)} if version is not None else None
+        offsets = None
+        if version is not None:
+            offsets = {version_key(options.topic): OffsetAndMetadata(version)}
         group = version_group(app_id) if app_id is not None else None
         try:
             publish(producer, options.path, attempts, offsets=offsets, group=group)
@@ -116,7 +127,7 @@ def _publish(
         outcome = successor.init_transactions()
         if outcome is not None and outcome.committed:
             return True
-        if app_id is not None and _is_replay(log, app_id, version):
+        if app_id is not None and _is_replay(log, app_id, options.topic, version):
             return True
     if outcome is None and app_id is None:
         raise unknown  # neither an outcome nor a version to look up
@@ -124,8 +135,8 @@ def _publish(
     raise TransactionAborted(f"{name}: the commit failed and was aborted: {unknown}") from unknown
 
 
-def _is_replay(log: Log, app_id: str, version: int | None) -> bool:
-    last = last_version(log, app_id)
+def _is_replay(log: Log, app_id: str, topic: str | None, version: int | None) -> bool:
+    last = last_version(log, app_id, topic)
     if last is None or version is None or version > last:
         return False
     logger.info(

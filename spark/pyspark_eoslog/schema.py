@@ -107,13 +107,22 @@ def table_options(schema: StructType) -> dict[str, str]:
     return {}
 
 
+def same_columns(schema: StructType | None, other: StructType) -> bool:
+    """Whether names and types are the same, in the same order."""
+    return schema is not None and [(one.name, one.dataType.simpleString()) for one in schema] == [
+        (one.name, one.dataType.simpleString()) for one in other
+    ]
+
+
 def check_source_schema(schema: StructType) -> None:
     """Checks a schema given by the user: any of the columns, in any order, key and value also as
     string.
 
     Raises:
-        ConfigError: Naming the column and the types it may have.
+        ConfigError: Naming the column and the types it may have, or no column at all.
     """
+    if not schema.fields:
+        raise ConfigError(f"the schema has no column: take some of {', '.join(SOURCE_TYPES)}")
     for field in schema.fields:
         _check(field, SOURCE_TYPES, "can't be read")
 

@@ -79,10 +79,14 @@ class EoslogDataSource(DataSource):
         """
         if self.parsed is None:
             from pyspark_eoslog.options import Options
-            from pyspark_eoslog.schema import table_options
+            from pyspark_eoslog.schema import same_columns, source_schema, table_options
 
             table = table_options(schema) if schema is not None else {}
-            self.parsed = Options.parse({**table, **self._given})
+            parsed = Options.parse({**table, **self._given})
+            if table and not same_columns(schema, source_schema(parsed)):
+                # What was selected from a table and saved as another keeps the metadata.
+                parsed = Options.parse(self._given)
+            self.parsed = parsed
         return self.parsed
 
     @classmethod

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from eoslog.client.staging import Attempt, begin_job
-from eoslog.errors import ConfigError, UnknownTopicOrPartition
+from eoslog.errors import ConfigError, InvalidTopic, UnknownTopicOrPartition
+from eoslog.model import INTERNAL_TOPICS
 from pyspark_eoslog.encoder import TopicTarget
 from pyspark_eoslog.schema import check_sink_schema
 
@@ -98,14 +99,17 @@ def topic_targets(path: str, topic: str | None) -> dict[str, TopicTarget]:
 
     Raises:
         UnknownTopicOrPartition: `topic` is given and doesn't exist.
+        InvalidTopic: It is one of the log's own.
     """
     from pyspark_eoslog.catalog import open_for_planning
 
+    if topic in INTERNAL_TOPICS:
+        raise InvalidTopic(f"option 'topic' = {topic!r}: it is internal, nobody writes to it")
     with open_for_planning(path) as log:
         names = (
             [topic]
             if topic is not None
-            else [name for name in log.topics() if not name.startswith("__")]
+            else [name for name in log.topics() if name not in INTERNAL_TOPICS]
         )
         targets = {}
         for name in names:

@@ -369,6 +369,16 @@ def test_a_change_of_committed_offsets_is_durable_on_return(host, groups, change
     assert log.flushed == log.log_end
 
 
+def test_what_a_writer_has_done_never_expires(host, groups):
+    """The version of a Spark application: its next run would write it again."""
+    groups.commit_offsets("__eoslog-spark-daily", "", -1, at({0: 5}))
+    groups.commit_offsets("g", "", -1, at({0: 5}))
+    host.clock_ms = lambda: 10**15
+    groups.expire_offsets(0)
+    assert groups.fetch_offsets("__eoslog-spark-daily", [T0])[T0].offset == 5
+    assert groups.fetch_offsets("g", [T0]).get(T0) is None
+
+
 def test_offsets_that_were_handed_out_are_durable_before(host, groups):
     """Another process has committed them, and died before its flush."""
     commit(groups, {0: 5})

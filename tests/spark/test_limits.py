@@ -18,13 +18,26 @@ def topic(log):
     return log
 
 
+def micro_batch_values(log, **options):
+    """The values of each micro-batch until nothing is left."""
+    for _, values in each_micro_batch(log, options):
+        yield values
+
+
 def micro_batches(log, **options):
-    """(records, bytes of batches) of each micro-batch until nothing is left."""
+    """(records, bytes of batches) of each micro-batch, and all values."""
+    found = [(len(values), size, values) for size, values in each_micro_batch(log, options)]
+    sizes = [(rows, size) for rows, size, _ in found]
+    return sizes, sorted(value for _, _, values in found for value in values)
+
+
+def each_micro_batch(log, options):
+    """(bytes of batches, values) of each micro-batch until nothing is left."""
     given = {"path": log.path, "subscribe": "t", "startingOffsets": "earliest", **options}
     parsed = Options.parse({name: str(value) for name, value in given.items()})
     reader = EoslogStreamReader(parsed, source_schema(parsed))
     reader.prepareForTriggerAvailableNow()
-    start, found, values = reader.initialOffset(), [], []
+    start, count = reader.initialOffset(), 0
     try:
         while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
             tasks = reader.partitions(start, end)
@@ -34,13 +47,11 @@ def micro_batches(log, **options):
                 for batch in read_task(parsed, reader.schema, task)
                 for value in batch.column(1).to_pylist()
             ]
-            values += rows
-            found.append((len(rows), sum(piece.size for task in tasks for piece in task.pieces)))
-            start = end
-            assert len(found) < 500, "it does not come to an end"
+            yield sum(piece.size for task in tasks for piece in task.pieces), rows
+            start, count = end, count + 1
+            assert count < 500, "it does not come to an end"
     finally:
         reader.stop()
-    return found, sorted(values)
 
 
 def test_records_count_and_markers_and_aborted_ones_do_not(topic):
@@ -70,6 +81,22 @@ def test_bytes_are_never_more_unless_one_batch_is(topic, limit):
     assert all(size <= limit for _, size in batches)
     one_too_large, _ = micro_batches(topic, maxBytesPerTrigger=10)
     assert all(rows <= 1 for rows, _ in one_too_large), "one batch at a time"
+
+
+@pytest.mark.parametrize("limit", [{"maxOffsetsPerTrigger": 20}, {"maxRecordsPerTrigger": 20}])
+def test_a_partition_with_little_does_not_wait_behind_one_with_much(topic, limit):
+    produce(topic, "t", [(b"few", None, 0, None)] * 3)
+    produce(topic, "t", [(b"many", None, 1, None)] * 2000)
+    first = next(micro_batch_values(topic, **limit))
+    assert 0 < first.count(b"few") < len(first) <= 20
+
+
+def test_a_large_batch_does_not_wait_for_ever_behind_small_ones(topic):
+    produce(topic, "t", [(bytes(5000), None, 0, None)])
+    for _ in range(60):
+        produce(topic, "t", [(b"small", None, 1, None)])
+    batches = list(micro_batch_values(topic, maxBytesPerTrigger=1000))
+    assert bytes(5000) in [value for values in batches[: len(batches) - 3] for value in values]
 
 
 def test_the_smallest_of_several_limits_counts(topic):

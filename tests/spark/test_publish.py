@@ -79,6 +79,18 @@ def test_two_drivers_that_commit_the_same_version_publish_it_once(topic):
     assert sorted(values(topic, "t")) == [b"x0", b"x1"]
 
 
+def test_each_topic_has_versions_of_its_own(topic):
+    """An application that writes one version to two topics, as to two tables elsewhere."""
+    topic.create_topic("u", 2)
+    for name in ("t", "u", "t"):
+        given = Options.parse({"path": topic.path, "topic": name})
+        out = AttemptWriter(topic.path, "job", f"0-{uuid.uuid4().hex}", 0, 1 << 20)
+        out.add(name, 0, _core.build_batch([(1, None, name.encode(), ())]), 1)
+        publish_once(given, "app", 1, [out.finish()], jobs=["job"])
+    assert (values(topic, "t"), values(topic, "u")) == ([b"t"], [b"u"])
+    assert (last_version(topic, "app", "t"), last_version(topic, "app")) == (1, None)
+
+
 def test_a_write_without_application_is_published_each_time(topic):
     for _ in range(2):
         assert publish_once(options(topic), None, None, [attempt(topic, b"a")], jobs=["job"])

@@ -10,7 +10,7 @@ from pyspark_eoslog.planning import pin_ranges
 from pyspark_eoslog.splitting import plan
 from pyspark_eoslog.writer import topic_targets
 
-from eoslog.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
+from eoslog.errors import ConfigError, InvalidTopic, OffsetOutOfRange, UnknownTopicOrPartition
 from eoslog.model import TopicPartition
 
 from .helpers import produce
@@ -54,6 +54,12 @@ def test_a_start_that_retention_took_is_told_with_its_option(orders):
 def test_a_topic_to_write_to_that_is_not_there_is_named(orders):
     with pytest.raises(UnknownTopicOrPartition, match="option 'topic' = 'nope'.*create it first"):
         topic_targets(orders.path, "nope")
+
+
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
+def test_nobody_writes_to_an_internal_topic(orders, name):
+    with pytest.raises(InvalidTopic, match=f"option 'topic' = '{name}'.*internal"):
+        topic_targets(orders.path, name)
 
 
 def test_a_path_that_is_something_else_is_named(tmp_path):

@@ -83,6 +83,15 @@ def test_a_trigger_limit_moves_on_and_never_beyond(sizes, most):
     waiting = sum(size for _, size in sizes.values())
     assert taken <= most
     assert taken >= min(most, waiting) * 0.5 and (taken > 0 or waiting == 0)
+    if most >= len(sizes):
+        assert all(stop[key] > begin[key] for key in end if end[key] > begin[key])
+
+
+def test_partitions_take_turns_where_a_limit_has_none_for_each():
+    begin = {("t", number): 0 for number in range(5)}
+    for _ in range(100):
+        begin = by_offsets(begin, {key: start + 50 for key, start in begin.items()}, 2)
+    assert sum(begin.values()) == 200 and min(begin.values()) > 0
 
 
 def test_offsets_go_through_json():

@@ -38,6 +38,20 @@ def test_dropping_a_table_leaves_the_directory(spark, log):
     assert log.topics() == ["t"] and log.offsets("t", 0).log_end == 0
 
 
+def test_what_is_selected_from_a_table_and_saved_is_no_copy_of_it(spark, log, table):
+    """The columns bring the metadata of the first table along: it would be read in its place."""
+    log.create_topic("few")
+    chosen = spark.table(table).limit(2).select("key", "value")
+    chosen.write.format("eoslog").options(path=log.path, topic="few").saveAsTable("kept")
+    try:
+        assert len(values(log, "few")) == 2
+        with pytest.raises(Exception) as caught:
+            count(spark, "kept")
+        assert "'path' is missing" in message_of(caught)
+    finally:
+        spark.sql("DROP TABLE kept")
+
+
 def test_insert_names_its_target(spark, log, table):
     target = f"WITH (path = '{log.path}', topic = 't')"
     spark.sql(f"INSERT INTO {table} {target} (key, value) VALUES (binary('k'), binary('5'))")
