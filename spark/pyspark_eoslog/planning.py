@@ -68,8 +68,11 @@ def pinned(catalog: Catalog, key: PartitionKey, start: int, end: int) -> Pinned:
     return Pinned(*key, start, end, aborted)
 
 
-def subscribed_partitions(catalog: Catalog, options: Options) -> list[PartitionKey]:
-    """The partitions that `subscribe`, `subscribePattern` or `assign` name, in order.
+def subscribed_partitions(
+    catalog: Catalog, options: Options, *, tolerant: bool = False
+) -> list[PartitionKey]:
+    """The partitions that `subscribe`, `subscribePattern` or `assign` name, in order; with
+    `tolerant` those that there are.
 
     Raises:
         UnknownTopicOrPartition: One that doesn't exist; a pattern that fits nothing gives an empty
@@ -77,8 +80,11 @@ def subscribed_partitions(catalog: Catalog, options: Options) -> list[PartitionK
     """
     assert options.subscription is not None
     kind, text = options.subscription
+    known = set(catalog.topics()) if tolerant else set()
     if kind == "assign":
         keys = assigned_partitions(text)
+        if tolerant:
+            return [(t, p) for t, p in keys if t in known and p in catalog.partitions(t)]
         for topic, partition in keys:
             if partition not in _partitions(catalog, kind, text, topic):
                 raise UnknownTopicOrPartition(
@@ -87,6 +93,7 @@ def subscribed_partitions(catalog: Catalog, options: Options) -> list[PartitionK
         return keys
     if kind == "subscribe":
         names = sorted({name.strip() for name in text.split(",") if name.strip()})
+        names = [name for name in names if name in known] if tolerant else names
     else:
         pattern = re.compile(text)
         names = sorted(

@@ -58,9 +58,10 @@ class EoslogDataSource(DataSource):
 
     def _pin(self) -> None:
         """Fixes the ranges. Bounds that don't fit are told when a batch is read: for a stream,
-        which has not been told apart yet, they mean nothing once it has a checkpoint.
+        which has not been told apart yet, they mean nothing once it has a checkpoint. The same for
+        a topic that is gone, where loss is accepted.
         """
-        from eoslog.errors import ConfigError, OffsetOutOfRange
+        from eoslog.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
         from pyspark_eoslog.planning import pin_ranges
 
         assert self.parsed is not None
@@ -70,6 +71,10 @@ class EoslogDataSource(DataSource):
             if self.parsed.starting is None and self.parsed.ending is None:
                 raise
             self._refused = error
+        except UnknownTopicOrPartition as error:
+            if self.parsed.fail_on_data_loss:
+                raise
+            self._refused = error  # a stream goes on without it
 
     def _options(self, schema: StructType | None = None) -> Options:
         """The options given, or those of the table whose columns these are.

@@ -110,7 +110,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query without a checkpoint begins."""
         bound = self.options.starting or Bound("startingOffsets", word=LATEST)
         catalog = self._catalog()
-        latest = catalog.latest(subscribed_partitions(catalog, self.options))
+        latest = catalog.latest(self._subscribed(catalog))
         starts = resolve(catalog, self.options, bound, latest)
         checked = {
             key: within_log(catalog, self.options, key, start, max(start, latest[key]), latest[key])
@@ -228,7 +228,11 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _latest(self) -> Offsets:
         catalog = self._catalog()
-        return catalog.latest(subscribed_partitions(catalog, self.options))
+        return catalog.latest(self._subscribed(catalog))
+
+    def _subscribed(self, catalog: LogCatalog) -> list[PartitionKey]:
+        tolerant = not self.options.fail_on_data_loss  # a topic may have been deleted
+        return subscribed_partitions(catalog, self.options, tolerant=tolerant)
 
     def _with_new_partitions(self, begin: Offsets, end: Offsets) -> Offsets:
         new = [key for key in end if key not in begin]

@@ -167,6 +167,19 @@ def test_a_topic_made_anew_is_noticed(spark, topics, tmp_path):
     assert numbers(topics) == list(range(41))
 
 
+def test_a_topic_that_was_deleted_ends_a_query_or_is_left_out(spark, topics, tmp_path):
+    topics.create_topic("other", 1)
+    both = {"subscribe": "in,other"}
+    feed(topics, 0, 20)
+    run(spark, topics, tmp_path / "c", **both)
+    topics.delete_topic("other")
+    feed(topics, 20, 40)
+    with pytest.raises(Exception, match="there is no topic 'other'"):
+        start(spark, topics, tmp_path / "c", **both).awaitTermination(60)
+    run(spark, topics, tmp_path / "c", **both, failOnDataLoss="false")
+    assert numbers(topics) == list(range(40))
+
+
 def test_options_of_the_start_mean_nothing_once_there_is_a_checkpoint(spark, topics, tmp_path):
     produce(topics, "in", [(b"%d" % n, None, 0, None) for n in range(10)])
     options = {"startingOffsets": '{"in": {"0": 5, "1": 0}}'}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.torture.harness import Step, excerpt
+from tests.torture.power import forget_answers
 from tests.torture.registry import harnesses
 from tests.torture.report import Report, done_before, parts_left, render
 from tests.torture.verify import verify
@@ -53,6 +54,21 @@ def test_a_spoiled_directory_is_a_violation(tmp_path):
         event["sends"][0][1] = f"never written {number}"
     (history / "one.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     assert any("phantom" in violation for violation in verify(path, history, "after"))
+
+
+def test_what_is_told_after_a_power_cut_is_no_answer(tmp_path):
+    """What was asked for may have happened all the same."""
+    history = tmp_path / "l1.jsonl"
+    events = [
+        {"type": kind, "time": at, "id": number}
+        for number, (kind, at) in enumerate(
+            [("invoke", 1), ("ok", 2), ("invoke", 3), ("ok", 5), ("invoke", 6), ("info", 7)]
+        )
+    ]
+    history.write_text("".join(json.dumps(event) + "\n" for event in events))
+    forget_answers(history, 4)
+    left = [json.loads(line)["id"] for line in history.read_text().splitlines()]
+    assert left == [0, 1, 2, 4]
 
 
 def test_the_counts_of_runs_add_up(tmp_path):
