@@ -1,8 +1,8 @@
 """Count words, exactly: state, its changelog and the input's position are one transaction.
 
-Kill it at any moment (`kill -9`) and start it again: it finishes or undoes what it was doing, reads its state back
-from the changelog and goes on at the position that belongs to that state. `feed` writes the input, `count` counts
-until no more comes, `show` prints the totals.
+`feed` writes the input, `count` counts until no more comes, `show` prints the totals. Kill `count` at any moment
+(`kill -9`) and start it again: it finishes or undoes what it was doing, reads its state back from the changelog and
+goes on at the position that belongs to that state.
 """
 
 import sys
@@ -56,6 +56,8 @@ def show(path: str) -> None:
 
 def main(path: str, *arguments: str) -> None:
     command, *rest = arguments or ("all",)
+    if command not in ("feed", "count", "show", "all"):
+        sys.exit(f"{command!r}: one of feed, count, show, all")
     if command in ("feed", "all"):
         feed(path, int(rest[0]) if rest else 1000)
     if command in ("count", "all"):
