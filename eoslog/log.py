@@ -303,11 +303,7 @@ class Log(Closing):
     def reset_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
     ) -> None:
-        """Set the committed offsets of a group without members.
-
-        Raises:
-            ConfigError: not offsets by partition. NonEmptyGroup: the group has members.
-        """
+        """Set the committed offsets of a group without members. Raises NonEmptyGroup."""
         wanted = offsets_of(as_mapping("offsets", offsets))
         self.engine.for_writing().groups.reset_offsets(group_id, wanted)
 
@@ -364,10 +360,7 @@ class Log(Closing):
     # --- care -----------------------------------------------------------------------------------
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Drop all records before the offsets (-1: the high watermark); the new log starts.
-
-        Raises ConfigError for anything but offsets by partition.
-        """
+        """Drop all records before the offsets (-1: the high watermark); the new log starts."""
         wanted, engine = starts_of(as_mapping("offsets", offsets)), self.engine.for_writing()
         return {
             tp: engine.partition(tp.topic, tp.partition).delete_records(before)
