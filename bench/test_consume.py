@@ -79,6 +79,7 @@ def test_consume(contest: Contest, place: Path, broker: Callable[[], Any]) -> No
             consume(log, COUNT),
             ("confluent-kafka", confluent),
             ("lmdb cursor", lambda: stores.lmdb_cursor(place, COUNT, stack)),
+            ("lmdb cursor, bare", lambda: stores.lmdb_bare_cursor(place, COUNT, stack)),
             ("aiokafka reader", lambda: codecs.aiokafka_reader(
                 b"".join(data.batches(COUNT, PER_BATCH)), COUNT)),
             ("Redis Streams", lambda: servers.redis_streams(place, 20_000, stack)[1]),
