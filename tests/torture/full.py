@@ -90,7 +90,7 @@ class Full:
                 run("mount", "-o", "remount,size=64m", place)
                 round_.ended(self._live(round_))
                 round_.step.counts["full disks"] += 1
-                return round_.verdict()
+                return round_.verdict(crowded=True)
         finally:
             subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
             place.rmdir()
@@ -112,7 +112,7 @@ class Full:
             ballast.unlink()
             round_.ended(self._live(round_))
             round_.step.counts["full disks"] += 1
-            step = round_.verdict()
+            step = round_.verdict(crowded=True)
         shutil.rmtree(round_.path, ignore_errors=True)
         return step
 

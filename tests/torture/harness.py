@@ -98,9 +98,14 @@ class Round:
         self.step.violations += endings_of(life)
         return life
 
-    def verdict(self, lossy: frozenset[str] = frozenset({"0"}), *, forgetful: bool = False) -> Step:
+    def verdict(
+        self, lossy: frozenset[str] = frozenset({"0"}), *,
+        forgetful: bool = False, crowded: bool = False,
+    ) -> Step:  # fmt: skip
         """Look at what is left; the arguments are `verify`'s."""
-        found = verify(self.path, self.history, self.name(), lossy=lossy, forgetful=forgetful)
+        found = verify(
+            self.path, self.history, self.name(), lossy=lossy, forgetful=forgetful, crowded=crowded
+        )
         self.step.counts["verdicts"] += 1
         self.step.violations += found
         return self.step
