@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -314,7 +315,7 @@ def write_snapshot(directory: str, offset: int, entries: bytes) -> None:
         if files.read_file(name) == content:
             return  # it got its name only when it was durable
     # Another process may stand still in writing its own.
-    temporary = f"{name}.{os.urandom(4).hex()}.tmp"
+    temporary = f"{name}.{time.monotonic_ns():x}.tmp"
     try:
         files.write_file(temporary, content, durable=True)
         files.rename(temporary, name)

@@ -17,6 +17,11 @@ from tests.storage.helpers import batch, opened, payloads
 SEGMENTS = 150
 
 
+def look(segment: segments.Segment) -> object:
+    """Read its first bytes."""
+    return segment.view(0, 1, 1 << 16, segment.size)
+
+
 @pytest.fixture
 def few_descriptors() -> Iterator[int]:
     """As many as a process has whose `ulimit -n` is 256."""
@@ -61,11 +66,11 @@ def test_a_reader_of_many_segments_has_some_of_them_open(
 
 def test_what_is_read_again_and_again_stays_open(log: PartitionLog, few_descriptors: int) -> None:
     often = log.segment(0)
-    often.view(0, 1)
+    look(often)
     file = often.file
     for base in range(1, SEGMENTS):
-        log.segment(base).view(0, 1)
-        often.view(0, 1)
+        look(log.segment(base))
+        look(often)
     assert often.file is file is not None
     assert log.segment(1).file is None
 
@@ -76,7 +81,7 @@ def test_a_file_that_is_let_go_while_somebody_reads_it_closes_behind_him(
     first = log.segment(0)
     held = first._open()
     for base in range(1, SEGMENTS):
-        log.segment(base).view(0, 1)
+        look(log.segment(base))
     assert first.file is None
     name = os.readlink(f"/proc/self/fd/{held.fd}")
     assert name == first.path()
@@ -97,10 +102,10 @@ def test_files_of_which_each_is_read_again_make_room_for_a_new_one(
     log: PartitionLog, few_descriptors: int
 ) -> None:
     for base in range(few_descriptors):
-        log.segment(base).view(0, 1)
-        log.segment(base).view(0, 1)
+        look(log.segment(base))
+        look(log.segment(base))
     newest = log.segment(few_descriptors)
-    newest.view(0, 1)
+    look(newest)
     assert newest.file is not None
     assert read_descriptors(log) == few_descriptors
 
