@@ -121,7 +121,8 @@ def plan(log: PartitionLog, dirty_start: int, now_ms: int, bound: int | None = N
         dirty_start = listed[0]
     # Not the base of a segment any more: a pass was cut off between its last swap and its note.
     dirty_start = max((base for base in listed if base <= dirty_start), default=dirty_start)
-    sizes = [log.segment(base).size() for base in bases]
+    by_base = log.reader.sizes()
+    sizes = [by_base.get(base, 0) for base in bases]
     found = Plan(tuple(bases), tuple(sizes), dirty_start, stop, False)
     due = found.dirty_bytes > 0 and found.dirty_ratio > settings.min_cleanable_dirty_ratio
     if not due and found.dirty_bytes and settings.max_compaction_lag_ms < FOR_EVER:

@@ -228,7 +228,7 @@ class LogReader:
         while start < end and (left > 0 or not out):
             segment = self.segment(base)
             buffer, at, size = segment.view(
-                position, need, left, partial(self._published_size, base, segment)
+                position, need, left, partial(self._published_end, base)
             )
             first, stop, base_offset, next_offset, needed = (
                 _core.walk_batches(buffer, at, start, end, left, least)
@@ -283,12 +283,16 @@ class LogReader:
             "`eoslog repair`"
         )
 
-    def _published_size(self, base: int, segment: Segment) -> int:
-        """Bytes of a segment that are published."""
+    def _published_end(self, base: int) -> int | None:
+        """Bytes of a segment that are published; None for all, as of a sealed one."""
         while True:
             active, end = self._core.active_base, self._core.end_position
             if active == self._core.active_base:
-                return end if base == active else segment.size() if base < active else 0
+                return end if base == active else None if base < active else 0
+
+    def _published_size(self, base: int, segment: Segment) -> int:
+        end = self._published_end(base)
+        return segment.size() if end is None else end
 
     def _check_header(self, buffer: Any, at: int, base: int, position: int, needed: int) -> None:
         """A published batch that can't be taken: its length and base offset are under no CRC."""
@@ -409,9 +413,23 @@ class LogReader:
             self._latest_times = bases, latest
         return latest
 
+    def sizes(self) -> dict[int, int]:
+        """Bytes in the log file of each readable segment.
+
+        Raises:
+            UnknownTopicOrPartition: the topic was deleted, and its files are gone.
+        """
+        while True:
+            try:
+                return {base: self.segment(base).size() for base in self.bases()}
+            except FileNotFoundError as error:
+                if self._core.deleted:
+                    raise UnknownTopicOrPartition(f"{self.name}: the topic was deleted") from error
+                self._segments_version = -1  # it went since the list was made
+
     def size(self) -> int:
-        """Bytes in all log files."""
-        return sum(self.segment(base).size() for base in self.bases())
+        """Bytes in all log files; raises as `sizes`."""
+        return sum(self.sizes().values())
 
     def forget_all(self) -> None:
         """Segments were swapped: list and open them again; views that were handed out live on."""

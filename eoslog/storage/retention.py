@@ -53,6 +53,9 @@ def apply_retention(log: PartitionLog, now_ms: int) -> int:
 
     An open transaction pins its first segment: nothing at or past the last stable offset goes.
     A topic that is only compacted loses what lies below its log start, and nothing else.
+
+    Raises:
+        UnknownTopicOrPartition: the topic was deleted.
     """
     with log.cleaner_lock.held(log.name, LOCK_TIMEOUT_S):
         finish_swap(log)
@@ -60,8 +63,8 @@ def apply_retention(log: PartitionLog, now_ms: int) -> int:
 
 
 def _apply(log: PartitionLog, now_ms: int) -> int:
-    settings, bases = log.settings, log.reader.bases()
-    sizes = [log.segment(base).size() for base in bases]
+    settings, found = log.settings, log.reader.sizes()
+    bases, sizes = list(found), list(found.values())
     limited = settings.deletes and settings.retention_bytes >= 0
     excess = sum(sizes) - settings.retention_bytes if limited else 0
     freed, start = 0, log.log_start

@@ -110,18 +110,19 @@ class Segment:
                 return None
 
     def view(
-        self, position: int, at_least: int, at_most: int, published: Callable[[], int]
+        self, position: int, at_least: int, at_most: int, published: Callable[[], int | None]
     ) -> tuple[object, int, int]:
         """Bytes from a position on: (buffer, where in it the position is, size of the buffer).
 
         At least `at_least` bytes unless what is published ends before; not many more than `at_most`
-        are copied where the file is not mapped. What is not published is not looked at: its writer
-        may be dead, and the next one cuts it off under a mapping.
+        are copied where the file is not mapped. What is not `published` (None: all is) is not
+        looked at: its writer may be dead, and the next one cuts it off under a mapping.
         """
         file = self._open()
         size = -1
         if position + max(at_least, 1) > file.mapped:
-            size = published()
+            end = published()
+            size = self._size(file) if end is None else end
             if size - file.mapped >= REMAP_SIZE or (file.map is None and size >= REMAP_SIZE):
                 found = self._whole(file, size)
                 if found is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import eoslog
-from eoslog.errors import CorruptRecord
+from eoslog.errors import CorruptRecord, UnknownTopicOrPartition
 from eoslog.storage import checkpoints, segment_files
 from eoslog.storage.segments import LOG, file_name, offsets_in
 from tests.storage.helpers import batch, opened, payloads
@@ -169,3 +169,25 @@ def test_what_was_closed_longer_than_it_is_now_is_not_opened_as_if_nothing_were(
         assert log.offsets("t", 0).log_end == last
         assert log.engine.partition("t", 0).append(batch(1)).base_offset == last
         assert log.check(full=True).ok
+
+
+def test_retention_of_a_deleted_topic_says_so(tmp_path):
+    """Its files went between the list and the look at them."""
+    with opened(str(tmp_path)) as part:
+        part.append(batch(1))
+        part.segment(0).close()
+        os.remove(part.segment(0).path())
+        part.session.control.mark_deleted(part.slot)
+        with pytest.raises(UnknownTopicOrPartition, match="deleted"):
+            part.apply_retention(10**15)
+
+
+def test_a_segment_that_goes_after_the_list_was_made_has_no_size(tmp_path):
+    """Another process may retain or compact at any time."""
+    with opened(str(tmp_path), segment_bytes=1000) as part:
+        while len(part.reader.bases()) < 3:
+            part.append(batch(1, size=300))
+        gone = part.segment(0)
+        gone.close()
+        os.remove(gone.path())
+        assert list(part.reader.sizes()) == part.reader.bases() != [] and gone.file is None
