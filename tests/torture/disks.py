@@ -86,6 +86,13 @@ class Disk:
         """Mount, which replays the journal."""
         options = ["-o", self.options] if self.options else []
         run("mount", "-t", self.kind, *options, self.loop, self.mount_point)
+        try:
+            os.stat(self.mount_point)
+        except OSError as error:
+            raise RuntimeError(
+                f"{self.mount_point}: {error}: still shut down, for somebody else has it mounted too "
+                "(a mount namespace that was made meanwhile)"
+            ) from error
 
     def unmount(self) -> None:
         """Unmount; whoever used it must be dead."""
