@@ -1,7 +1,7 @@
 """What the compiled core offers to the floors above it. One section for each chapter."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeAlias, final
 
 import numpy as np
@@ -344,6 +344,12 @@ class ColumnDecoder:
         base_position: int = 0,
     ) -> tuple[int, int]: ...
     def take(self) -> dict[str, Any]: ...
+
+# --- columns for other libraries (arrow_export.pxi) ---
+
+def arrow_schema(field: tuple[Any, ...]) -> object: ...
+def arrow_array(column: tuple[Any, ...]) -> object: ...
+def arrow_stream(field: tuple[Any, ...], columns: Iterator[tuple[Any, ...]]) -> object: ...
 
 # --- compaction (offset_map.pxi) ---
 

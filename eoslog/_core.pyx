@@ -40,6 +40,7 @@ include "_core/records.pxi"
 include "_core/polling.pxi"
 include "_core/cells.pxi"
 include "_core/columns.pxi"
+include "_core/arrow_export.pxi"
 include "_core/walk.pxi"
 include "_core/sealed_batch.pxi"
 include "_core/builders.pxi"
@@ -64,6 +65,9 @@ __all__ = (
     "FAULT_CALLS",
     "STATUS",
     "arm_fault",
+    "arrow_array",
+    "arrow_schema",
+    "arrow_stream",
     "disarm_faults",
     "fault_count",
     "fork_generation",

@@ -1,4 +1,4 @@
-"""Decoded columns as Arrow arrays, without a copy. Needs pyarrow, which is imported at first use.
+"""Decoded columns as Arrow has them, without a copy; pyarrow is needed for its own classes only.
 
 | column | type |
 |---|---|
@@ -14,10 +14,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from eoslog import _core
 from eoslog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,14 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLUMNS",
+    "Column",
+    "Columns",
+    "Field",
+    "columns_of",
     "decoded_columns",
+    "fields_of",
     "nulls",
     "numbers",
     "primitive",
     "record_batch",
     "require_pyarrow",
     "schema_of",
-    "text",
 ]
 
 COLUMNS = ("topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers")
@@ -49,18 +55,76 @@ def require_pyarrow() -> Any:
         import pyarrow
     except ImportError as error:
         raise ConfigError(
-            "Arrow columns need the package 'pyarrow': install eoslog[arrow]"
+            "pyarrow's batches need the package 'pyarrow': install eoslog[arrow]"
         ) from error
     return pyarrow
 
 
-def schema_of(columns: Sequence[str], *, view: bool) -> pa.Schema:
-    """The schema of these columns; `view` chooses binary_view over binary.
+class Field(NamedTuple):
+    """A column's name and type, as the core takes it; always nullable.
+
+    Attributes:
+        format: by the Arrow C data interface: "l" is int64, "+s" a struct of its children.
+        dictionary: the values, where the column has indices of them.
+    """
+
+    name: str
+    format: str
+    children: tuple[Field, ...] = ()
+    dictionary: Field | None = None
+
+
+class Column(NamedTuple):
+    """Rows of a Field, over memory that somebody filled.
+
+    Attributes:
+        rows: from `offset` on.
+        nulls: among them; -1 where nobody counted.
+        buffers: as Arrow lays them out; None where it allows that.
+        offset: rows of the buffers before the first.
+    """
+
+    rows: int
+    nulls: int
+    buffers: tuple[Any, ...]
+    offset: int = 0
+    children: tuple[Column, ...] = ()
+    dictionary: Column | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A batch of rows for any library that takes Arrow's PyCapsules; nothing is copied.
+
+    Source: Arrow PyCapsule interface.
+    """
+
+    field: Field
+    column: Column
+
+    def slice(self, start: int, rows: int) -> Columns:
+        """At most so many rows from one on, over the same memory."""
+        rows = min(rows, self.column.rows - start)
+        parts = tuple(
+            part._replace(rows=rows, offset=part.offset + start, nulls=-1 if part.nulls else 0)
+            for part in self.column.children
+        )
+        return Columns(self.field, self.column._replace(rows=rows, children=parts))
+
+    def __arrow_c_schema__(self) -> object:
+        return _core.arrow_schema(self.field)
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]:
+        # Another type than ours may be asked for; to cast is left to whoever asks.
+        return _core.arrow_schema(self.field), _core.arrow_array(self.column)
+
+
+def fields_of(columns: Sequence[str], *, view: bool) -> Field:
+    """A struct of these columns; `view` chooses binary_view over binary.
 
     Raises:
         ConfigError: an unknown, repeated or missing column.
     """
-    pa = require_pyarrow()
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
         raise ConfigError(f"unknown column {unknown[0]!r}, the columns are {', '.join(COLUMNS)}")
@@ -68,20 +132,30 @@ def schema_of(columns: Sequence[str], *, view: bool) -> pa.Schema:
         raise ConfigError(
             f"columns must be named once each and be at least one, not {list(columns)}"
         )
-    if view and not hasattr(pa, "binary_view"):
-        raise ConfigError('this pyarrow has no binary_view: ask for binary="copy" or upgrade to 16')
-    binary = pa.binary_view() if view else pa.binary()
-    types = {
-        "topic": pa.dictionary(pa.int32(), pa.utf8()),
-        "partition": pa.int32(),
-        "offset": pa.int64(),
-        "timestamp": pa.timestamp("ms", tz="UTC"),
-        "timestamp_type": pa.int8(),
-        "key": binary,
-        "value": binary,
-        "headers": pa.list_(pa.struct([("key", pa.utf8()), ("value", binary)])),
+    binary = "vz" if view else "z"
+    pair = Field("item", "+s", (Field("key", "u"), Field("value", binary)))
+    known = {
+        "topic": Field("topic", "i", dictionary=Field("", "u")),
+        "partition": Field("partition", "i"),
+        "offset": Field("offset", "l"),
+        "timestamp": Field("timestamp", "tsm:UTC"),
+        "timestamp_type": Field("timestamp_type", "c"),
+        "key": Field("key", binary),
+        "value": Field("value", binary),
+        "headers": Field("headers", "+l", (pair,)),
     }
-    return pa.schema([(name, types[name]) for name in columns])
+    return Field("", "+s", tuple(known[name] for name in columns))
+
+
+def schema_of(columns: Sequence[str], *, view: bool) -> pa.Schema:
+    """The same as pyarrow has it.
+
+    Raises:
+        ConfigError: as above; pyarrow is not installed.
+    """
+    nothing = Columns(fields_of(columns, view=view), Column(0, 0, ()))
+    schema: pa.Schema = require_pyarrow().schema(nothing)
+    return schema
 
 
 def decoded_columns(columns: Sequence[str]) -> list[str]:
@@ -89,36 +163,62 @@ def decoded_columns(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if name not in _OF_THE_PARTITION]
 
 
-def record_batch(
-    taken: dict[str, Any], schema: pa.Schema, topics: Sequence[str], topic: int, partition: int
-) -> pa.RecordBatch:
-    """What `ColumnDecoder.take` gave, as a record batch over the same memory.
+def columns_of(
+    taken: dict[str, Any], field: Field, topics: Sequence[str], topic: int, partition: int
+) -> Columns:
+    """What `ColumnDecoder.take` gave, over the same memory.
 
     Args:
-        taken: the columns; none is kept elsewhere, the arrays own them from here on.
-        schema: from `schema_of`, with the `view` of the decoder.
+        taken: the columns; none is kept elsewhere, these own them from here on.
+        field: from `fields_of`, with the `view` of the decoder.
         topics: the topics of the whole scan: the dictionary is the same in each of its batches.
         topic: which of them.
         partition: the partition's number.
     """
-    pa = require_pyarrow()
     rows = taken["rows"]
-    blocks = [pa.py_buffer(block) for block in taken["buffers"]]
-    arrays = []
-    for field in schema:
-        if field.name == "topic":
-            indices = primitive(pa.int32(), np.full(rows, topic, np.int32))
-            arrays.append(pa.DictionaryArray.from_arrays(indices, text(topics)))
-        elif field.name == "partition":
-            arrays.append(primitive(pa.int32(), np.full(rows, partition, np.int32)))
-        elif field.name == "headers":
-            arrays.append(_headers(pa, field.type, rows, taken["headers"], blocks))
-        elif field.name in ("key", "value"):
-            arrays.append(_cells(pa, field.type, rows, taken[field.name], blocks))
-        else:
-            buffers = [None, pa.py_buffer(taken[field.name])]
-            arrays.append(pa.Array.from_buffers(field.type, rows, buffers, null_count=0))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    blocks = tuple(taken["buffers"])
+    parts = []
+    for child in field.children:
+        match child.name:
+            case "topic":
+                indices = (None, np.full(rows, topic, np.int32))
+                parts.append(Column(rows, 0, indices, dictionary=_texts(topics)))
+            case "partition":
+                parts.append(Column(rows, 0, (None, np.full(rows, partition, np.int32))))
+            case "headers":
+                ends, count, keys, values = taken["headers"]
+                cells = (_cells(count, keys, blocks), _cells(count, values, blocks))
+                pairs = Column(count, 0, (None,), children=cells)
+                parts.append(Column(rows, 0, (None, ends), children=(pairs,)))
+            case "key" | "value":
+                parts.append(_cells(rows, taken[child.name], blocks))
+            case _:
+                parts.append(Column(rows, 0, (None, taken[child.name])))
+    return Columns(field, Column(rows, 0, (None,), children=tuple(parts)))
+
+
+def record_batch(columns: Columns) -> pa.RecordBatch:
+    """The same as pyarrow has it.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+    """
+    batch: pa.RecordBatch = require_pyarrow().record_batch(columns)
+    return batch
+
+
+def _texts(values: Sequence[str]) -> Column:
+    encoded = [value.encode() for value in values]
+    ends = np.cumsum([0, *(len(one) for one in encoded)], dtype=np.int32)
+    return Column(len(encoded), 0, (None, ends, b"".join(encoded)))
+
+
+def _cells(rows: int, taken: tuple[Any, ...], blocks: tuple[Any, ...]) -> Column:
+    validity, nulls, slots, copied = taken
+    if copied is not None:
+        return Column(rows, nulls, (validity, slots, copied))
+    sizes = np.array([len(block) for block in blocks], np.int64)
+    return Column(rows, nulls, (validity, slots, *blocks, sizes))
 
 
 # `pa.array`, `pa.scalar` and `to_numpy` import pandas where it is installed: half a second and some
@@ -156,32 +256,3 @@ def numbers(array: pa.Array, kind: type[np.integer[Any]]) -> np.ndarray:
     size = np.dtype(kind).itemsize
     values = np.frombuffer(array.buffers()[1], kind, len(array), array.offset * size)
     return np.where(nulls(array), 0, values) if array.null_count else values
-
-
-def text(values: Sequence[str]) -> pa.Array:
-    """A utf8 array without nulls."""
-    pa = require_pyarrow()
-    encoded = [value.encode() for value in values]
-    ends = np.cumsum([0, *(len(one) for one in encoded)], dtype=np.int32)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.utf8(), len(encoded), buffers, null_count=0)
-
-
-def _cells(pa: Any, kind: Any, rows: int, taken: tuple[Any, ...], blocks: list[Any]) -> pa.Array:
-    validity, nulls, slots, copied = taken
-    tail = blocks if copied is None else [pa.py_buffer(copied)]
-    buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(slots), *tail]
-    return pa.Array.from_buffers(kind, rows, buffers, null_count=nulls)
-
-
-def _headers(pa: Any, kind: Any, rows: int, taken: tuple[Any, ...], blocks: list[Any]) -> pa.Array:
-    ends, count, keys, values = taken
-    pair = kind.value_type
-    children = [
-        _cells(pa, pair.field(0).type, count, keys, blocks),
-        _cells(pa, pair.field(1).type, count, values, blocks),
-    ]
-    pairs = pa.StructArray.from_arrays(children, fields=[pair.field(0), pair.field(1)])
-    return pa.Array.from_buffers(
-        kind, rows, [None, pa.py_buffer(ends)], null_count=0, children=[pairs]
-    )

@@ -69,8 +69,10 @@ def _taken(
     state: PartitionState, decoder: _core.ColumnDecoder, offset: int, limit: int
 ) -> pa.RecordBatch:
     partition = state.partition
-    schema = arrow.schema_of(arrow.COLUMNS, view=True)
-    batch = arrow.record_batch(decoder.take(), schema, [partition.topic], 0, partition.partition)
+    fields = arrow.fields_of(arrow.COLUMNS, view=True)
+    batch = arrow.record_batch(
+        arrow.columns_of(decoder.take(), fields, [partition.topic], 0, partition.partition)
+    )
     # Whole record batches are decoded: the last one may hold more than was asked for.
     cut = batch.num_rows > limit
     batch = batch.slice(0, limit) if cut else batch

@@ -10,6 +10,7 @@ Source: Arrow columnar format (Variable-size Binary View), Arrow C stream interf
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,14 +81,10 @@ class Source:
 class Scan:
     """Records of one or more partitions as columns; iterable any number of times.
 
-    Speaks the Arrow C stream interface, so that `pyarrow.table(scan)`, `polars.from_arrow(scan)` or
-    DuckDB take it as it is. One scan may be read by several threads: each iteration is its own.
-
-    Attributes:
-        schema: of every batch.
+    Speaks the Arrow C stream interface, so that `pyarrow.table(scan)`, `polars.DataFrame(scan)` or
+    DuckDB take it as it is; what gives pyarrow's own classes needs pyarrow (else ConfigError). One
+    scan may be read by several threads: each iteration is its own.
     """
-
-    schema: pa.Schema
 
     def __init__(
         self,
@@ -106,7 +103,12 @@ class Scan:
         self._columns = list(arrow.COLUMNS if columns is None else columns)
         self._view = binary == "view"
         self._batch_rows = batch_rows
-        self.schema = arrow.schema_of(self._columns, view=self._view)
+        self._fields = arrow.fields_of(self._columns, view=self._view)
+
+    @functools.cached_property
+    def schema(self) -> pa.Schema:
+        """Of every batch."""
+        return arrow.schema_of(self._columns, view=self._view)
 
     @property
     def ranges(self) -> dict[TopicPartition, tuple[int, int]]:
@@ -121,6 +123,11 @@ class Scan:
             OffsetOutOfRange: retention deleted what was still to come.
             UnknownTopicOrPartition: the topic was deleted meanwhile.
         """
+        arrow.require_pyarrow()  # said before anything is read
+        for columns in self._batches():
+            yield arrow.record_batch(columns)
+
+    def _batches(self) -> Iterator[arrow.Columns]:
         topics = sorted({source.topic for source in self._sources})
         decoder = _core.ColumnDecoder(
             arrow.decoded_columns(self._columns),
@@ -133,7 +140,7 @@ class Scan:
 
     def _read(
         self, source: Source, topics: list[str], decoder: _core.ColumnDecoder
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[arrow.Columns]:
         offset, end = source.start, source.end
         if offset < end:
             aborted = None
@@ -164,15 +171,15 @@ class Scan:
 
     def _taken(
         self, decoder: _core.ColumnDecoder, source: Source, topics: list[str]
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[arrow.Columns]:
         rows = decoder.rows
         if not rows:
             return
-        batch = arrow.record_batch(
-            decoder.take(), self.schema, topics, topics.index(source.topic), source.partition
+        columns = arrow.columns_of(
+            decoder.take(), self._fields, topics, topics.index(source.topic), source.partition
         )
         for start in range(0, rows, self._batch_rows):
-            yield batch if rows <= self._batch_rows else batch.slice(start, self._batch_rows)
+            yield columns if rows <= self._batch_rows else columns.slice(start, self._batch_rows)
 
     def reader(self) -> pa.RecordBatchReader:
         """One iteration as a pyarrow reader."""
@@ -184,11 +191,15 @@ class Scan:
 
     def __arrow_c_schema__(self) -> object:
         """The schema, for consumers of the Arrow C data interface."""
-        return self.schema.__arrow_c_schema__()
+        return _core.arrow_schema(self._fields)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """One iteration, for consumers of the Arrow C stream interface."""
-        return self.reader().__arrow_c_stream__(requested_schema)
+        """One iteration, for consumers of the Arrow C stream interface; pyarrow is not needed.
+
+        Args:
+            requested_schema: a schema capsule; to cast to it is left to whoever asks.
+        """
+        return _core.arrow_stream(self._fields, (part.column for part in self._batches()))
 
     def __repr__(self) -> str:
         return f"Scan({len(self._sources)} partitions, columns={self._columns})"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 import eoslog
 from eoslog.model import TopicPartition
+from eoslog.storage import segments
 
 pa = pytest.importorskip("pyarrow")
 
@@ -66,6 +69,85 @@ def test_pandas(log: Any, binary: str) -> None:
     assert frame["value"].map(bytes).tolist() == VALUES
     assert frame["offset"].tolist() == list(range(COUNT))
     assert frame["timestamp"].iloc[-1].timestamp() == 1_700_000_000 + (COUNT - 1) / 1000
+
+
+WITHOUT_PYARROW = """
+import sys
+sys.modules["pyarrow"] = None  # every import of it fails
+import duckdb, polars
+import eoslog
+from eoslog.errors import ConfigError
+
+with eoslog.open(sys.argv[1], read_only=True) as log:
+    for binary in ("view", "copy"):
+        scan = log.scan("t", binary=binary)
+        frame = polars.DataFrame(scan)
+        query = 'select count(*), sum(octet_length(value)), max("offset") from scan'
+        assert duckdb.sql(query).fetchall() == [(len(frame), frame["value"].bin.size().sum(), frame["offset"].max())]
+        print(len(frame), frame["value"].bin.size().sum(), frame["offset"].max())
+    try:
+        next(iter(scan))
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_without_pyarrow(log: Any, tmp_path: Path) -> None:
+    pytest.importorskip("polars")
+    pytest.importorskip("duckdb")
+    command = [sys.executable, "-c", WITHOUT_PYARROW, str(tmp_path / "log")]
+    *rows, said = subprocess.check_output(command, text=True).splitlines()
+    assert rows == [" ".join(map(str, WANTED))] * 2
+    assert "eoslog[arrow]" in said
+
+
+def test_every_column_and_null(log: Any, binary: str) -> None:
+    log.create_topic("u", partitions=2)
+    with log.producer() as producer:
+        for i in range(300):
+            value = None if i % 3 == 0 else b"v" * (i % 40)
+            headers = [("h", None), ("ä", b"x" * (i % 20))][: i % 3]
+            producer.produce(
+                "u", value, key=None if i % 5 == 0 else b"k", partition=i % 2, headers=headers
+            )
+    scan = log.scan("u", binary=binary, batch_rows=7)
+    table = pa.table(scan)
+    table.validate(full=True)
+    assert table.schema == scan.schema
+    assert table.to_pylist() == [row for batch in scan for row in batch.to_pylist()]
+    assert {len(batch) for batch in scan} == {7, 150 % 7}
+    by_offset = {(row["partition"], row["offset"]): row for row in table.to_pylist()}
+    for i in range(300):
+        row = by_offset[i % 2, i // 2]
+        assert row["topic"] == "u"
+        assert row["key"] == (None if i % 5 == 0 else b"k")
+        assert row["value"] == (None if i % 3 == 0 else b"v" * (i % 40))
+        headers = [("h", None), ("ä", b"x" * (i % 20))][: i % 3]
+        assert [(header["key"], header["value"]) for header in row["headers"]] == headers
+
+
+def test_what_nobody_holds_is_let_go_of(
+    log: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "REMAP_SIZE", 4096)  # these small segments are mapped, too
+
+    def mapped() -> int:
+        gc.collect()
+        return Path("/proc/self/maps").read_text().count(f"{tmp_path}/log/t-0/")
+
+    log.close()
+    before = mapped()
+    with eoslog.open(tmp_path / "log", read_only=True) as reader:
+        table = pa.table(reader.scan("t", columns=["value"]))
+        begun = pa.RecordBatchReader.from_stream(reader.scan("t", columns=["value"], batch_rows=10))
+        part = begun.read_next_batch().column("value")
+        reader.scan("t").__arrow_c_stream__()  # taken by nobody
+        reader.scan("t").__arrow_c_schema__()
+    assert mapped() > before
+    del table, begun
+    assert part.to_pylist() == VALUES[:10]
+    del part
+    assert mapped() == before
 
 
 def test_columns_outlive_the_scan_the_log_and_the_files(log: Any, tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ DATA = [
 def decoded(data: bytes, *, view: bool = True) -> Any:
     decoder = _core.ColumnDecoder(COLUMNS, view=view)
     decoder.feed(data, 0, 0, EVER)
-    return arrow.record_batch(decoder.take(), arrow.schema_of(COLUMNS, view=view), ["t"], 0, 0)
+    fields = arrow.fields_of(COLUMNS, view=view)
+    return arrow.record_batch(arrow.columns_of(decoder.take(), fields, ["t"], 0, 0))
 
 
 def seen(kind: str, batch: Any) -> tuple[Any, Any]:

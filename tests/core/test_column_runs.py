@@ -30,8 +30,8 @@ def outcome(
         decoder.feed(data, 0, start, end)
     except errors.CorruptRecord as error:
         said = str(error)
-    schema = arrow.schema_of(columns, view=True)
-    batch = arrow.record_batch(decoder.take(), schema, ["t"], 0, 0)
+    fields = arrow.fields_of(columns, view=True)
+    batch = arrow.record_batch(arrow.columns_of(decoder.take(), fields, ["t"], 0, 0))
     batch.validate(full=True)
     return batch.select(RUNS).to_pylist(), said
 

@@ -32,14 +32,14 @@ def decode(
     aborted: Any = None, max_rows: int = 65536, check_crc: bool = True,
 ) -> list[Any]:  # fmt: skip
     """Record batches of one piece of data."""
-    schema = arrow.schema_of(columns, view=view)
+    fields = arrow.fields_of(columns, view=view)
     decoder = _core.ColumnDecoder(columns, view=view, max_rows=max_rows, check_crc=check_crc)
     batches = []
     position = 0
     while True:
         start, position = decoder.feed(data, position, start, end, aborted)
         full = decoder.full
-        batches.append(arrow.record_batch(decoder.take(), schema, ["t"], 0, 0))
+        batches.append(arrow.record_batch(arrow.columns_of(decoder.take(), fields, ["t"], 0, 0)))
         batches[-1].validate(full=True)
         if not full:
             return batches
@@ -215,7 +215,8 @@ def test_damaged_batch_leaves_what_came_before_it() -> None:
         with pytest.raises(errors.CorruptRecord, match=words):
             decoder.feed(good + bytes(bad), 0, 0, EVER)
         assert decoder.rows == 2
-        batch = arrow.record_batch(decoder.take(), arrow.schema_of(ALL, view=True), ["t"], 0, 0)
+        fields = arrow.fields_of(ALL, view=True)
+        batch = arrow.record_batch(arrow.columns_of(decoder.take(), fields, ["t"], 0, 0))
         batch.validate(full=True)
         assert batch.column("value").to_pylist() == [None, b"v" * 20]
         assert batch.column("key").null_count == 1
