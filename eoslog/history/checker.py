@@ -327,6 +327,22 @@ def _staleness(facts: Facts) -> Found:
                     yield "stale-read", what
 
 
+def _copies(facts: Facts) -> Found:
+    """A copy has all that was acknowledged before it was begun, and no part of a transaction."""
+    for event in facts.history.events["copy"]:
+        seen = {(partition, value) for partition, _, value in event["reads"]}
+        for txn in facts.history.txns.values():
+            there = [(w.partition, w.value) in seen for w in txn.writes]
+            if any(there) and not all(there):
+                missing = txn.writes[there.index(False)].value
+                yield "torn-txn", f"{txn.id}: a copy has part of it, without {missing!r}"
+        for write in facts.history.writes.values():
+            due = write.outcome == "ok" and write.acks == "all" and write.value in facts.found
+            before = write.done is not None and write.done < event["start"]
+            if due and before and (write.partition, write.value) not in seen:
+                yield "stale-read", f"{write.value!r} was acknowledged before a copy without it"
+
+
 def _cycles(facts: Facts) -> Found:
     edges: dict[str, set[str]] = defaultdict(set)
     for read in facts.history.reads:
@@ -355,7 +371,7 @@ def _cycles(facts: Facts) -> Found:
 
 CHECKS: tuple[Callable[[Facts], Found], ...] = (
     _contents, _isolation, _losses, _wholeness, _order, _polls, _bounds, _zombies, _groups,
-    _staleness, _cycles,
+    _staleness, _copies, _cycles,
 )  # fmt: skip
 
 

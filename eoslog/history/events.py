@@ -14,6 +14,7 @@ A history is JSON lines, one file a process, in the order in which that process 
     scan      ok                start, isolation, from {"t-0": offset}, to {"t-0": offset}, reads
     bounds    ok                start, partition, lso, hw
     snapshot  ok                start, cut {"t-0": offset}
+    copy      ok                start, reads: everything that a backup holds
     commit, committed, reset    ok; start, group, offsets {"t-0": next}
     drain     ok                partition, log_start, log_end, log [[offset, value], ...]
 
@@ -97,7 +98,7 @@ class History:
     """Events of all processes, by what they say.
 
     Attributes:
-        txns: by id. writes: by value. reads: of polls and scans, in time's order.
+        txns: by id. writes: by value. reads: of polls, scans and copies, in time's order.
         drains: by partition, the last one. events: all others by `f`, in time's order.
     """
 
@@ -164,7 +165,7 @@ class History:
     def _poll(self, event: Event) -> None:
         self.reads += [Read(p, int(o), value, event) for p, o, value in event["reads"]]
 
-    _scan = _poll
+    _scan = _copy = _poll
 
     def _drain(self, event: Event) -> None:
         values = {int(offset): value for offset, value in event["log"]}

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eoslog.errors import (
@@ -81,6 +81,23 @@ class Recorder:
                     "bounds", start=start, partition=str_of(tp), lso=seen.last_stable,
                     hw=seen.high_watermark,
                 )  # fmt: skip
+
+    def backup(self, log: Log, path: str, topics: Sequence[str]) -> None:
+        """Make a copy and record all that it holds."""
+        import eoslog
+
+        start = time.monotonic_ns()
+        report = log.backup(path)
+        assert not report.problems, report.problems
+        with eoslog.open(path, read_only=True) as copy:
+            reads = [
+                [str_of(tp), offset, value]
+                for topic in topics
+                for tp in copy.partitions_of(topic)
+                for seen in [copy.offsets(tp.topic, tp.partition)]
+                for offset, value in values(copy, tp, seen.log_start, seen.last_stable)
+            ]
+        self.write("copy", start=start, reads=reads)
 
     def snapshot(self, log: Log, topics: Sequence[str]) -> dict[TopicPartition, int]:
         """Take and record a snapshot."""
@@ -172,15 +189,26 @@ class Producing:
         )  # fmt: skip
         return self._txn
 
-    def send(self, rows: Sequence[tuple[TopicPartition, str]], **extra: Any) -> None:
-        """Send values; `acknowledge` waits for them outside of transactions."""
+    def send(
+        self, rows: Sequence[tuple[TopicPartition, str]], *, keyed: bool = False, **extra: Any
+    ) -> None:
+        """Send values; `acknowledge` waits for them outside of transactions.
+
+        Args:
+            rows: where to, and what.
+            keyed: each value is its own key, so that compaction keeps it.
+            extra: the producer's own arguments, the same for all.
+        """
         name = self.recorder.name()
         self.recorder.write(
             "send", "invoke", id=name, txn=self._txn, session=self.session, acks=self.acks,
             sends=[[str_of(tp), value] for tp, value in rows],
         )  # fmt: skip
         for tp, value in rows:
-            delivery = self.producer.send(tp.topic, value, partition=tp.partition, **extra)
+            key = value if keyed else None
+            delivery = self.producer.send(
+                tp.topic, value, **{"key": key, "partition": tp.partition} | extra
+            )
             if self._txn is None:
                 self._sent.append((name, tp, value, delivery))
 
@@ -216,15 +244,31 @@ class Producing:
                 {tp: following for tp, (_, following) in spans.items()}, group
             )
         rows = [[name, str_of(tp), first, following] for tp, (first, following) in spans.items()]
-        self.recorder.write("end", "invoke", txn=self._txn, commit=True, consumed=rows)
+        self._ended(self.producer.commit_transaction, rows)
+
+    def _ended(self, commit: Callable[[], object], consumed: list[list[Any]]) -> None:
+        self.recorder.write("end", "invoke", txn=self._txn, commit=True, consumed=consumed)
         try:
-            self.producer.commit_transaction()
+            commit()
         except BaseException as error:
             kind = "fail" if isinstance(error, DEFINITE) else "info"
             self.recorder.write("end", kind, txn=self._txn, commit=True, error=repr(error))
             raise
         self.recorder.write("end", txn=self._txn, commit=True)
         self._txn = None
+
+    def whole(self, rows: Sequence[tuple[TopicPartition, str]], work: Callable[[], object]) -> None:
+        """Record a transaction that `work` makes from its begin to its commit."""
+        self._txn, name = self.recorder.name(), self.recorder.name()
+        self.recorder.write(
+            "txn", "invoke", txn=self._txn, inst=self.inst, session=self.session,
+            epoch=self.producer.producer_epoch,
+        )  # fmt: skip
+        self.recorder.write(
+            "send", "invoke", id=name, txn=self._txn, session=self.session, acks=self.acks,
+            sends=[[str_of(tp), value] for tp, value in rows],
+        )  # fmt: skip
+        self._ended(work, [])
 
     def abort(self) -> None:
         """Abort."""

@@ -124,6 +124,20 @@ def torn_by_snapshot(p: Plant) -> bool:
     return True
 
 
+def torn_by_copy(p: Plant) -> bool:
+    txn = p.rng.choice(p.committed())
+    reads = [[e["partition"], o, v] for e in p.of("drain") for o, v in e["log"]]
+    reads = [row for row in reads if row[2] != txn.writes[0].value]
+    p.add("copy", p.last, start=0, reads=reads)
+    return len(txn.writes) > 1
+
+
+def copy_without(p: Plant) -> bool:
+    sent = [w for w in p.history.writes.values() if w.outcome == "ok" and w.txn is None]
+    p.add("copy", p.last + 2, start=p.last + 1, reads=[])
+    return bool(sent)
+
+
 def torn_from_offsets(p: Plant) -> bool:
     if not any(t.consumed for t in p.committed()):
         return False
@@ -238,12 +252,13 @@ PLANTS: list[tuple[str, Callable[[Plant], bool]]] = [
     ("aborted-read", aborted_read), ("dirty-read", dirty_read),
     ("precommitted-read", precommitted_read), ("lost-write", lost_write), ("torn-txn", torn_txn),
     ("torn-txn", torn_by_snapshot), ("torn-txn", torn_from_offsets),
+    ("torn-txn", torn_by_copy),
     ("read-then-lost", read_then_lost), ("nonmonotonic-send", nonmonotonic_send),
     ("nonmonotonic-poll", nonmonotonic_poll), ("poll-skip", poll_skip), ("poll-skip", scan_skip),
     ("lso-went-back", lso_went_back), ("read-past-lso", read_past_lso),
     ("zombie-commit", zombie_commit), ("consumed-twice", consumed_twice),
     ("consumed-not-produced", consumed_not_produced), ("offset-went-back", offset_went_back),
-    ("stale-read", stale_read), ("G1c", g1c),
+    ("stale-read", stale_read), ("stale-read", copy_without), ("G1c", g1c),
 ]  # fmt: skip
 
 

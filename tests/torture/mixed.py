@@ -1,26 +1,37 @@
-"""One life of the mixed workload, recorded: sends, transactions, a group, rolls, retention, topics.
+"""One life of the mixed workload, recorded: sends, transactions, a group, rolls, cleaning, topics.
 
 A life goes on with whatever directory the one before it left. What it does is drawn from its seed.
+Some lives map segments of a size that others read by pread, and read few bytes at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import eoslog
-from eoslog import TopicPartition
+from eoslog import TopicPartition, _core
+from eoslog.client.publishing import publish
+from eoslog.client.staging import AttemptWriter
 from eoslog.errors import EoslogError, TopicAlreadyExists, UnknownTopicOrPartition
 from eoslog.history import Recorder
+from eoslog.storage import segments
 from tests.faults.harness import Child
 
-TOPICS = {"in": 1, "out": 2}
+TOPICS = {"in": 1, "out": 2, "kept": 1}
+COMPACTED = ("kept",)
+"""Every value is its own key: what compaction removes is aborted, or a marker."""
 GROUP = "g"
 SMALL = {"segment.bytes": "2048", "index.interval.bytes": "256", "flush.ms": "10"}
+CLEANED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01",
+           "delete.retention.ms": "0", "file.delete.delay.ms": "0"}  # fmt: skip
 IDS = ("one", "two")
+OUTPUTS = (TopicPartition("out", 0), TopicPartition("out", 1), TopicPartition("kept", 0))
 
 
 class Life:
@@ -28,7 +39,7 @@ class Life:
 
     def __init__(self, log: Any, recorder: Recorder, rng: random.Random) -> None:
         self.log, self.recorder, self.rng = log, recorder, rng
-        self.count = 0
+        self.count = self.jobs = 0
         self.plain = self.reader = None
         self.transactional: dict[str, Any] = {}
 
@@ -39,15 +50,21 @@ class Life:
 
     def put(self, producer: Any, rows: list[tuple[TopicPartition, str]]) -> None:
         """Send values, with the time of this process's own wall clock."""
-        producer.send(rows, timestamp=max(0, int(time.time() * 1000)))
+        producer.send(rows, keyed=True, timestamp=self.now())
+
+    @staticmethod
+    def now() -> int:
+        """Milliseconds; a clock that jumps may stand before the epoch."""
+        return max(0, int(time.time() * 1000))
 
     def send(self) -> None:
-        """Plain sends into the input, each acknowledged."""
+        """Plain sends, each acknowledged."""
         if self.plain is None:
             acks = self.rng.choice(["all", "all", "1"])
             self.plain = self.recorder.producer(self.log, acks=acks, linger_ms=0)
+        topic = self.rng.choice(["in", "in", "kept"])
         count = self.rng.randint(1, 6)
-        self.put(self.plain, [(TopicPartition("in", 0), self.value()) for _ in range(count)])
+        self.put(self.plain, [(TopicPartition(topic, 0), self.value()) for _ in range(count)])
         self.plain.acknowledge()
 
     def _producer(self, name: str) -> Any:
@@ -56,15 +73,11 @@ class Life:
         return self.transactional[name]
 
     def transact(self) -> None:
-        """A transaction over both outputs, one in four aborted."""
+        """A transaction over some of the outputs, one in four aborted."""
         producer = self._producer(self.rng.choice(IDS))
         producer.begin()
-        for partition in self.rng.sample(range(TOPICS["out"]), self.rng.randint(1, TOPICS["out"])):
-            rows = [
-                (TopicPartition("out", partition), self.value())
-                for _ in range(self.rng.randint(1, 3))
-            ]
-            self.put(producer, rows)
+        for place in self.rng.sample(OUTPUTS, self.rng.randint(1, len(OUTPUTS))):
+            self.put(producer, [(place, self.value()) for _ in range(self.rng.randint(1, 3))])
         producer.abort() if self.rng.random() < 0.25 else producer.commit()
 
     def transform(self) -> None:
@@ -93,6 +106,25 @@ class Life:
         span = {TopicPartition("in", 0): (records[0].offset, records[-1].offset + 1)}
         producer.commit(span, self.reader.consumer.group_metadata())
 
+    def publish(self) -> None:
+        """Two staged attempts, in files or inline, published as Spark's sinks do it."""
+        producer = self._producer(self.rng.choice(IDS))
+        rows: list[tuple[TopicPartition, str]] = []
+        attempts = []
+        self.jobs += 1
+        for order in range(2):
+            job = f"{self.recorder.process}-{self.jobs}"
+            limit = self.rng.choice([0, 1 << 20])
+            writer = AttemptWriter(str(self.log.path), job, f"a{order}", order, limit)
+            for place in self.rng.sample(OUTPUTS, 2):
+                value = self.value()
+                rows.append((place, value))
+                text = value.encode()
+                batch = _core.build_batch([(self.now(), text, text, ())])
+                writer.add(place.topic, place.partition, batch, 1)
+            attempts.append(writer.finish())
+        producer.whole(rows, lambda: publish(producer.producer, str(self.log.path), attempts))
+
     def topics(self) -> None:
         """A topic comes and goes."""
         name = self.rng.choice(["fleeting", "passing"])
@@ -108,11 +140,17 @@ class Life:
         self.recorder.snapshot(self.log, list(TOPICS))
         self.recorder.scan(self.log, "out")
 
+    def back_up(self) -> None:
+        """A copy of the directory in use, read as it is."""
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(self.log.path)) as place:
+            self.recorder.backup(self.log, os.path.join(place, "copy"), list(TOPICS))
+
     def care(self) -> None:
-        """Retention and cleaning, which find little to do, and a check."""
+        """Compaction of one topic, of what coordinators know, and retention."""
         self.log.clean()
 
-    STEPS = ((send, 5), (transact, 6), (transform, 3), (topics, 1), (look, 1), (care, 1))
+    STEPS = ((send, 10), (transact, 12), (transform, 6), (publish, 3), (topics, 2), (look, 2),
+             (care, 3), (back_up, 1))  # fmt: skip
 
     def step(self) -> None:
         """One step, drawn."""
@@ -128,16 +166,27 @@ class Life:
             self.reader.consumer.close()
 
 
+def read_otherwise(rng: random.Random) -> None:
+    """Lets this process, which is one life's, map small segments or read few bytes at once."""
+    if rng.random() < 0.5:
+        segments.REMAP_SIZE = rng.choice([1024, 2048])
+    if rng.random() < 0.3:
+        segments.LEAST_READ_SIZE = segments.TAIL_READ_SIZE = 512
+
+
 def mixed(child: Child, path: Path, history: Path, name: str, seed: int, steps: int = 12) -> None:
     """Open, take some steps, close; tells every error that stopped it, by name."""
+    rng = random.Random(seed)
+    read_otherwise(rng)
     with Recorder(str(history / f"{name}.jsonl"), name) as recorder:
         child.armed()
         try:
             with eoslog.open(path) as log:
                 for topic, partitions in TOPICS.items():
+                    config = SMALL | (CLEANED if topic in COMPACTED else {})
                     with contextlib.suppress(TopicAlreadyExists):
-                        log.create_topic(topic, partitions, SMALL)
-                life = Life(log, recorder, random.Random(seed))
+                        log.create_topic(topic, partitions, config)
+                life = Life(log, recorder, rng)
                 for _ in range(steps):
                     life.step()
                     child.tell("step", 1)
@@ -146,3 +195,33 @@ def mixed(child: Child, path: Path, history: Path, name: str, seed: int, steps: 
             child.tell("refused", type(error).__name__, str(error))
         except TimeoutError as error:
             child.tell("refused", "TimeoutError", str(error))
+
+
+def watch(child: Child, path: Path, history: Path, name: str, seed: int, until: Path) -> None:
+    """Open once and read, until a file appears, what lives that come and go leave behind.
+
+    Every topic is consumed to its end, over rolls, compaction and recovery that others do; no fault
+    is armed here, so that an error is a finding.
+    """
+    rng = random.Random(seed)
+    read_otherwise(rng)
+    with Recorder(str(history / f"{name}.jsonl"), name) as recorder, eoslog.open(path) as log:
+        present = list(TOPICS)
+        while not set(present) <= set(log.topics()) and not until.exists():
+            child.tell("step", 1)  # no life has come to making them yet
+            time.sleep(0.01)
+        if until.exists():
+            return
+        with log.consumer(auto_offset_reset="earliest") as consumer:
+            reader = recorder.consumer(consumer)
+            consumer.assign([tp for topic in present for tp in log.partitions_of(topic)])
+            while not until.exists():
+                reader.consume(rng.choice([1, 7, 500]), 0.01)
+                chance = rng.random()
+                if chance < 0.1:
+                    recorder.snapshot(log, present)
+                elif chance < 0.2:
+                    recorder.scan(log, rng.choice(present))
+                elif chance < 0.25:
+                    log.clean()
+                child.tell("step", 1)

@@ -18,7 +18,7 @@ from eoslog.history import Recorder, check, read_history
 from eoslog.history.recorder import str_of, values
 from tests.faults.harness import Child, Life, live
 from tests.reference import codec
-from tests.torture.mixed import GROUP, IDS, TOPICS
+from tests.torture.mixed import COMPACTED, GROUP, IDS, TOPICS
 
 DERIVED = (".index", ".timeindex", ".txnindex", ".snapshot")
 
@@ -53,13 +53,14 @@ def digest(log: Any) -> dict[str, Any]:
     return state
 
 
-def reference_values(folder: Path, log_start: int) -> list[tuple[int, str]]:
+def reference_values(folder: Path, log_start: int, *, compacted: bool) -> list[tuple[int, str]]:
     """(offset, value) of committed records, by a reader that knows the format and nothing else."""
     batches, offset = [], None
     for file in sorted(folder.glob("*.log")):
         for batch in codec.iter_batches(file.read_bytes()):
             assert batch.valid, f"{file}: batch at {batch.position} has a wrong CRC"
-            assert offset is None or batch.base_offset == offset, f"{file}: {offset} is missing"
+            gap = offset is not None and batch.base_offset - offset
+            assert not gap or (gap > 0 and compacted), f"{file}: {offset} is missing"
             offset = batch.last_offset + 1
             batches.append(batch)
     open_from: dict[int, int] = {}
@@ -111,7 +112,9 @@ def settle(child: Child, path: Path, history: Path, name: str, inits: list[str])
                 ends = log.offsets(tp.topic, tp.partition)
                 assert ends.last_stable == ends.high_watermark == ends.log_end, f"{tp}: {ends}"
                 mine = list(values(log, tp, ends.log_start, ends.last_stable))
-                other = reference_values(path / str_of(tp), ends.log_start)
+                other = reference_values(
+                    path / str_of(tp), ends.log_start, compacted=topic in COMPACTED
+                )
                 assert mine == other, f"{str_of(tp)}: engine and reference differ"
         log.engine.transactions.abort_timed_out()  # nobody initialises the ids of recovery itself
         assert not log.transactions(), f"open after the sweep: {log.transactions()}"
@@ -140,6 +143,7 @@ def verify(
             decided, and acknowledged, was shown later, by whoever could write it.
     """
     life = live(settle, path, history, f"{name}.settle", list(IDS))
+    compacted = {f"{topic}-{n}" for topic in COMPACTED for n in range(TOPICS[topic])}
     wrong = _endings(life, "after the fault")
     if not wrong:
         digests = [life.of("digest")[0]]
@@ -153,6 +157,10 @@ def verify(
         wrong += _endings(bare, "rebuilt from the logs alone")
         for other, what in ((again, "reopened"), (bare, "replayed")):
             for key, value in (other.of("digest") or [{}])[0].items():
+                if other is bare and key in compacted:
+                    known = digests[0].get(key, {}).get("aborted", [])
+                    if all(row in known for row in value["aborted"]):
+                        value["aborted"] = known  # of some the index alone still knows
                 if forgetful and other is bare and "producers" in value:
                     known = digests[0][key]["producers"]
                     value["producers"] = [row for row in value["producers"] if row in known]
