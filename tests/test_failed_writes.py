@@ -7,10 +7,13 @@ import threading
 
 import pytest
 
-from eoslog.errors import DiskFull, LogPoisoned
+from eoslog._core import STATUS, build_marker
+from eoslog.errors import DiskFull, LogPoisoned, StorageError
 from eoslog.log import open as open_log
+from eoslog.model import AppendOrigin, AppendResult
 from eoslog.storage import checkpoints, files
-from tests.storage.helpers import batch
+from eoslog.storage.partition_log import PartitionLog
+from tests.storage.helpers import batch, payloads
 
 pytestmark = pytest.mark.usefixtures("disarmed")
 
@@ -27,6 +30,61 @@ def test_a_full_disk_is_an_error_and_the_log_goes_on_when_there_is_room(path):
         files.disarm_failpoints()
         assert partition.log_end == 2
         assert partition.append(batch(2, producer_id=7, sequence=2)).base_offset == 2
+        assert log.check(full=True).ok
+
+
+def _abort(partition: PartitionLog, epoch: int) -> AppendResult | None:
+    marker = build_marker(7, epoch, False, timestamp=1)
+    return partition.append(marker, origin=AppendOrigin.COORDINATOR)
+
+
+def _transactional(partition: PartitionLog, epoch: int) -> None:
+    data = batch(1, producer_id=7, epoch=epoch, sequence=0, transactional=True)
+    partition.append(data, expect=[(partition, partition.log_end)])
+
+
+def test_P09_an_append_that_failed_is_not_published_by_the_next_thread(path):
+    """Its index entry could not be written: until the state is loaded anew, nobody goes by it."""
+    with open_log(path) as log:
+        log.create_topic("t", config={"index.interval.bytes": 1 << 30})
+        partition = log.engine.partition("t", 0)
+        _transactional(partition, 0)
+        _abort(partition, 1)
+        _transactional(partition, 1)
+        files.arm_failpoint("pwrite", "ENOSPC", 2)  # the batch, then the abort index
+        marker = build_marker(7, 2, False, timestamp=1)
+        failed = partition.core.append(marker, False, (), 1.0, 1 << 30)
+        assert failed[0] == STATUS["RELOAD"]
+        status = partition.core.append(batch(1), True, (), 1.0, 1 << 30)[0]  # another thread
+        assert status == STATUS["STALE"]
+        assert partition.log_end == 3
+        result = partition.append(batch(1))
+        assert result is not None and result.base_offset == 3
+        assert partition.stable_end == 2  # the second transaction is open
+        assert _abort(partition, 2) is not None
+        assert partition.aborted(0, partition.log_end) == [(7, 0, 1), (7, 2, 4)]
+        assert log.check(full=True).ok
+
+
+def test_P09_a_state_that_could_not_be_loaded_anew_judges_no_retry(path):
+    with open_log(path) as log:
+        log.create_topic("t", config={"index.interval.bytes": 1})
+        partition = log.engine.partition("t", 0)
+        for sequence in range(2):
+            partition.append(batch(1, producer_id=7, sequence=sequence))
+        partition.flush()
+        files.arm_failpoint("pwrite", "EIO", 2)  # the batch, then the index
+        files.arm_failpoint("open", "EIO")  # the snapshot
+        with pytest.raises(StorageError):
+            partition.append(batch(1, producer_id=7, sequence=2))
+        files.disarm_failpoints()
+        assert partition.log_end == 2
+        again = partition.append(batch(1, producer_id=7, sequence=2))
+        assert again is not None and (again.base_offset, again.duplicate) == (2, False)
+        assert partition.log_end == 3
+        with open_log(path) as other:
+            other.engine.partition("t", 0).append(batch(1))
+        assert [offset for offset, _ in payloads(partition)] == [0, 1, 2, 3]
         assert log.check(full=True).ok
 
 

@@ -118,8 +118,7 @@ cdef int append_locked(PartitionState* state, uint8_t* data, int64_t size, Folde
     eoslog_os.point(POINT_BUSY)
     if result.rolled and (roll_segment(state) < 0 or index_aborts(state, headers, count) < 0):
         result.saved_errno = errno
-        unlock_partition(state)                        # busy stays: the next holder repairs
-        return RELOAD
+        return must_reload(state)
     result.base_offset = state.next_offset
     result.timestamp = max_timestamp
     offset = state.next_offset
@@ -138,16 +137,14 @@ cdef int append_locked(PartitionState* state, uint8_t* data, int64_t size, Folde
             atomic_store_u32(&state.slot.busy, 0)
             unlock_partition(state)
             return IO_FAILED
-        unlock_partition(state)
-        return RELOAD
+        return must_reload(state)
     eoslog_os.point(POINT_WRITTEN)
     for i in range(count):
         fold_batch(state, &headers[i], position, &e)
         position += headers[i].size
         if write_effects(state, &e) < 0:
             result.saved_errno = errno
-            unlock_partition(state)
-            return RELOAD
+            return must_reload(state)
     eoslog_os.point(POINT_INDEXED)
     result.last_offset = state.next_offset - 1
     publish_end(state)

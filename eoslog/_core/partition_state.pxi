@@ -44,6 +44,7 @@ cdef enum:                      # what `append` and `fold` answer
     REOPEN = 11                 # segments were deleted or swapped
     UNVERIFIED = 12             # first transactional batch without an expected coordinator log end
     NEED_INDEXES = 13           # of the segment that the fold is in: a fold alone does without
+    STALE = 14                  # an append failed, and nobody has loaded the state anew since
     IO_FAILED = -1
     RELOAD = -2                 # own state is ahead of the log after a failed append: load it anew
     CORRUPT = -3
@@ -52,7 +53,7 @@ STATUS = {
     "APPENDED": APPENDED, "CHANGED": CHANGED, "ROLL": ROLL, "NEXT_SEGMENT": NEXT_SEGMENT,
     "FOLD_AGAIN": FOLD_AGAIN, "NEED_TXNINDEX": NEED_TXNINDEX, "REPEATED": REPEATED,
     "LOCKED_OUT": LOCKED_OUT, "VOID_SLOT": VOID_SLOT, "GONE": GONE, "POISONED": POISONED,
-    "REOPEN": REOPEN, "UNVERIFIED": UNVERIFIED, "NEED_INDEXES": NEED_INDEXES,
+    "REOPEN": REOPEN, "UNVERIFIED": UNVERIFIED, "NEED_INDEXES": NEED_INDEXES, "STALE": STALE,
     "IO_FAILED": IO_FAILED, "RELOAD": RELOAD, "CORRUPT": CORRUPT,
 }
 
@@ -89,6 +90,7 @@ cdef struct PartitionState:
     int32_t rolled_count, rolled_capacity
     int64_t next_offset
     uint32_t segments_version
+    bint stale                  # ahead of the log, or half loaded: nobody judges or repairs by it
     int lock_fd
     int64_t lock_at
     pthread_mutex_t mutex
@@ -213,11 +215,22 @@ cdef void take_interval(PartitionState* state) noexcept nogil:
 
 cdef int catch_up(PartitionState* state) noexcept nogil:
     """Fold up to the published end, and forget whom the published horizon lets go; as `fold_to`."""
-    cdef int rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)
+    cdef int rc
+    if state.stale:
+        return STALE
+    rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)
     if rc == APPENDED and horizon_moved(state):
         take_horizon(state)
         table_forget(&state.table)
     return rc
+
+
+cdef int must_reload(PartitionState* state) noexcept nogil:
+    """After an append that failed halfway; `busy` stays: the next holder repairs. Another thread may
+    have the mutex before this one has loaded the state anew."""
+    state.stale = True
+    unlock_partition(state)
+    return RELOAD
 
 
 cdef void publish_end(PartitionState* state) noexcept nogil:

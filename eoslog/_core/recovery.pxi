@@ -3,6 +3,7 @@
 
 cdef int begin_fold(PartitionState* state, int64_t base, bytes producers) except -1:
     """At the base offset of a segment, from a snapshot's entries there."""
+    state.stale = True                           # until all of it is done
     table_free(&state.table)
     if atomic_load_u64(&state.slot.session) == atomic_load_u64(state.session):
         take_horizon(state)                      # a void slot says nothing
@@ -12,6 +13,7 @@ cdef int begin_fold(PartitionState* state, int64_t base, bytes producers) except
     enter_segment(&state.segment, base)
     state.buffer_size = 0
     state.segments_version = atomic_load_u32(&state.slot.segments_version)
+    state.stale = False
     return 0
 
 

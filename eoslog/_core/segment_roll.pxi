@@ -82,10 +82,9 @@ cdef int seal_locked(PartitionState* state, uint64_t deadline) noexcept nogil:
             rc = ROLL
         else:
             atomic_store_u32(&state.slot.busy, 1)
-            if roll_segment(state) == 0:
-                publish_end(state)
-            else:
-                rc = RELOAD
+            if roll_segment(state) < 0:
+                return must_reload(state)
+            publish_end(state)
     unlock_partition(state)
     return rc
 

@@ -28,6 +28,13 @@ class HostLog(FoldedLog, Protocol):
     def last_stable_offset(self) -> int:
         """First offset that an open transaction holds back, or the high watermark."""
 
+    @property
+    def stable_end(self) -> int:
+        """First offset that an open transaction holds back, or the log end."""
+
+    def repair(self) -> None:
+        """Undo or finish what a process left that died with the append lock."""
+
     def open_transactions(self) -> list[tuple[int, int, int, int]]:
         """(producer id, epoch, first offset, last offset) of what is undecided here."""
 

@@ -119,6 +119,8 @@ class Resolver:
         if self._host.read_only:
             return 0
         rows = log.open_transactions()
+        if not rows and log.stable_end < log.log_end:
+            log.repair()  # whoever appended the last marker died before the end was said
         return sum(self.resolve(log, pid, epoch, grace_s) for pid, epoch, _, _ in rows)
 
     def recover_partition(self, log: HostLog) -> int:

@@ -243,9 +243,9 @@ class PartitionLog:
             self.writer_files.open_indexes()
         elif status == S["NEED_TXNINDEX"]:
             self.writer_files.make_txnindex()
-        elif status in (S["REOPEN"], S["RELOAD"]):
+        elif status in (S["REOPEN"], S["RELOAD"], S["STALE"]):
             self.writer_files.after_roll()
-            if status == S["RELOAD"]:
+            if status != S["REOPEN"]:
                 self.writer_files.drop_prepared()
             self.reload()
             if status == S["RELOAD"] and error:
@@ -319,6 +319,10 @@ class PartitionLog:
         self._locked(
             lambda: self.core.advance_log_start(log_start, segments_changed, LOCK_TIMEOUT_S)
         )
+
+    def repair(self) -> None:
+        """Undo or finish what a process left that died with the append lock."""
+        self.publish_log_start(0, segments_changed=False)
 
     def expire_producers(self, below: int, before_ms: int) -> None:
         """Forget, in all processes, the producers that have not written for long.

@@ -106,6 +106,8 @@ def _advance(log: PartitionLog, log_start: int) -> None:
     bases = log.reader.bases()
     # Data of an open transaction goes with its marker's decision, not before.
     limit = min(log_start, log.stable_end)
+    if log_start > log.durable_end:  # "os": else a power cut may leave a log that ends below it,
+        log.sync()  # and what is appended there then was deleted before
     gone = [base for base, following in pairwise(bases) if following <= limit]
     if gone:
         demand_snapshot(log, bases[len(gone)])

@@ -114,7 +114,7 @@ class WriterFiles:
         """Give the fold the segment that it needs to go on, where another process rolled."""
         with self._prepare:
             status = self._core.fold()
-            if status == S["FOLD_AGAIN"]:
+            if status in (S["FOLD_AGAIN"], S["STALE"]):
                 return
             if status not in (S["NEXT_SEGMENT"], S["APPENDED"]):
                 raise refusal(self._log, status, 0, 0.0)

@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 
 import eoslog
-from eoslog.model import TopicPartition
+from eoslog._core import build_marker
+from eoslog.model import AppendOrigin, TopicPartition
+from eoslog.storage import files
 from tests.faults import bodies
 from tests.faults.bodies import COUNT
 from tests.faults.harness import Child, every_point, live, start
+from tests.storage.helpers import batch
 
 pytestmark = pytest.mark.process
+
+LOG_END = 5
+"""The point between an append's published end and its stable end."""
 
 
 def test_A08_committing_first_skips_and_never_repeats(filled: Path) -> None:
@@ -98,3 +104,27 @@ def test_what_was_aborted_stays_hidden_when_retention_takes_it_under_a_reader(
     live(delete).fine()
     os.kill(reader.pid, signal.SIGCONT)
     assert reader.end().fine().of("value") == ["committed"]
+
+
+def _dies_with_the_marker_published(child: Child, path: Path) -> None:
+    with eoslog.open(path) as log:
+        partition = log.engine.partition("t", 0)
+        data = batch(1, producer_id=7, sequence=0, transactional=True)
+        partition.append(data, expect=[(partition, 0)])
+        partition.append(batch(1))
+        partition.flush()
+        files.arm_failpoint("point", "kill", LOG_END)
+        partition.append(build_marker(7, 1, False, timestamp=1), origin=AppendOrigin.COORDINATOR)
+
+
+def test_P09_a_reader_makes_up_for_a_stable_end_that_nobody_came_to(tmp_path: Path) -> None:
+    """Nothing is open and nobody appends: only who waits there finds out."""
+    with eoslog.open(tmp_path) as log:
+        log.create_topic("t", partitions=1)
+        assert live(_dies_with_the_marker_published, tmp_path).killed
+        partition = log.engine.partition("t", 0)
+        assert (partition.log_end, partition.stable_end) == (3, 0)
+        with log.consumer("t", auto_offset_reset="earliest") as consumer:
+            record = consumer.poll(60)
+            assert record is not None and record.offset == 1
+        assert partition.stable_end == 3
