@@ -37,8 +37,8 @@ OUTPUTS = (TopicPartition("out", 0), TopicPartition("out", 1), TopicPartition("k
 class Life:
     """The clients of one process and the steps they may take."""
 
-    def __init__(self, log: Any, recorder: Recorder, rng: random.Random) -> None:
-        self.log, self.recorder, self.rng = log, recorder, rng
+    def __init__(self, log: Any, recorder: Recorder, rng: random.Random, place: Path) -> None:
+        self.log, self.recorder, self.rng, self.place = log, recorder, rng, place
         self.count = self.jobs = 0
         self.plain = self.reader = None
         self.transactional: dict[str, Any] = {}
@@ -141,8 +141,8 @@ class Life:
         self.recorder.scan(self.log, "out")
 
     def back_up(self) -> None:
-        """A copy of the directory in use, read as it is."""
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(self.log.path)) as place:
+        """A copy of the directory in use, read as it is; it lies on a disk without faults."""
+        with tempfile.TemporaryDirectory(dir=self.place) as place:
             self.recorder.backup(self.log, os.path.join(place, "copy"), list(TOPICS))
 
     def care(self) -> None:
@@ -186,7 +186,7 @@ def mixed(child: Child, path: Path, history: Path, name: str, seed: int, steps: 
                     config = SMALL | (CLEANED if topic in COMPACTED else {})
                     with contextlib.suppress(TopicAlreadyExists):
                         log.create_topic(topic, partitions, config)
-                life = Life(log, recorder, rng)
+                life = Life(log, recorder, rng, history.parent)
                 for _ in range(steps):
                     life.step()
                     child.tell("step", 1)
