@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -98,6 +99,8 @@ class Engine:
         self.properties = properties
         self.durability = properties.durability
         self.clock: Callable[[], float] = time.time
+        # The consumers of this process, by id(): who is to hear of aborted transactions.
+        self.consumers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._references = 0
         self._closed = False
         self._mutex = threading.Lock()

@@ -73,6 +73,7 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
         self._producer = producer
         if producer is not None:
             producer.bind(self)
+        engine.consumers[id(self)] = self
 
     # What to read.
 
@@ -282,14 +283,14 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
     def _commit_then(self, collect: Callable[[], Any]) -> Any:
         """At most once: what is found is committed before anybody sees it."""
         states = self._subscription.states.values()
-        before = [(state, state.position, state.reset, state.log) for state in states]
+        before = [(state, state.place()) for state in states]
         found = collect()
         if found:
             try:
                 self._commit_positions(self._subscription.states)
             except BaseException:
                 # Nobody has seen it: where nothing was committed it may be handed out later.
-                for state, *place in before:
+                for state, place in before:
                     state.put_back(*place)
                 raise
         return found

@@ -41,6 +41,8 @@ class ConsumerOffsets:
     Thread-safety: one thread at a time.
     """
 
+    _producer: Any = None  # whose transactions carry the offsets
+
     def __init__(self, config: ConsumerConfig, engine: Any, *, auto_commit: bool) -> None:
         """Deal in the offsets of a directory open in this process."""
         self._use = _core.OneThread("consumer")
@@ -133,10 +135,7 @@ class ConsumerOffsets:
             )
         except (UnknownMember, StaleMemberEpoch, IllegalGeneration) as error:
             raise CommitFailed(f"offsets were not committed: {error}") from error
-        for partition, committed in offsets.items():
-            state = self._subscription.states.get(partition)
-            if state is not None:
-                state.committed = committed.offset
+        self.note_committed({p: committed.offset for p, committed in offsets.items()})
 
     def _auto_commit_now(self, partitions: Iterable[TopicPartition]) -> None:
         self._next_auto_commit = time.monotonic() + self._config.auto_commit_interval_ms / 1000
@@ -240,5 +239,43 @@ class ConsumerOffsets:
         are looked up at the next poll.
         """
         with self._use:
-            for state in self._subscription.states.values():
-                state.rewind()
+            self._subscription.rewind()
+
+    # What transactions ask of a consumer; none of it waits for the thread that uses it.
+
+    def bind_to(self, producer: Any) -> None:
+        """Let this producer's transactions carry the offsets, and no other's."""
+        before, self._producer = self._producer, producer
+        if before is producer:
+            return
+        if before is not None:
+            before.unbind(self)
+            if before.transactions is not None and self._subscription.unfinished:
+                self.must_rewind("records were handed out while it was bound to another producer")
+        producer.bind(self)
+
+    def note_abort(self, transactions: Any) -> None:
+        """A transaction was aborted, by a producer with these `transactions`."""
+        bound = None if self._producer is None else self._producer.transactions
+        if bound is not None and bound.transactional_id != transactions.transactional_id:
+            return
+        if self._subscription.unfinished:
+            self.must_rewind(
+                "a transaction was aborted after records were handed out that are not committed"
+            )
+
+    def must_rewind(self, reason: str) -> None:
+        """Until `rewind` was called, no transaction may take the positions."""
+        self._subscription.unsettled = self._subscription.unsettled or reason
+
+    @property
+    def unsettled(self) -> str | None:
+        """Why no transaction may take the positions before a `rewind`; None where one may."""
+        return self._subscription.unsettled
+
+    def note_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """The group goes on at these offsets; what was handed out since then is not committed."""
+        for partition, offset in offsets.items():
+            state = self._subscription.states.get(partition)
+            if state is not None:
+                state.committed = offset

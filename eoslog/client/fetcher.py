@@ -163,7 +163,7 @@ class Fetcher:
         out: list[Any] = []
         before = []
         for turn, state in self.in_turn():
-            before.append((state, state.position, state.reset, state.log))
+            before.append((state, state.place()))
             try:
                 out += self._collect_from(state, limit - len(out))
             except EoslogError:
@@ -173,7 +173,7 @@ class Fetcher:
                 self._turn = turn + 1
                 raise
             except BaseException:  # an interrupt: nobody gets what was taken
-                for taken, *place in before:
+                for taken, place in before:
                     taken.put_back(*place)
                 raise
             if len(out) >= limit:

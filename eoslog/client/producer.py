@@ -18,6 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from eoslog._core import RecordAccumulator
+from eoslog.client.bound_consumers import BoundConsumers
 from eoslog.client.delivery import Delivery
 from eoslog.client.encoded_batch import chunks
 from eoslog.client.identity import Identity
@@ -52,7 +53,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Producer(RecordAccumulator):
+class Producer(BoundConsumers, RecordAccumulator):
     """Writes records to the topics of a directory.
 
     Thread-safe; a transaction belongs to one thread. Dead in a forked child: every call raises
@@ -94,7 +95,7 @@ class Producer(RecordAccumulator):
         self.config = settings
         self._engine = Engine.open(settings.log_dir)
         self._transactions: TransactionManager | None = None
-        self._consumers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._consumers = weakref.WeakValueDictionary()
         self._calls = threading.RLock()  # transactional calls, one at a time
         if settings.transactional_id is not None:
             self._identity = Identity(None)
@@ -277,18 +278,12 @@ class Producer(RecordAccumulator):
         """The current epoch; -1 before the first batch or `init_transactions`."""
         return self._identity.producer_epoch
 
-    def fail_transaction(self, error: EoslogError) -> bool:
-        """Let the open transaction only be aborted: a bound consumer lost what it has read.
-
-        Returns:
-            False where there is none, or its end was asked for: that stands.
-        """
-        with self._calls:
-            manager = self._transactions
-            if manager is None or manager.asked:
-                return False
-            manager.fail(error)
-            return manager.error is not None
+    @property
+    def transactions(self) -> TransactionManager | None:
+        """Its transactions, as long as there may be more of them."""
+        manager = self._transactions
+        ended = manager is None or manager.state is ClientState.FATAL_ERROR
+        return None if ended or self.gate in (_CLOSED, _FORKED) else manager
 
     @property
     def transaction_state(self) -> str | None:
@@ -371,9 +366,12 @@ class Producer(RecordAccumulator):
             manager.transition(ClientState.ABORTING, "abort_transaction")
             self.gate = _NO_TRANSACTION
             dropped = TransactionAborted(f"{manager.transactional_id!r}: aborted before being sent")
-            self._sender.discard(dropped)
-            self._sender.acks.untold = None
-            manager.end(False, deadline)
+            try:
+                self._sender.discard(dropped)
+                self._sender.acks.untold = None
+                manager.end(False, deadline)
+            finally:
+                manager.note_abort()
             self._sender.acks.callbacks.serve()
 
     def end_transaction(self, commit: bool = True, timeout: float | None = None) -> None:
@@ -414,14 +412,6 @@ class Producer(RecordAccumulator):
         """A transaction as a context: commits at the end, aborts on an exception."""
         self._manager("transaction")
         return Transaction(self)
-
-    def bind(self, consumer: Any) -> None:
-        """Let an aborted `with transaction()` rewind this consumer, which is held weakly."""
-        self._consumers.add(consumer)
-
-    def bound_consumers(self) -> list[Any]:
-        """The consumers that `bind` was told of and that still live."""
-        return list(self._consumers)
 
     def _manager(self, what: str) -> TransactionManager:
         self._check_alive()

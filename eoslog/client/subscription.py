@@ -40,6 +40,14 @@ class PartitionState(_core.FetchedRecords):
         self.next_drive = 0.0
 
     @property
+    def unfinished(self) -> bool:
+        """Whether records were handed out that are not known to be committed."""
+        last = self.last_returned
+        if last is None or self.of_deleted:
+            return False
+        return self.committed is None or last >= self.committed
+
+    @property
     def of_deleted(self) -> bool:
         """Whether the position is one of a topic that is deleted; its name may be another's."""
         return self.log is not None and self.log.core.deleted
@@ -54,20 +62,28 @@ class PartitionState(_core.FetchedRecords):
         if self.start is None:
             self.start = offset
 
-    def put_back(self, position: int | None, reset: str | None, log: Any) -> None:
+    def place(self) -> tuple[Any, ...]:
+        """Where it stands, for `put_back`."""
+        return self.position, self.reset, self.log, self.last_returned
+
+    def put_back(
+        self, position: int | None, reset: str | None, log: Any, last_returned: int | None
+    ) -> None:
         """Nobody has seen what was taken since: go on as before, in the same topic."""
-        if log is not None and self.log.topic_id != log.topic_id:
+        if log is not None and (self.log is None or self.log.topic_id != log.topic_id):
             self.forget()
             return
         self.drop_fetched()
         self.position = position
         self.reset = reset
+        self.last_returned = last_returned
 
     def rewind(self) -> None:
         """Find the committed offset anew, or go back to where reading began."""
         self.drop_fetched()
         self.position = None
         self.reset = None
+        self.last_returned = None
 
     def forget(self) -> None:
         """The topic is another one, made again under its name: nothing known of it holds."""
@@ -92,6 +108,9 @@ class SubscriptionState:
         self.on_lost: Listener | None = None
         self.manual = False
         self.states: dict[TopicPartition, PartitionState] = {}
+        # Why no transaction may take the positions before a rewind: records were handed out that
+        # would neither be committed with them nor be read again.
+        self.unsettled: str | None = None
 
     @property
     def subscribed(self) -> bool:
@@ -141,7 +160,23 @@ class SubscriptionState:
         for partition in partitions:
             state = self.states.pop(partition, None)
             if state is not None:
+                if state.unfinished:
+                    self.unsettled = (
+                        f"{partition} was given away after records up to offset "
+                        f"{state.last_returned} were handed out and not committed"
+                    )
                 state.drop_fetched()
+
+    def rewind(self) -> None:
+        """All partitions go back to what is committed; what was handed out is nobody's now."""
+        for state in self.states.values():
+            state.rewind()
+        self.unsettled = None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether records of any partition were handed out that are not known to be committed."""
+        return any(state.unfinished for state in list(self.states.values()))
 
     def clear(self) -> None:
         """Neither subscribed nor assigned."""

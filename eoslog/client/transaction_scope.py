@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from eoslog.errors import CommitOutcomeUnknown, ConfigError, EoslogError, IllegalState
-from eoslog.model import GroupMetadata, IsolationLevel
+from eoslog.errors import (
+    CommitFailed,
+    CommitOutcomeUnknown,
+    ConfigError,
+    EoslogError,
+    IllegalState,
+)
+from eoslog.model import GroupMetadata, IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from eoslog.client.producer import Producer
 
 __all__ = ["Transaction", "group_metadata_of"]
 
+logger = logging.getLogger("eoslog.client.transaction")
+
 
 class Transaction:
     """One transaction of a producer, as a context manager.
 
     Leaving it commits. An exception aborts, rewinds the consumers that take part (the bound ones,
-    and those given to `commit_offsets`) to their committed offsets, and goes on. A commit whose
-    outcome is unknown does neither: what was read may have been committed.
+    and those given to `commit_offsets`, which binds them) to their committed offsets, and goes on.
+    A commit whose outcome is unknown does neither: what was read may have been committed.
+
+    A consumer that could not be rewound, or has handed out records that its positions do not tell
+    of any more, is refused by `commit_offsets`: the abort that follows rewinds it.
     """
 
     def __init__(self, producer: Producer) -> None:
         """Take a producer; `__enter__` begins."""
         self._producer = producer
         self._consumers: set[Any] = set()
+        self._sent: dict[Any, Mapping[TopicPartition, int]] = {}
 
     def __enter__(self) -> Transaction:
         self._producer.begin_transaction()
@@ -40,26 +54,34 @@ class Transaction:
     def commit_offsets(self, consumer: Any) -> None:
         """Add a consumer's positions to the transaction, fenced by its group membership.
 
+        From here on the consumer is bound to the producer, as by `Consumer(config, producer=p)`.
+
         Raises:
             ConfigError: the consumer commits by itself, which would not wait for this transaction,
                 or reads what may be aborted.
-            CommitFailed: the group moved on.
+            CommitFailed: the group moved on; or the positions are not all that was read since the
+                last commit or rewind: a partition was given away meanwhile, or a transaction was
+                aborted that did not rewind this consumer. The transaction can only be aborted.
             IllegalState: the consumer is closed, or reads nothing.
         """
-        if getattr(consumer, "auto_commits", False):
-            raise ConfigError(
-                "enable.auto.commit=True: the consumer commits outside of the transaction"
-            )
-        if getattr(consumer, "isolation_level", None) == IsolationLevel.READ_UNCOMMITTED:
-            raise ConfigError(
-                "isolation.level=read_uncommitted: what the consumer has read may be aborted yet"
-            )
+        _check_kind(consumer)
         self._consumers.add(consumer)
         offsets = consumer.positions()
         if not offsets and not consumer.assignment() and not consumer.subscription():
             raise IllegalState("commit_offsets: the consumer is neither subscribed nor assigned")
+        group = consumer.group_metadata()
+        self._check_settled(consumer)
         if offsets:
-            self._producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
+            self._producer.send_offsets_to_transaction(offsets, group)
+            self._sent[consumer] = offsets
+
+    def _check_settled(self, consumer: Any) -> None:
+        consumer.bind_to(self._producer)
+        if consumer.unsettled is not None:
+            why = f"the consumer has to be rewound: {consumer.unsettled}"
+            error = CommitFailed(why, abortable=True)
+            self._producer.fail_transaction(error)
+            raise error
 
     def send_offsets(self, offsets: Any, group_metadata: Any) -> None:
         """As `Producer.send_offsets_to_transaction`."""
@@ -74,16 +96,38 @@ class Transaction:
             except BaseException:
                 self._undo()
                 raise
+            for consumer, offsets in self._sent.items():
+                consumer.note_committed(offsets)
         elif not isinstance(error, CommitOutcomeUnknown):
             self._undo()
 
     def _undo(self) -> None:
-        # What fails here must not hide why; the state says what the producer may still do.
-        with contextlib.suppress(EoslogError):
-            self._producer.abort_transaction()
+        self._consumers.update(self._producer.bound_consumers())  # some were bound under way
         for consumer in self._consumers:
+            # Until it is rewound: another thread may be using it, an interrupt may come first.
+            consumer.must_rewind("it was in use when the transaction was aborted")
+        try:
+            # What fails here must not hide why; the state says what the producer may still do.
             with contextlib.suppress(EoslogError):
-                consumer.rewind()
+                self._producer.abort_transaction()
+        except Exception:
+            logger.exception("a delivery callback failed while a transaction was aborted")
+        finally:
+            for consumer in self._consumers:
+                with contextlib.suppress(EoslogError):
+                    consumer.rewind()
+
+
+def _check_kind(consumer: Any) -> None:
+    """Whether a consumer's offsets may go into transactions; anything else than one may."""
+    if getattr(consumer, "auto_commits", False):
+        raise ConfigError(
+            "enable.auto.commit=True: the consumer commits outside of the transaction"
+        )
+    if getattr(consumer, "isolation_level", None) == IsolationLevel.READ_UNCOMMITTED:
+        raise ConfigError(
+            "isolation.level=read_uncommitted: what the consumer has read may be aborted yet"
+        )
 
 
 def group_metadata_of(group: Any) -> GroupMetadata:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
+from eoslog.client.bound_consumers import tell_of_abort
 from eoslog.client.identity import Identity, Place
 from eoslog.errors import (
     AuthorizationFailed,
@@ -182,6 +183,8 @@ class TransactionManager:
         self._identity.take(result.producer_id, result.producer_epoch)
         self.transition(ClientState.READY, "init_transactions")
         outcome: TransactionOutcome | None = result.outcome
+        if outcome is not None and not outcome.committed:
+            self.note_abort()  # of what an instance in this process may have read input for
         return outcome
 
     def begin(self) -> None:
@@ -390,10 +393,15 @@ class TransactionManager:
         self.spans.clear()
         self._expected = None
 
+    def note_abort(self) -> None:
+        """A transaction is aborted, or nothing else can become of it."""
+        tell_of_abort(self._engine, self)
+
     def _give_up(self, error: EoslogError) -> None:
         """No call can help any more; elsewhere the same error may be a lesser one."""
         self.state = ClientState.FATAL_ERROR
         self.error = error
+        self.note_abort()
         error.__dict__.update(retriable=False, abortable=False, fatal=True)
 
     def _abortable(self, error: EoslogError) -> EoslogError:

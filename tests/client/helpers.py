@@ -67,8 +67,19 @@ def log_sizes(log: Log) -> list[int]:
 class FakeConsumer:
     """What a transaction needs of a consumer."""
 
+    unsettled = None
+
     def __init__(self) -> None:
         self.rewound = 0
+
+    def bind_to(self, producer: Any) -> None:
+        producer.bind(self)
+
+    def must_rewind(self, reason: str) -> None:
+        pass
+
+    def note_committed(self, offsets: Any) -> None:
+        pass
 
     def positions(self) -> dict[TopicPartition, int]:
         return {TopicPartition("a", 0): 7}

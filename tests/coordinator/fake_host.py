@@ -195,6 +195,7 @@ class FakeHost:
         self.disk.living[number, self.process_nonce] = 0.0
         self.metadata = self.disk.metadata
         self.transactions = FakeTransactions()
+        self.consumers: dict[int, Any] = {}
         self.scheduled: list[tuple[float, Callable[[], None]]] = []
         self.groups = GroupCoordinator(self)
 
