@@ -123,7 +123,7 @@ class ConsumerOffsets:
         if not offsets:
             return
         who = self._membership.metadata()
-        if self._subscription.subscribed and not who.member_id:
+        if self._subscription.subscribed and not self._membership.joined:
             raise CommitFailed(f"group {group_id}: this consumer is no member (any more)")
         try:
             self._engine.groups.commit_offsets(

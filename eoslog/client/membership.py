@@ -61,19 +61,31 @@ class Membership:
         self.next_step = 0.0
         self.member_id = NO_MEMBER
         self.epoch = 0
+        # What a lost membership goes on fencing with, until the next one.
+        self._lost: GroupMetadata | None = None
 
     @property
     def group_id(self) -> str:
         """The group."""
         return self._config.group_id or ""
 
+    @property
+    def joined(self) -> bool:
+        """Whether this is a member, as far as it knows."""
+        return self.member_id != NO_MEMBER
+
     def metadata(self) -> GroupMetadata:
-        """What fences this member's commits."""
-        joined = self.member_id != NO_MEMBER
+        """What fences this member's commits; after a loss still that of the member it was.
+
+        Without a member id nothing would be fenced: what was read before the loss could be
+        committed over the progress of who reads there now.
+        """
+        if self._lost is not None:
+            return self._lost
         return GroupMetadata(
             self.group_id,
             self.member_id,
-            self.epoch if joined else NO_GENERATION,
+            self.epoch if self.joined else NO_GENERATION,
             self._config.group_instance_id,
         )
 
@@ -126,7 +138,7 @@ class Membership:
             self.next_step = time.monotonic() + min(_FOLLOW_EVERY_S, interval)
 
     def _step(self, may_revoke: bool) -> None:
-        if self.member_id == NO_MEMBER or self._resubscribed:
+        if not self.joined or self._resubscribed:
             self._join()
         owned = set(self._subscription.states)
         answer = self._heartbeat(owned)
@@ -152,6 +164,7 @@ class Membership:
             client_id=config.client_id,
         )
         self._resubscribed = False
+        self._lost = None
         if not known:
             self.epoch = 0
 
@@ -186,6 +199,7 @@ class Membership:
     def lose(self) -> None:
         """The group went on without this member: nothing of it may be committed."""
         partitions = sorted(self._subscription.states)
+        self._lost = self.metadata()
         self.member_id = NO_MEMBER
         self.epoch = 0
         self.next_step = 0.0
@@ -198,7 +212,8 @@ class Membership:
 
     def leave(self) -> None:
         """Commit, let go of everything, and leave the group."""
-        if self.member_id == NO_MEMBER:
+        self._lost = None
+        if not self.joined:
             return
         member_id = self.member_id
         try:

@@ -134,6 +134,45 @@ def test_a_listener_that_fails_when_partitions_are_lost_does_not_keep_them(log):
             assert not set(first.assignment()) & set(second.assignment())
 
 
+def poll_until_it_raises(consumer, error):
+    deadline = time.monotonic() + 60
+    with pytest.raises(error) as raised:
+        while time.monotonic() < deadline:
+            consumer.poll(0.01)
+    return raised.value
+
+
+def test_who_lost_its_membership_and_cannot_join_again_commits_nothing(tmp_path):
+    with eoslog.open(tmp_path, config={"group.max.size": 1}) as log:
+        log.create_topic("t")
+        write(log, [b"0", b"1", b"2"])
+        with (
+            log.producer(transactional_id="tx") as producer,
+            log.consumer("t", enable_auto_commit=False, **AT_LEAST_ONCE) as first,
+            log.consumer("t", enable_auto_commit=False, **AT_LEAST_ONCE) as second,
+        ):
+            producer.init_transactions()
+            assert len(first.consume(3, timeout=20)) == 3
+            member = first.group_metadata()
+            take_out_of_the_group(log, first)
+            assert len(second.consume(1, timeout=20)) >= 1
+            assert "group.max.size" in str(poll_until_it_raises(first, EoslogError))
+            assert first.group_metadata() == member
+            producer.begin_transaction()
+            with pytest.raises(CommitFailed, match="moved on"):
+                producer.send_offsets_to_transaction({T0: 3}, first)
+            producer.abort_transaction()
+            with pytest.raises(CommitFailed):
+                first.commit({T0: 3})
+            assert committed(log) is None
+            first.unsubscribe()
+            first.assign([T0])
+            assert first.group_metadata().member_id == ""
+            second.unsubscribe()
+            first.commit({T0: 3})
+        assert committed(log) == 3
+
+
 @pytest.mark.parametrize("call", ["close", "unsubscribe"])
 @pytest.mark.parametrize("listener", ["on_assign", "on_revoke", "on_lost"])
 def test_a_listener_may_not_close_its_consumer(log, listener, call):
