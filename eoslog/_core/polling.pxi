@@ -134,7 +134,8 @@ cdef class RecordPolling:
         Raises:
             CorruptRecord, SerializationError: at this position, until it is moved by `seek`.
             OffsetOutOfRange, NoOffset: the position is not in the log, and no reset is allowed.
-            FencedInstanceId: another consumer took over group.instance.id.
+            FencedInstanceId: another consumer took over group.instance.id, at each poll until
+                `subscribe` or `unsubscribe`.
         """
         cdef FetchedRecords state = self._current
         cdef Record record

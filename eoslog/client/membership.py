@@ -63,6 +63,8 @@ class Membership:
         self.epoch = 0
         # What a lost membership goes on fencing with, until the next one.
         self._lost: GroupMetadata | None = None
+        # Why it does not come in again by itself: it would take its name back from who has it now.
+        self._fenced: str | None = None
 
     @property
     def group_id(self) -> str:
@@ -92,6 +94,7 @@ class Membership:
     def subscription_changed(self) -> None:
         """The topics are others: tell the group at the next step."""
         self._resubscribed = True
+        self._fenced = None
         self.next_step = 0.0
 
     def due(self, now: float) -> bool:
@@ -108,8 +111,11 @@ class Membership:
         Raises:
             CommitFailed: the membership was lost inside an open transaction, which can only be
                 aborted now: the group reads again what it has read.
-            FencedInstanceId: another consumer took over group.instance.id.
+            FencedInstanceId: another consumer took over group.instance.id; at each step until
+                the consumer subscribes anew.
         """
+        if self._fenced is not None:
+            raise FencedInstanceId(self._fenced)
         held = bool(self._subscription.states)
         try:
             self._step(may_revoke)
@@ -129,6 +135,7 @@ class Membership:
                 raise moved from error
             self._step(may_revoke)
         except FencedInstanceId as error:
+            self._fenced = str(error)
             if held and not may_revoke:
                 self._consumer.fail_transaction(error)
             self.lose()
@@ -212,7 +219,7 @@ class Membership:
 
     def leave(self) -> None:
         """Commit, let go of everything, and leave the group."""
-        self._lost = None
+        self._lost = self._fenced = None
         if not self.joined:
             return
         member_id = self.member_id

@@ -10,7 +10,14 @@ import pytest
 
 import eoslog
 from eoslog.client.recipes import run_transaction
-from eoslog.errors import CommitFailed, ConfigError, EoslogError, IllegalState, RequestTimedOut
+from eoslog.errors import (
+    CommitFailed,
+    ConfigError,
+    EoslogError,
+    FencedInstanceId,
+    IllegalState,
+    RequestTimedOut,
+)
 from eoslog.model import TopicPartition
 from eoslog.storage import files
 from tests.rows.tools import locked_elsewhere
@@ -171,6 +178,26 @@ def test_who_lost_its_membership_and_cannot_join_again_commits_nothing(tmp_path)
             second.unsubscribe()
             first.commit({T0: 3})
         assert committed(log) == 3
+
+
+@pytest.mark.parametrize("told", [None, _raises], ids=["", "a listener that raises"])
+def test_a_static_name_is_not_taken_back_before_it_is_asked_for(log, told):
+    write(log, [b"0", b"1"])
+    settings = {**AT_LEAST_ONCE, "group_instance_id": "x", "enable_auto_commit": False}
+    with log.consumer(**settings) as first, log.consumer("t", **settings) as second:
+        first.subscribe(["t"], on_lost=told)
+        first.consume(1, timeout=20)
+        second.consume(1, timeout=20)
+        poll_until_it_raises(first, FencedInstanceId if told is None else ValueError)
+        for _ in range(3):
+            with pytest.raises(FencedInstanceId):
+                first.poll(0)
+        assert second.group_metadata().member_id in {
+            member.member_id for member in log.describe_group("g").members
+        }
+        first.subscribe(["t"])
+        assert len(first.consume(2, timeout=20)) == 2
+        poll_until_it_raises(second, FencedInstanceId)
 
 
 @pytest.mark.parametrize("call", ["close", "unsubscribe"])
