@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from eoslog.errors import DeliveryTimeout, EoslogError
 from eoslog.model import RecordMetadata
 
 __all__ = ["Callbacks", "Delivery", "OnDelivery"]
+
+logger = logging.getLogger("eoslog.client.delivery")
 
 OnDelivery = Callable[[EoslogError | None, RecordMetadata], Any]
 
@@ -96,6 +99,20 @@ class Callbacks:
             served += 1
             target(error, metadata)
         return served
+
+    def serve_all(self) -> None:
+        """Run all that is queued; what the first of them raised is raised behind the last."""
+        first: Exception | None = None
+        while self._queue:
+            try:
+                self.serve()
+            except Exception as error:
+                if first is None:
+                    first = error
+                else:
+                    logger.warning("one more delivery callback failed: %r", error)
+        if first is not None:
+            raise first
 
     def wait(self, timeout: float) -> None:
         """Wait (s) until there is something to serve."""

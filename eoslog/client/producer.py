@@ -9,6 +9,7 @@ Source: KIP-98, KIP-91, KIP-360, KIP-447, KIP-679, KIP-890; names are confluent-
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -25,7 +26,7 @@ from eoslog.client.identity import Identity
 from eoslog.client.offsets import offsets_of
 from eoslog.client.sender import GROUP_BYTES, Sender
 from eoslog.client.transaction_scope import Transaction, group_metadata_of
-from eoslog.client.transactions import ClientState, TransactionManager
+from eoslog.client.transactions import PREDECESSORS, ClientState, TransactionManager
 from eoslog.config import ProducerConfig
 from eoslog.engine import Engine
 from eoslog.errors import (
@@ -40,7 +41,10 @@ from eoslog.model import INTERNAL_TOPICS, RecordMetadata, TransactionOutcome
 
 __all__ = ["Delivery", "Producer", "Transaction"]
 
+logger = logging.getLogger("eoslog.client.producer")
+
 _COMMITTING = ClientState.COMMITTING  # looked up at each commit
+_ABORTABLE = PREDECESSORS[ClientState.ABORTING]
 _OPEN, _CLOSED, _FORKED, _NO_TRANSACTION = range(4)
 _alive: weakref.WeakSet[Producer] = weakref.WeakSet()
 
@@ -361,6 +365,11 @@ class Producer(BoundConsumers, RecordAccumulator):
             ProducerFenced: another instance took over, and has aborted this transaction: close.
         """
         with self._calls:
+            self._abort(timeout)
+            self._sender.acks.callbacks.serve()
+
+    def _abort(self, timeout: float | None) -> None:
+        with self._calls:
             manager = self._manager("abort_transaction")
             deadline = self._deadline(timeout)
             manager.transition(ClientState.ABORTING, "abort_transaction")
@@ -372,7 +381,6 @@ class Producer(BoundConsumers, RecordAccumulator):
                 manager.end(False, deadline)
             finally:
                 manager.note_abort()
-            self._sender.acks.callbacks.serve()
 
     def end_transaction(self, commit: bool = True, timeout: float | None = None) -> None:
         """`commit_transaction` or `abort_transaction`."""
@@ -446,31 +454,29 @@ class Producer(BoundConsumers, RecordAccumulator):
 
         Raises:
             EoslogError: as `flush`; the producer is closed all the same.
+            Exception: the first that a callback raised; all of them are served.
         """
         if self.gate in (_CLOSED, _FORKED):
             return
         error: EoslogError | None = None
         with self._calls:
             manager = self._transactions
-            if manager is not None and manager.state in (
-                ClientState.IN_TRANSACTION,
-                ClientState.ABORTABLE_ERROR,
-                ClientState.ABORTING,
-            ):
-                # A transaction that cannot be aborted here is aborted by the next init, or by
-                # whoever it blocks once this process is gone.
-                with contextlib.suppress(EoslogError):
-                    self.abort_transaction(timeout)
-            self.gate = _CLOSED
             try:
+                if manager is not None and manager.state in _ABORTABLE:
+                    # A transaction that cannot be aborted here is aborted by the next init, or by
+                    # whoever it blocks once this process is gone.
+                    with contextlib.suppress(EoslogError):
+                        self._abort(timeout)
+                self.gate = _CLOSED
                 self._sender.flush(None if timeout is None else time.monotonic() + timeout)
                 self._sender.discard(IllegalState("the producer was closed before this was sent"))
                 error, self._sender.acks.untold = self._sender.acks.untold, None
             finally:
+                self.gate = _CLOSED
                 self._sender.stop()
                 _alive.discard(self)
                 self._engine.close()
-        self._sender.acks.callbacks.serve()
+        self._sender.acks.callbacks.serve_all()
         if error is not None:
             raise error
 
@@ -481,8 +487,12 @@ class Producer(BoundConsumers, RecordAccumulator):
         if error is None:
             self.close()
             return
-        with contextlib.suppress(EoslogError):  # the first error is the one to see
+        try:
             self.close()
+        except EoslogError:
+            pass  # the first error is the one to see
+        except Exception:
+            logger.exception("a delivery callback failed while its producer was closed")
 
     def __repr__(self) -> str:
         name = self.config.transactional_id or "idempotent"

@@ -377,6 +377,48 @@ def test_close_aborts_what_is_open(log: Log) -> None:
     assert visible(log) == []
 
 
+class Told(Exception):
+    """Raised by a callback."""
+
+
+def _closing_with_failing_callbacks(log: Log) -> tuple[Producer, list[Any]]:
+    producer = log.producer(transactional_id="z", linger_ms=60_000)
+    producer.init_transactions()
+    producer.begin_transaction()
+    heard: list[Any] = []
+
+    def told(error: Any, metadata: Any) -> None:
+        heard.append(error)
+        raise Told
+
+    for value in (b"1", b"2"):
+        producer.produce("b", value, on_delivery=told)
+    return producer, heard
+
+
+def test_close_goes_to_its_end_although_callbacks_raise(log: Log) -> None:
+    references = log.engine._references
+    producer, heard = _closing_with_failing_callbacks(log)
+    with pytest.raises(Told):
+        producer.close()
+    assert [type(error) for error in heard] == [TransactionAborted] * 2
+    assert log.engine._references == references
+    sender = producer._sender._thread
+    assert sender is None or not sender.is_alive()
+    with pytest.raises(IllegalState, match="closed"):
+        producer.begin_transaction()
+    producer.close()
+
+
+def test_an_error_in_a_with_block_is_told_and_not_that_of_a_callback(log: Log) -> None:
+    producer, heard = _closing_with_failing_callbacks(log)
+    with pytest.raises(ZeroDivisionError), producer:
+        raise ZeroDivisionError
+    assert len(heard) == 2
+    with pytest.raises(IllegalState, match="closed"):
+        producer.poll()
+
+
 def test_encoded_batches_take_part(log: Log, producer: Producer) -> None:
     from eoslog import _core
 
