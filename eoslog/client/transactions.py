@@ -97,6 +97,7 @@ class TransactionManager:
     Invariants:
         - `partitions` hold batches of the open transaction, so the coordinator's log lists them;
         - `listed` holds what the coordinator may list: if not empty, it must end the transaction;
+        - `_confirmed` holds what it said that it lists: no other partition gets a first batch;
         - `spans` names first and last offset of what this transaction wrote, per partition;
         - `error` is set exactly in ABORTABLE_ERROR and FATAL_ERROR.
     """
@@ -114,6 +115,7 @@ class TransactionManager:
         self.asked = False  # for the end of the open transaction: it may have been decided
         self.partitions: set[TopicPartition] = set()
         self.listed: set[TopicPartition] = set()
+        self._confirmed: set[TopicPartition] = set()
         self.coming: set[TopicPartition] = set()  # partitions with batches on their way
         self.spans: dict[TopicPartition, tuple[int, int]] = {}
         self._expected: Any = None  # what the last listing says about the coordinator's log
@@ -331,7 +333,7 @@ class TransactionManager:
             return result  # type: ignore[no-any-return]
         expected = self._expected
         while True:
-            if expected is None or partition not in self.listed:
+            if expected is None or partition not in self._confirmed:
                 expected = self._expected = self._list(partition)
             result = log.append(data, expect=[expected], timeout=timeout)
             if result is not None:
@@ -343,6 +345,7 @@ class TransactionManager:
         """AddPartitionsToTxn for a partition and for what comes next, in one record."""
         wanted = {partition, *self.coming} - self.partitions
         self.listed |= wanted
+        self._expected = None  # what it said before names none of these
         try:
             return self._add(wanted)
         except UnknownTopicOrPartition:
@@ -353,12 +356,14 @@ class TransactionManager:
             raise self._fenced(error) from error
 
     def _add(self, partitions: set[TopicPartition]) -> Any:
-        return self._engine.transactions.add_partitions_to_txn(
+        expected = self._engine.transactions.add_partitions_to_txn(
             self.transactional_id,
             self._identity.producer_id,
             self._identity.producer_epoch,
             partitions,
         )
+        self._confirmed |= partitions
+        return expected
 
     def note_span(self, log: Any, place: Place, result: AppendResult) -> None:
         """Remember where the transaction's records lie."""
@@ -389,6 +394,7 @@ class TransactionManager:
         self.asked = False
         self.partitions.clear()
         self.listed.clear()
+        self._confirmed.clear()
         self.coming.clear()
         self.spans.clear()
         self._expected = None

@@ -17,6 +17,7 @@ from eoslog.errors import (
     ProducerFenced,
     RecordTooLarge,
     RequestTimedOut,
+    TransactionAbortable,
     TransactionAborted,
 )
 from eoslog.log import Log
@@ -363,6 +364,49 @@ def test_a_partition_that_cannot_be_listed_gets_no_record(
     with pytest.raises(ProducerFenced):
         producer.commit_transaction()
     assert log.engine.partition("b", 0).log_end == 0
+
+
+def test_a_registration_that_fails_once_is_made_again_before_the_partition_is_written(
+    log: Log, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer.begin_transaction()
+    producer.produce("a", b"0", partition=0)
+    producer.flush()
+    listing = log.engine.transactions.add_partitions_to_txn
+    answers: list[Any] = [LockTimeout("the coordinator's log is busy")]
+
+    def once_busy(*arguments: Any) -> Any:
+        if answers:
+            raise answers.pop()
+        return listing(*arguments)
+
+    monkeypatch.setattr(log.engine.transactions, "add_partitions_to_txn", once_busy)
+    producer.produce("a", b"1", partition=1)
+    producer.flush()
+    assert set(log.transactions()[0].partitions) == {TopicPartition("a", 0), TopicPartition("a", 1)}
+    producer.commit_transaction()
+    assert visible(log, "a", 0) + visible(log, "a", 1) == [b"0", b"1"]
+
+
+def test_a_topic_that_goes_while_others_are_registered_with_it_leaves_none_unlisted(
+    log: Log,
+) -> None:
+    with log.producer(transactional_id="x", linger_ms=60_000) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for topic in ("a", "b", "one"):
+            producer.produce(topic, b"v", partition=0)
+        log.delete_topic("one")
+        with pytest.raises(TransactionAbortable):
+            producer.commit_transaction()
+        assert set(log.transactions()[0].partitions) == {
+            TopicPartition("a", 0),
+            TopicPartition("b", 0),
+        }
+        producer.abort_transaction()
+    for topic in ("a", "b"):
+        part = log.engine.partition(topic, 0)
+        assert part.stable_end == part.log_end == 2
 
 
 def test_close_aborts_what_is_open(log: Log) -> None:
