@@ -376,10 +376,14 @@ class Engine:
     def create_topic(self, name: str, partitions: int, config: Mapping[str, Any] | None) -> None:
         """Create a topic; an earlier one of its name whose deletion was cut short goes first."""
         self.metadata.refresh()
-        for info in list(self.metadata.deleted.values()):
-            if info.name == name and name not in self.metadata.topics and stands(self.path, info):
-                self._finish_deletion(info)
-        self.metadata.create_topic(name, partitions, config)
+        deleted = dict(self.metadata.deleted)
+        gone = [d for d in deleted.values() if d.name == name and name not in self.metadata.topics]
+        half = [d for d in gone if stands(self.path, d)]
+        for info in half:
+            self._finish_deletion(info)
+        if gone and not half:  # one that was never used leaves offsets, but no directory
+            self.groups.forget_topic(name, gone[0].topic_id)
+        self.metadata.create_topic(name, partitions, config, settled=deleted)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic: no append succeeds after the record of it is durable.
@@ -403,7 +407,7 @@ class Engine:
             self.session.control.mark_deleted(partition.slot)
             self.partitions.drop(info.name, partition.partition)
         if info.name not in self.metadata.topics:
-            self.groups.forget_topic(info.name)
+            self.groups.forget_topic(info.name, info.topic_id)
         files.failpoint("topic.forgotten")
         for partition in info.partitions.values():
             remove_partition(self.path, info.name, partition.partition, info.topic_id)

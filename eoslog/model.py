@@ -82,11 +82,16 @@ class TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndMetadata:
-    """A committed offset: the next one to read."""
+    """A committed offset: the next one to read.
+
+    `topic_id` is the topic that it counts in, where whoever commits knows that: one that was made
+    again under the same name is another one.
+    """
 
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
+    topic_id: bytes | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,17 +137,19 @@ def test_a_crash_in_mid_delete_finishes_it_at_the_next_open(path):
 
 @pytest.mark.process
 @pytest.mark.parametrize("point", ["topic.deleted", "topic.forgotten"])
-def test_a_deletion_that_was_killed_is_finished_with_the_groups_offsets(path, point):
+@pytest.mark.parametrize("used", ["used", "never used"])
+def test_a_deletion_that_was_killed_is_finished_with_the_groups_offsets(path, point, used):
     script = (
         "import sys; from eoslog.log import open as o; from eoslog.storage import files\n"
         "from eoslog.model import OffsetAndMetadata as O, TopicPartition as T\n"
-        "log = o(sys.argv[1]); log.create_topic('t'); log.create_topic('kept')\n"
+        "log = o(sys.argv[1]); make = log.engine.create_topic\n"
+        "make('t', 1, {}); make('kept', 1, {})\n"
         "for name in ('t', 'kept'):\n"
-        "    log.engine.partition(name, 0)\n"
+        "    if sys.argv[3] == 'used': log.engine.partition(name, 0)\n"
         "    log.engine.groups.commit_offsets('g', '', -1, {T(name, 0): O(5)})\n"
         "files.arm_failpoint(sys.argv[2], 'kill'); log.delete_topic('t')"
     )
-    done = subprocess.run([sys.executable, "-c", script, path, point], check=False)
+    done = subprocess.run([sys.executable, "-c", script, path, point, used], check=False)
     assert done.returncode == -signal.SIGKILL
     with open_log(path) as log:
         assert not [n for n in os.listdir(path) if n.startswith("t-0")]

@@ -112,7 +112,7 @@ class ConsumerOffsets:
             if state is None or state.position is None or state.of_deleted:
                 continue
             if not changed_only or state.position != state.committed:
-                found[state.partition] = OffsetAndMetadata(state.position)
+                found[state.partition] = OffsetAndMetadata(state.position, topic_id=state.topic_id)
         return found
 
     def _commit_positions(self, partitions: Iterable[TopicPartition]) -> None:
@@ -197,6 +197,11 @@ class ConsumerOffsets:
                 for s in states
                 if s.position is not None and not s.of_deleted
             }
+
+    def progress(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The same as offsets to commit, each bound to the topic that it counts in."""
+        with self._use:
+            return self._progress(self._subscription.states)
 
     def group_metadata(self) -> GroupMetadata:
         """What `send_offsets_to_transaction` needs to fence this member."""

@@ -52,6 +52,11 @@ class PartitionState(_core.FetchedRecords):
         """Whether the position is one of a topic that is deleted; its name may be another's."""
         return self.log is not None and self.log.core.deleted
 
+    @property
+    def topic_id(self) -> bytes | None:
+        """The topic that the position counts in; None until its log was looked at."""
+        return None if self.log is None else self.log.topic_id
+
     def move_to(self, offset: int) -> None:
         """Go on reading at an offset; what was fetched is dropped."""
         self.drop_fetched()

@@ -66,14 +66,14 @@ class Transaction:
         """
         _check_kind(consumer)
         self._consumers.add(consumer)
-        offsets = consumer.positions()
+        offsets = consumer.progress()
         if not offsets and not consumer.assignment() and not consumer.subscription():
             raise IllegalState("commit_offsets: the consumer is neither subscribed nor assigned")
         group = consumer.group_metadata()
         self._check_settled(consumer)
         if offsets:
             self._producer.send_offsets_to_transaction(offsets, group)
-            self._sent[consumer] = offsets
+            self._sent[consumer] = {tp: one.offset for tp, one in offsets.items()}
 
     def _check_settled(self, consumer: Any) -> None:
         consumer.bind_to(self._producer)

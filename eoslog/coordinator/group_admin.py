@@ -10,8 +10,16 @@ from eoslog.coordinator.group_offsets import OffsetMap
 from eoslog.coordinator.group_rebalance import Change
 from eoslog.coordinator.group_state import Group, GroupTable, StoredOffset
 from eoslog.coordinator.group_watch import GroupWatch
-from eoslog.errors import GroupNotFound, NonEmptyGroup, StorageError
+from eoslog.errors import (
+    GroupNotFound,
+    NonEmptyGroup,
+    StorageError,
+    UnknownTopicOrPartition,
+)
 from eoslog.model import OWN_GROUPS, GroupDescription, MemberDescription, TopicPartition
+
+_NO_GROUP = ""
+"""No group has this name: a tombstone of its offsets says nothing, and moves the log's end."""
 
 
 class GroupAdmin(GroupWatch):
@@ -106,23 +114,35 @@ class GroupAdmin(GroupWatch):
         if result is not None:
             shard.log.flush(result.last_offset + 1)
 
-    def forget_topic(self, topic: str) -> None:
-        """Drop every group's offsets in a deleted topic, so that a new one of its name is new."""
+    def forget_topic(self, topic: str, topic_id: bytes) -> None:
+        """Drop every group's offsets in a deleted topic, so that a new one of its name is new.
+
+        A commit that found the topic alive and is not appended yet has to decide again: something
+        is appended in any case. Once the name is another topic's, the offsets are that one's.
+        """
         for log in self._host.group_partitions():
             shard = self._shard_of(log)
 
             def decide(table: GroupTable) -> Change:
+                if self._is_another(topic, topic_id):
+                    return []
                 change: Change = []
                 for group_id in {*table.groups, *(g for p in table.pending.values() for g, _ in p)}:
                     group = table.groups.get(group_id)
                     known = {*(group.offsets if group else ()), *table.pending_of(group_id)}
                     gone = [p for p in known if p.topic == topic]
                     change += rebalance.delete_offsets(group_id, gone)
-                return change
+                return change or rebalance.delete_offsets(_NO_GROUP, [TopicPartition(topic)])
 
             result = shard.change(decide)
             if result is not None:
                 log.flush(result.last_offset + 1)
+
+    def _is_another(self, name: str, topic_id: bytes) -> bool:
+        try:
+            return bool(self._host.topic(name).topic_id != topic_id)
+        except UnknownTopicOrPartition:
+            return False
 
     def expire_offsets(self, retention_ms: int) -> int:
         """Drop committed offsets that are older than `offsets.retention.minutes`; how many.

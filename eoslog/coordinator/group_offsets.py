@@ -30,6 +30,7 @@ from eoslog.errors import (
     FencedInstanceId,
     IllegalGeneration,
     StaleMemberEpoch,
+    TransactionAbortable,
     UnknownMember,
     UnknownTopicOrPartition,
     error_for,
@@ -40,7 +41,9 @@ DEFAULT_TIMEOUT_S = 60.0
 NO_GENERATION = -1
 _STABLE_POLL_S = 0.05
 _MAX_STRING_BYTES = 32_767  # of a string in a record
+_REMADE = "topic {!r} was deleted and made again: the offsets are those of the old one"
 
+_Refusal = type[UnknownTopicOrPartition] | type[TransactionAbortable]
 OffsetMap = Mapping[TopicPartition, OffsetAndMetadata]
 
 
@@ -95,12 +98,12 @@ class GroupOffsets:
             FencedInstanceId: another member took over the static name.
             StaleMemberEpoch: the epoch is not the member's, or a partition is another member's.
             IllegalGeneration: a generation is given where the group has none.
-            UnknownTopicOrPartition: nothing was committed.
+            UnknownTopicOrPartition: nothing was committed; also where a topic was made again.
             KafkaError: OFFSET_METADATA_TOO_LARGE, after the other offsets were committed.
 
         Durability: durable on return.
         """
-        self._check_partitions(offsets)
+        topics = self._check_partitions(offsets)
         fitting, too_large = self._split_by_metadata(offsets)
         shard = self._shard(group_id)
 
@@ -108,6 +111,7 @@ class GroupOffsets:
             group = table.groups.get(group_id)
             check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=False)
             self._check_owner(group, member_id, fitting, StaleMemberEpoch)
+            self._check_topics(topics, UnknownTopicOrPartition)
             return self._commit_records(group_id, fitting)
 
         result = shard.change(decide)
@@ -142,11 +146,12 @@ class GroupOffsets:
             UnknownMember, FencedInstanceId: as for `commit_offsets`.
             ProducerFenced, InvalidProducerEpoch, InvalidTxnState: the transaction is not this
                 producer's to write to.
+            TransactionAbortable: a topic was deleted, or made again, while this went on.
             KafkaError: OFFSET_METADATA_TOO_LARGE; nothing was written.
 
         Durability: published on return; the transaction's commit makes it durable.
         """
-        self._check_partitions(offsets)
+        topics = self._check_partitions(offsets, TransactionAbortable)
         _, too_large = self._split_by_metadata(offsets)
         if too_large:
             raise self._too_large(too_large)
@@ -166,6 +171,7 @@ class GroupOffsets:
             group = table.groups.get(group_id)
             check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=True)
             self._check_owner(group, member_id, offsets, IllegalGeneration)
+            self._check_topics(topics, TransactionAbortable)
             return self._commit_records(group_id, offsets)
 
         with events.request(
@@ -216,7 +222,11 @@ class GroupOffsets:
             f"{self._config.offset_metadata_max_bytes} characters, or {_MAX_STRING_BYTES} bytes",
         )
 
-    def _check_partitions(self, offsets: OffsetMap) -> None:
+    def _check_partitions(
+        self, offsets: OffsetMap, remade: _Refusal = UnknownTopicOrPartition
+    ) -> dict[str, bytes]:
+        """Which topics these are, by name: a name may be another topic's a moment later."""
+        topics = {}
         for partition, committed in offsets.items():
             info = self._host.topic(partition.topic)
             if partition.partition not in info.partitions:
@@ -227,6 +237,21 @@ class GroupOffsets:
                 raise error_for(
                     ErrorCode.OFFSET_OUT_OF_RANGE, f"{partition}: cannot commit {committed.offset}"
                 )
+            if committed.topic_id not in (None, info.topic_id):
+                raise remade(_REMADE.format(partition.topic))
+            topics[partition.topic] = info.topic_id
+        return topics
+
+    def _check_topics(self, topics: Mapping[str, bytes], error: _Refusal) -> None:
+        # After the fold and before the append: a deletion that comes later goes through this
+        # partition after it (`forget_topic`), and one that came first moves its end.
+        for name, topic_id in topics.items():
+            try:
+                known = self._host.topic(name).topic_id
+            except UnknownTopicOrPartition as gone:
+                raise error(f"topic {name!r} was deleted: its offsets are gone with it") from gone
+            if known != topic_id:
+                raise error(_REMADE.format(name))
 
     def _check_owner(
         self,

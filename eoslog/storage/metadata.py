@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from eoslog._core import build_batch
@@ -200,9 +200,20 @@ class MetadataLog:
         return None
 
     def create_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, Any] | None = None,
+        *,
+        settled: Collection[bytes] | None = None,
     ) -> TopicInfo:
         """Create a topic.
+
+        Args:
+            name: its name.
+            partitions: how many.
+            config: what differs from the defaults.
+            settled: the deleted topics of which nothing is left; None: do not ask.
 
         Raises:
             InvalidTopic, InvalidPartitions, ConfigError: an argument is wrong.
@@ -214,7 +225,8 @@ class MetadataLog:
         if name in INTERNAL_TOPICS:
             raise InvalidTopic(f"{name!r} is an internal topic")
         _check_partitions(partitions, 1, name)
-        return self._add_topic(name, new_id(), dict.fromkeys(range(partitions), 0), config)
+        epochs = dict.fromkeys(range(partitions), 0)
+        return self._add_topic(name, new_id(), epochs, config, settled)
 
     def adopt_topic(
         self,
@@ -237,12 +249,18 @@ class MetadataLog:
         topic_id: bytes,
         leader_epochs: Mapping[int, int],
         config: Mapping[str, Any] | None,
+        settled: Collection[bytes] | None = None,
     ) -> TopicInfo:
         stored = TopicConfig.of(config).as_strings()
 
         def decide() -> list[MetadataRecord]:
             if name in self._topics:
                 raise TopicAlreadyExists(f"topic {name!r} exists")
+            if settled is not None and any(
+                info.name == name and topic_id not in settled
+                for topic_id, info in self._deleted.items()
+            ):
+                raise TopicAlreadyExists(f"topic {name!r} is just being deleted")
             return [
                 TopicRecord(name, topic_id),
                 *(ConfigRecord(name, key, value) for key, value in stored.items()),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eoslog.log import Log
-from eoslog.model import GroupMetadata, TopicPartition
+from eoslog.model import GroupMetadata, OffsetAndMetadata, TopicPartition
 
 
 def stored(log: Log, topic: str = "one", partition: int = 0) -> list[tuple[Any, ...]]:
@@ -81,8 +81,8 @@ class FakeConsumer:
     def note_committed(self, offsets: Any) -> None:
         pass
 
-    def positions(self) -> dict[TopicPartition, int]:
-        return {TopicPartition("a", 0): 7}
+    def progress(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {TopicPartition("a", 0): OffsetAndMetadata(7)}
 
     def rewind(self) -> None:
         self.rewound += 1

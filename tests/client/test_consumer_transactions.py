@@ -15,7 +15,14 @@ import pytest
 from eoslog.client.consumer import Consumer
 from eoslog.client.producer import Producer
 from eoslog.engine import Engine
-from eoslog.errors import CommitFailed, ConfigError, IllegalState, ProducerFenced
+from eoslog.errors import (
+    CommitFailed,
+    ConfigError,
+    IllegalState,
+    ProducerFenced,
+    TransactionAbortable,
+    UnknownTopicOrPartition,
+)
 from eoslog.model import OffsetAndMetadata, TopicPartition
 
 T0 = TopicPartition("in", 0)
@@ -264,6 +271,44 @@ def test_E04_offsets_of_what_may_be_aborted_yet_are_refused(feed, producer, cons
     c.poll(5)
     with pytest.raises(ConfigError, match="read_uncommitted"), p.transaction() as tx:
         tx.commit_offsets(c)
+
+
+def test_a_topic_made_again_on_the_way_inherits_no_position(feed, producer, consumer, engine):
+    """The offsets are asked for, then the topic is another one, then they reach the group."""
+    p = producer()
+    c = consumer(producer=p)
+    assert len(c.consume(3, 5)) == 3
+    made_again = []
+
+    def make_again(event):
+        if event["request"] == "AddOffsetsToTxn" and not made_again:
+            made_again.append(engine.delete_topic("in"))
+            engine.create_topic("in", 2, {})
+
+    stop = p._engine.transactions.trace(make_again)
+    with pytest.raises(TransactionAbortable, match="'in' was deleted and made again"):  # noqa: SIM117
+        with p.transaction() as tx:
+            tx.commit_offsets(c)
+    stop()
+    assert made_again
+    assert engine.groups.fetch_offsets("g") == {}
+
+
+def test_positions_in_a_topic_that_was_made_again_are_refused(feed, producer, consumer, engine):
+    p = producer()
+    c = consumer()
+    assert len(c.consume(3, 5)) == 3
+    before = c.progress()
+    engine.delete_topic("in")
+    engine.create_topic("in", 2, {})
+    assert c.progress() == {}
+    with pytest.raises(UnknownTopicOrPartition, match="made again"):
+        c.commit(before)
+    p.begin_transaction()
+    with pytest.raises(TransactionAbortable, match="made again"):
+        p.send_offsets_to_transaction(before, c)
+    p.abort_transaction()
+    assert engine.groups.fetch_offsets("g") == {}
 
 
 @pytest.mark.slow

@@ -224,7 +224,9 @@ class FakeHost:
         if partition not in self.topic(topic).partitions:
             raise UnknownTopicOrPartition(f"{topic}-{partition}")
         place = (topic, partition)
-        return self.disk.logs.setdefault(place, FakeLog(*place))
+        log = self.disk.logs.setdefault(place, FakeLog(*place))
+        log.topic_id = self.topic(topic).topic_id
+        return log
 
     def group_partition(self, group_id: str) -> FakeLog:
         place = ("__consumer_offsets", abs(_core.java_hash(group_id)) % 50)

@@ -18,6 +18,7 @@ from eoslog.errors import (
     InvalidProducerEpoch,
     KafkaError,
     StaleMemberEpoch,
+    TransactionAbortable,
     UnknownMember,
     UnknownTopicOrPartition,
 )
@@ -267,8 +268,88 @@ def test_a_deleted_topic_takes_its_offsets_with_it(host, groups):
     groups.commit_offsets(
         "g", "", -1, {T0: OffsetAndMetadata(1), TopicPartition("u"): OffsetAndMetadata(2)}
     )
-    groups.forget_topic("t")
+    groups.forget_topic("t", host.topic("t").topic_id)
     assert groups.fetch_offsets("g") == {TopicPartition("u"): OffsetAndMetadata(2)}
+
+
+def make_again(host):
+    """Delete "t" and make it again, as another process does."""
+    old = host.metadata.topics.pop("t")
+    GroupCoordinator(host).forget_topic("t", old.topic_id)
+    host.metadata.create("t", 4)
+
+
+@pytest.mark.parametrize(
+    ("write", "error"),
+    [(commit, UnknownTopicOrPartition), (txn_commit, TransactionAbortable)],
+    ids=["plain", "transactional"],
+)
+def test_a_commit_that_a_deletion_overtakes_gives_the_new_topic_no_offset(
+    host, groups, write, error
+):
+    log = host.group_partition("g")
+    append = log.append
+
+    def overtaken(*arguments, **keywords):
+        log.append = append
+        make_again(host)
+        return append(*arguments, **keywords)
+
+    log.append = overtaken
+    with pytest.raises(error, match="'t' was deleted and made again"):
+        write(groups, {0: 5})
+    log.mark(PID, 0, commit=True)
+    assert visible(groups) == {}
+
+
+@pytest.mark.parametrize(
+    ("write", "error"),
+    [(commit, UnknownTopicOrPartition), (txn_commit, TransactionAbortable)],
+    ids=["plain", "transactional"],
+)
+def test_a_commit_that_a_deletion_precedes_is_refused(host, groups, write, error):
+    conditions = host.transactions.add_offsets_to_txn
+
+    def deleted_meanwhile(*arguments):
+        del host.metadata.topics["t"]
+        return conditions(*arguments)
+
+    host.transactions.add_offsets_to_txn = deleted_meanwhile
+    if write is commit:
+        del host.metadata.topics["t"]
+    with pytest.raises(error):
+        write(groups, {0: 5})
+    assert not host.group_partition("g").entries
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda g, o: g.commit_offsets("g", "", -1, o), UnknownTopicOrPartition),
+        (
+            lambda g, o: g.txn_offset_commit("g", "tx", PID, 0, "", -1, None, o),
+            TransactionAbortable,
+        ),
+    ],
+    ids=["plain", "transactional"],
+)
+def test_offsets_that_know_their_topic_are_no_others(host, groups, call, error):
+    mine = {T0: OffsetAndMetadata(5, topic_id=host.topic("t").topic_id)}
+    call(groups, mine)
+    host.group_partition("g").mark(PID, 0, commit=True)
+    assert visible(groups) == {0: 5}
+    make_again(host)
+    with pytest.raises(error, match="'t' was deleted and made again"):
+        call(groups, mine)
+    assert visible(groups) == {}
+
+
+def test_a_late_deletion_leaves_the_offsets_of_the_new_topic(host, groups):
+    old = host.topic("t").topic_id
+    make_again(host)
+    commit(groups, {0: 5})
+    groups.forget_topic("t", old)
+    assert visible(groups) == {0: 5}
 
 
 def test_loading_skips_unknown_records_and_reads_a_classic_group(host, groups):
@@ -354,7 +435,7 @@ TestOffsetsMachine.settings = settings(max_examples=40, stateful_step_count=25, 
         lambda groups: groups.commit_offsets("g", "", -1, at({1: 6})),
         lambda groups: groups.delete_offsets("g", [T0]),
         lambda groups: groups.delete_group("g"),
-        lambda groups: groups.forget_topic("t"),
+        lambda groups: groups.forget_topic("t", (1).to_bytes(16, "big")),
         lambda groups: groups.expire_offsets(0),
     ],
     ids=["commit_offsets", "delete_offsets", "delete_group", "forget_topic", "expire_offsets"],

@@ -165,6 +165,14 @@ def test_a_taken_name_is_refused(metadata):
         metadata.create_topic("t")
 
 
+def test_a_name_waits_for_what_is_left_of_its_last_topic(metadata):
+    metadata.create_topic("t")
+    gone = metadata.delete_topic("t").topic_id
+    with pytest.raises(TopicAlreadyExists, match="'t' is just being deleted"):
+        metadata.create_topic("t", settled=())
+    assert metadata.create_topic("t", settled={gone}).topic_id != gone
+
+
 def test_internal_topics_have_fixed_slots_and_take_no_change(metadata):
     assert metadata.topic("__cluster_metadata").partition(0).slot == 0
     states = metadata.topic("__transaction_state").partitions
