@@ -237,10 +237,7 @@ class Producer(BoundConsumers, RecordAccumulator):
 
     def _flush_transaction(self) -> None:
         assert self._transactions is not None
-        spans = list(self._transactions.spans.items())
-        self._engine.flush_many(
-            [(self._engine.partition(p.topic, p.partition), last + 1) for p, (_, last) in spans]
-        )
+        self._engine.flush_many(self._transactions.written())
 
     def poll(self, timeout: float = 0) -> int:
         """Serve callbacks, waiting up to `timeout` seconds for the first; how many were served."""

@@ -98,7 +98,8 @@ class TransactionManager:
         - `partitions` hold batches of the open transaction, so the coordinator's log lists them;
         - `listed` holds what the coordinator may list: if not empty, it must end the transaction;
         - `_confirmed` holds what it said that it lists: no other partition gets a first batch;
-        - `spans` names first and last offset of what this transaction wrote, per partition;
+        - `spans` names first and last offset of what this transaction wrote, per partition, and
+          the topic's id: what was written to a topic that was made again is gone;
         - `error` is set exactly in ABORTABLE_ERROR and FATAL_ERROR.
     """
 
@@ -113,11 +114,11 @@ class TransactionManager:
         self.state = ClientState.UNINITIALIZED
         self.error: EoslogError | None = None
         self.asked = False  # for the end of the open transaction: it may have been decided
-        self.partitions: set[TopicPartition] = set()
+        self.partitions: dict[TopicPartition, bytes] = {}  # each with its topic's id
         self.listed: set[TopicPartition] = set()
         self._confirmed: set[TopicPartition] = set()
         self.coming: set[TopicPartition] = set()  # partitions with batches on their way
-        self.spans: dict[TopicPartition, tuple[int, int]] = {}
+        self.spans: dict[TopicPartition, tuple[int, int, bytes]] = {}
         self._expected: Any = None  # what the last listing says about the coordinator's log
         self._names: dict[Place, TopicPartition] = {}
 
@@ -315,7 +316,7 @@ class TransactionManager:
             raise failure from failure.__cause__
         if place.offset is not None and place.offset >= 0:
             name = self.name((place.topic, place.partition))
-            self._widen(name, place.offset, place.offset + len(offsets) - 1)
+            self._widen(name, place.offset, place.offset + len(offsets) - 1, log.topic_id)
 
     # -- the sender's calls -------------------------------------------------------------------
 
@@ -327,7 +328,7 @@ class TransactionManager:
         Source: protocol.md row 19.
         """
         partition = self.name(place)
-        if partition in self.partitions:
+        if self.partitions.get(partition) == log.topic_id:
             result = log.append(data, timeout=timeout)
             assert result is not None  # nothing was expected
             return result  # type: ignore[no-any-return]
@@ -337,13 +338,13 @@ class TransactionManager:
                 expected = self._expected = self._list(partition)
             result = log.append(data, expect=[expected], timeout=timeout)
             if result is not None:
-                self.partitions.add(partition)
+                self.partitions[partition] = log.topic_id
                 return result  # type: ignore[no-any-return]
             expected = None  # the coordinator's log went on: look again
 
     def _list(self, partition: TopicPartition) -> Any:
         """AddPartitionsToTxn for a partition and for what comes next, in one record."""
-        wanted = {partition, *self.coming} - self.partitions
+        wanted = {partition, *(self.coming - self.partitions.keys())}
         self.listed |= wanted
         self._expected = None  # what it said before names none of these
         try:
@@ -369,11 +370,23 @@ class TransactionManager:
         """Remember where the transaction's records lie."""
         partition = self.name(place)
         if result.base_offset >= 0:
-            self._widen(partition, result.base_offset, result.last_offset)
+            self._widen(partition, result.base_offset, result.last_offset, log.topic_id)
             return
         for producer_id, _, first, last in log.open_transactions():  # a duplicate too old to place
             if producer_id == self._identity.producer_id:
-                self._widen(partition, first, last)
+                self._widen(partition, first, last, log.topic_id)
+
+    def written(self) -> list[tuple[Any, int]]:
+        """The logs that hold the transaction's records, each with the end of these."""
+        found = []
+        for partition, (_, last, topic_id) in list(self.spans.items()):
+            try:
+                log = self._engine.partition(partition.topic, partition.partition)
+            except UnknownTopicOrPartition:
+                continue  # deleted with what it held; the commit does without it too
+            if log.topic_id == topic_id:
+                found.append((log, last + 1))
+        return found
 
     # -- helpers ------------------------------------------------------------------------------
 
@@ -384,11 +397,11 @@ class TransactionManager:
             found = self._names[place] = TopicPartition(*place)
         return found
 
-    def _widen(self, partition: TopicPartition, first: int, last: int) -> None:
+    def _widen(self, partition: TopicPartition, first: int, last: int, topic_id: bytes) -> None:
         old = self.spans.get(partition)
-        self.spans[partition] = (
-            (first, last) if old is None else (min(old[0], first), max(old[1], last))
-        )
+        if old is not None and old[2] == topic_id:
+            first, last = min(old[0], first), max(old[1], last)
+        self.spans[partition] = (first, last, topic_id)
 
     def _forget(self) -> None:
         self.asked = False

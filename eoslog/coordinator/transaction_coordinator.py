@@ -14,7 +14,7 @@ Source: Kafka `TransactionCoordinator`; KIP-98, KIP-360, KIP-664, KIP-890.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from eoslog.coordinator.attempts import Attempts
@@ -33,7 +33,7 @@ from eoslog.coordinator.request_types import Coordinator, InitResult, Transactio
 from eoslog.coordinator.snapshot_cut import snapshot
 from eoslog.coordinator.trace import Trace
 from eoslog.coordinator.transaction_admin import TransactionAdmin
-from eoslog.coordinator.transaction_ending import Endings
+from eoslog.coordinator.transaction_ending import Claimed, Endings
 from eoslog.coordinator.transaction_log import TransactionLog, TransactionLogs
 from eoslog.coordinator.transaction_state import (
     EMPTY,
@@ -284,7 +284,7 @@ class TransactionCoordinator:
 
     def end_txn(
         self, transactional_id: str, producer_id: int, producer_epoch: int, commit: bool,
-        spans: Mapping[TopicPartition, tuple[int, int]] | None = None,
+        spans: Claimed | None = None,
     ) -> tuple[int, int]:  # fmt: skip
         """EndTxn (26): commit or abort. Call it again until it answers: a retry gets the same.
 
@@ -293,8 +293,8 @@ class TransactionCoordinator:
             producer_id: as handed out last.
             producer_epoch: as handed out last.
             commit: the decision.
-            spans: first and last offset the producer wrote to each partition, checked against
-                what the partitions hold.
+            spans: first and last offset the producer wrote to each partition, perhaps with its
+                topic's id, checked against what the partitions hold.
 
         Returns:
             The producer id and epoch for the next transaction; sequences start at 0 with them.

@@ -34,7 +34,7 @@ from eoslog.errors import (
 from eoslog.model import TopicPartition
 from eoslog.storage.files import failpoint
 
-Claimed = Mapping[TopicPartition, tuple[int, int]]
+Claimed = Mapping[TopicPartition, tuple[int, int] | tuple[int, int, bytes]]
 
 
 class Endings:
@@ -67,7 +67,8 @@ class Endings:
             may: asked about the id's newest state before every try: False = nothing to decide
                 (any more); may raise instead.
             cause: why.
-            claimed: first and last offset that the producer says it wrote, by partition.
+            claimed: first and last offset that the producer says it wrote, by partition, and in
+                which topic if it knows its id.
             extra: open data that recovery found in partitions the id does not name.
             goes_on: whether the producer may need a new id where the epoch is exhausted; else the
                 next init rotates.
@@ -155,8 +156,11 @@ class Endings:
             else:
                 span = Span(topic_id=log.topic_id)
             wrote = claimed.get(tp) if commit else None
-            if wrote is not None:
-                first, last = wrote
+            if wrote is not None and len(wrote) == 3 and wrote[2] != log.topic_id:
+                if span.empty:
+                    span = Span(topic_id=wrote[2])  # deleted, and made again: gone with the old one
+            elif wrote is not None:
+                first, last = wrote[:2]
                 if span.empty or first < span.first or last > span.last:
                     raise InvalidTxnState(
                         f"{current.transactional_id}: wrote {first}..{last} to {tp}, "

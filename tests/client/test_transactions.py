@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from eoslog.client.producer import Producer
+from eoslog.client.sender import Sender
 from eoslog.client.transactions import PREDECESSORS, ClientState
 from eoslog.errors import (
     CommitOutcomeUnknown,
@@ -14,6 +15,7 @@ from eoslog.errors import (
     IllegalState,
     InvalidProducerEpoch,
     LockTimeout,
+    OutOfOrderSequence,
     ProducerFenced,
     RecordTooLarge,
     RequestTimedOut,
@@ -407,6 +409,64 @@ def test_a_topic_that_goes_while_others_are_registered_with_it_leaves_none_unlis
     for topic in ("a", "b"):
         part = log.engine.partition(topic, 0)
         assert part.stable_end == part.log_end == 2
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "made again"])
+def test_a_commit_does_without_a_topic_that_went_meanwhile(
+    log: Log, producer: Producer, again: bool
+) -> None:
+    with producer.transaction() as tx:
+        for topic in ("a", "b"):
+            tx.produce(topic, b"v", partition=0)
+        producer.flush()
+        log.delete_topic("b")
+        if again:
+            log.create_topic("b", 1)
+        producer.flush()
+    assert visible(log, "a") == [b"v"]
+    if again:
+        assert log.engine.partition("b", 0).log_end == 0
+
+
+def test_a_batch_sent_again_into_a_topic_made_again_is_its_first_one(
+    log: Log, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conditions: list[Any] = []
+
+    def lost_with_the_topic(sender: Sender) -> bool:
+        monkeypatch.undo()
+        log.delete_topic("b")
+        log.create_topic("b", 1)
+        new = log.engine.partition("b", 0)
+        append = new.append
+
+        def noted(*arguments: Any, **keywords: Any) -> Any:
+            conditions.append(keywords.get("expect"))
+            return append(*arguments, **keywords)
+
+        monkeypatch.setattr(new, "append", noted)
+        return True
+
+    monkeypatch.setattr(Sender, "_ack_is_lost", lost_with_the_topic)
+    with producer.transaction() as tx:
+        tx.produce("b", b"v")
+    assert conditions[0]
+    assert visible(log) == [b"v"]
+
+
+def test_a_topic_made_again_takes_no_more_of_the_same_transaction(
+    log: Log, producer: Producer
+) -> None:
+    with pytest.raises(OutOfOrderSequence):  # noqa: SIM117
+        with producer.transaction() as tx:
+            tx.produce("b", b"old")
+            producer.flush()
+            log.delete_topic("b")
+            log.create_topic("b", 1)
+            tx.produce("b", b"new")
+    with producer.transaction() as tx:
+        tx.produce("b", b"next")
+    assert visible(log) == [b"next"]
 
 
 def test_close_aborts_what_is_open(log: Log) -> None:
