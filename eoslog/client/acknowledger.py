@@ -145,8 +145,9 @@ class Acknowledger:
                     result is not None and result.duplicate,
                 ),
             )
-        if not isinstance(batch, EncodedBatches):
-            self._accumulator._release(batch)
+        origin = batch.origin if isinstance(batch, EncodedBatches) else batch
+        if origin is not None:
+            self._accumulator._release(origin)
         if self.hungry:
             with self.space:
                 self.space.notify_all()

@@ -10,7 +10,7 @@ from eoslog import _core
 from eoslog.client.delivery import Delivery
 from eoslog.errors import CorruptRecord
 
-__all__ = ["EncodedBatches", "chunks"]
+__all__ = ["EncodedBatches", "HalfBatch", "can_split", "chunks", "split"]
 
 _MOST_BATCHES = 64  # a run that is sent again is judged batch by batch, each inside the one before
 
@@ -49,6 +49,11 @@ class EncodedBatches:
     def __len__(self) -> int:
         return len(self.data)
 
+    @property
+    def origin(self) -> Any:
+        """The batch whose memory is given back with this one; None: the caller keeps it."""
+        return None
+
     def stamp(self, producer_id: int, epoch: int, sequence: int, transactional: bool) -> None:
         """As `SealedBatch.stamp`.
 
@@ -65,6 +70,50 @@ class EncodedBatches:
             transactional=transactional,
         )
         self.producer_id, self.producer_epoch, self.base_sequence = producer_id, epoch, sequence
+
+
+class HalfBatch(EncodedBatches):
+    """One half of the records of a batch that was too large; no longer what anybody encoded."""
+
+    __slots__ = ("_origin",)
+
+    def __init__(self, whole: Any, records: list[Any], begin: int, compression: str) -> None:
+        """Encode the records, of which the first was at `begin` in the whole."""
+        data = memoryview(bytearray(_core.build_batch(records, compression=compression)))
+        super().__init__(whole.topic, whole.partition, data, _core.iter_batches(data))
+        self.callbacks = [
+            (delta - begin, timestamp, target)
+            for delta, timestamp, target in whole.callbacks or ()
+            if begin <= delta < begin + len(records)
+        ]
+        self.created_ns = whole.created_ns
+        self._origin: Any = None
+
+    @property
+    def origin(self) -> Any:
+        """The accumulator's batch, in the half that ends it."""
+        return self._origin
+
+
+def can_split(batch: Any) -> bool:
+    """Whether its records may go in smaller batches: those that the caller encoded stay whole, and
+    of a doubtful one the log may hold the records.
+    """
+    return batch.count > 1 and not batch.doubtful and type(batch) is not EncodedBatches
+
+
+def split(batch: Any) -> list[EncodedBatches]:
+    """A batch as two, in order; each with the callbacks of its records.
+
+    Source: Kafka Sender.splitAndReenqueue.
+    """
+    (found,) = _core.iter_batches(batch.data)
+    records = [record[1:] for record in found.records()]
+    middle = len(records) // 2
+    first = HalfBatch(batch, records[:middle], 0, found.compression)
+    last = HalfBatch(batch, records[middle:], middle, found.compression)
+    last._origin = batch.origin if isinstance(batch, HalfBatch) else batch
+    return [first, last]
 
 
 def chunks(

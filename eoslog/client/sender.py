@@ -7,7 +7,8 @@ of waiting for that thread.
 
 What is known of a batch decides how it is sent again:
 
-    refused      the log says that nothing was written: its sequence stays free
+    refused      the log says that nothing was written: its sequence stays free; where the topic
+                 takes no batch so large, its records go in two, under sequences of their own
     doubtful     an append may have happened unheard: the same bytes go again, under the same id,
                  epoch and sequence, before anything newer of the partition
     expired      refused: dropped; doubtful: its sequence is unresolved, so an idempotent producer
@@ -21,6 +22,7 @@ Source: KIP-98, KIP-91 (delivery timeout), KIP-360 (epoch bump); Kafka Sender, T
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import threading
@@ -31,7 +33,7 @@ from typing import Any
 
 from eoslog._core import Bell
 from eoslog.client.acknowledger import Acknowledger
-from eoslog.client.encoded_batch import EncodedBatches
+from eoslog.client.encoded_batch import EncodedBatches, can_split, split
 from eoslog.client.identity import Identity, Place, next_sequence
 from eoslog.client.refusals import Refusals
 from eoslog.config import ProducerConfig
@@ -41,6 +43,7 @@ from eoslog.errors import (
     KafkaError,
     OutOfOrderSequence,
     QueueFull,
+    RecordTooLarge,
     UnknownTopicOrPartition,
 )
 from eoslog.model import AppendResult
@@ -197,7 +200,7 @@ class Sender:
             self._transactions.coming = set(map(self._transactions.name, self._pending))
         try:
             for place in list(self._pending):
-                self._send(place, self._pending[place])
+                self._send(place)
                 if not self._pending[place]:
                     del self._pending[place]
             if self.acks.waiting:
@@ -306,8 +309,8 @@ class Sender:
 
     # -- one partition ------------------------------------------------------------------------
 
-    def _send(self, place: Place, queue: deque[Any]) -> None:
-        while queue:
+    def _send(self, place: Place) -> None:
+        while queue := self._pending[place]:
             now = time.monotonic_ns()
             head = queue[0]
             if self._transactions is not None and self._transactions.error is not None:
@@ -445,6 +448,11 @@ class Sender:
                 return self._start_over(head, self._identity.bump)
             if isinstance(error, InvalidProducerEpoch):
                 return self._start_over(head, self._identity.renew)
+        if isinstance(error, RecordTooLarge) and can_split(head):
+            rest = itertools.islice(queue, 1, None)
+            self._pending[head.topic, head.partition] = deque([*split(head), *rest])
+            self._accumulator._refresh_topics()  # its limit was lowered: what follows is to fit
+            return True
         queue.popleft()
         if self._transactions is not None:
             self._transactions.fail(error)

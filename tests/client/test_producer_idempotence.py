@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -149,6 +150,77 @@ def test_flush_raises_the_first_error_that_nobody_took_once(
         producer.produce("one", b"a", on_delivery=lambda e, m: told.append(e))
         assert producer.flush() == 0
         assert isinstance(told[0], RecordTooLarge)
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_a_batch_that_became_too_large_goes_in_smaller_ones(log: Log, compression: str) -> None:
+    chance = random.Random(7)
+    values = [chance.randbytes(1000) for _ in range(40)]
+    headers = [("h", b"x"), ("none", None)]
+    options = {"linger_ms": 60_000, "batch_size": 1 << 20, "compression_type": compression}
+    with log.producer(**options) as producer:
+        sent = [
+            producer.send("one", value, b"k%d" % i, timestamp=1000 + i, headers=headers)
+            for i, value in enumerate(values)
+        ]
+        log.alter_topic("one", {"max.message.bytes": 3000})
+        producer.flush()
+        assert [delivery.result(0).offset for delivery in sent] == list(range(40))
+        assert [delivery.result(0).timestamp for delivery in sent] == [1000 + i for i in range(40)]
+        assert (producer.buffered, producer.stats()["buffered_bytes"]) == (0, 0)
+        producer.produce_many("one", values)
+        producer.flush()
+        refused = producer.stats()["errors"]
+    assert [value for _, _, value in stored(log)] == values * 2
+    first = next(iter(batches(log)[0].records()))
+    assert first == (0, 1000, b"k0", values[0], headers)
+    found = batches(log)
+    assert [b.base_sequence for b in found] == [b.base_offset for b in found]
+    assert {(b.producer_epoch, b.compression) for b in found} <= {(0, compression), (0, "none")}
+    assert max(b.size for b in found) <= 3000
+    assert refused == 0
+
+
+def test_of_a_batch_that_became_too_large_only_the_largest_record_fails(log: Log) -> None:
+    sizes = [100, 100, 5000, 100, 100]
+    with log.producer(linger_ms=60_000) as producer:
+        sent = [producer.send("one", b"x" * size) for size in sizes]
+        log.alter_topic("one", {"max.message.bytes": 3000})
+        producer.flush()
+        failed = [isinstance(d.exception(0), RecordTooLarge) for d in sent]
+        assert failed == [size > 3000 for size in sizes]
+        more = producer.send("one", b"more")
+        producer.flush()
+        assert more.result(0).offset == 4
+    assert [len(value) for _, _, value in stored(log)] == [100] * 4 + [4]
+    assert {b.producer_epoch for b in batches(log)} == {0}
+
+
+def test_a_batch_that_somebody_else_encoded_stays_whole(log: Log) -> None:
+    encoded = _core.build_batch([(1, None, b"x" * 1000, ()) for _ in range(10)])
+    log.alter_topic("one", {"max.message.bytes": 3000})
+    with pytest.raises(RecordTooLarge), log.producer() as producer:
+        producer.produce_batches("one", 0, [encoded])
+    assert not batches(log)
+
+
+def test_a_doubtful_batch_is_not_split(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records may be stored: they would be stored again, under other sequences."""
+    refusing = Refusing(log, monkeypatch)
+    lost = iter([True])
+    monkeypatch.setattr(Sender, "_ack_is_lost", lambda sender: next(lost, False))
+    with log.producer(linger_ms=60_000) as producer:
+        sent = [producer.send("one", b"%d" % i) for i in range(4)]
+
+        def answer(data: Any, **keywords: Any) -> Any:
+            if refusing.calls == 1:
+                refusing.errors = [RecordTooLarge("lowered")]
+            return refusing.append(data, **keywords)
+
+        monkeypatch.setattr(refusing.part, "append", answer)
+        producer.flush()
+        assert all(isinstance(d.exception(0), RecordTooLarge) for d in sent)
+    assert [value for _, _, value in stored(log)] == [b"0", b"1", b"2", b"3"]
 
 
 def test_a_gap_that_the_log_reports_is_left_behind_by_a_new_epoch(

@@ -175,6 +175,17 @@ def test_a_lost_acknowledgement_in_a_transaction_stores_one_copy(
 # --- failures -------------------------------------------------------------------------------
 
 
+def test_a_batch_that_became_too_large_is_split_in_its_transaction(
+    log: Log, producer: Producer
+) -> None:
+    values = [b"%04d" % i * 250 for i in range(10)]
+    with producer.transaction() as tx:
+        for value in values:
+            tx.produce("b", value)
+        log.alter_topic("b", {"max.message.bytes": 3000})
+    assert visible(log) == values
+
+
 def test_a_failed_record_makes_the_commit_raise_and_nothing_visible(
     log: Log, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
