@@ -141,5 +141,6 @@ class TransactionAdmin:
         self.prune()
         for clog in self._logs.all():
             if clog.log.partition == partition:
-                return min((d.offset for d in clog.decisions()), default=int(clog.log.log_end))
+                end = clog.refresh()  # first: a decision that is not folded lies behind it
+                return min((d.offset for d in clog.decisions()), default=end)
         return 0

@@ -53,8 +53,12 @@ def clean_partition(
         check_not_deleted(log)
         try:
             settle(log)
-            log.sync()  # a marker whose data goes is durable before, in an "os" directory too
-            found = plan(log, dirty_start, now_ms, bound)
+            # Read before the flush: whatever decided on what lies below is durable after it, in an
+            # "os" directory too. A marker that comes later may be lost with the power.
+            decided = log.stable_end
+            log.sync()
+            decided = decided if bound is None else min(decided, bound)
+            found = plan(log, dirty_start, now_ms, decided)
             if not found.bases or not (found.due or force):
                 return None
             return compact(log, found, now_ms, memory=memory, stop=stop)

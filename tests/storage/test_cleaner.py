@@ -1,0 +1,51 @@
+"""A pass over one partition, and what others do to it meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from eoslog.storage.cleaner import clean_partition
+from tests.faults.harness import Child, start
+from tests.storage.helpers import opened
+from tests.storage.test_compaction import NOW, Writer, clean, committed, folded
+
+SETTINGS = {"segment_bytes": 700, "index_interval_bytes": 100, "cleanup_policy": "compact"}
+
+
+def clean_what_is_not_flushed(child: Child, path: str) -> None:
+    with opened(path, **SETTINGS) as log:
+        Writer(log).put([(b"unflushed", b"")])
+        child.armed()
+        clean_partition(log, 0, NOW, force=True)
+        child.tell("end", log.durable_end)
+
+
+@pytest.mark.process
+def test_G06_a_marker_that_came_behind_the_flush_decides_nothing_yet(tmp_path):
+    """It may be lost with the power; and the aborted record was taken for a committed one."""
+    path = str(tmp_path)
+    with opened(path, **SETTINGS) as log:
+        writer = Writer(log)
+        writer.put([(b"k", b"committed")])
+        writer.put([(b"k", b"aborted")], producer=1, transactional=True)
+        for i in range(20):
+            writer.put([(b"filler%d" % i, b"-" * 60)])
+        log.flush()
+    cleaner = start(clean_what_is_not_flushed, path, faults=(("flush.after", "stop", 1),))
+    os.waitid(os.P_PID, cleaner.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    with opened(path, **SETTINGS) as log:
+        writer.log = log
+        writer.end(1, commit=False)
+        writer.put([(b"later", b"")])
+        cleaner.signal(signal.SIGCONT)
+        durable = cleaner.end().fine().of("end")[0]
+        assert durable < log.log_end
+        log.flush()
+        assert folded(committed(log))[b"k"] == (0, b"committed")
+        clean(log)
+        assert folded(committed(log))[b"k"] == (0, b"committed")
+        assert not [b for b in log.batches(0, log.log_end) if b.transactional and not b.control
+                    and b.count]  # fmt: skip
