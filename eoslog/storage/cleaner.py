@@ -74,7 +74,7 @@ def settle(log: PartitionLog) -> None:
     if end is not None:  # all is ready, but nobody was told
         log.mark_swap(True, end)
         swapping = True
-    finish_renames(log.path)
+    finish_renames(log.path, live=True)
     if swapping:
         log.mark_swap(False, 0)
     log.forget_segments()

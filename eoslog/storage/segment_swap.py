@@ -167,12 +167,12 @@ def finish_swap(log: PartitionLog) -> None:
     """The same for who has the cleaner lock."""
     check_not_deleted(log)
     if log.core.cleaned_version & 1:
-        finish_renames(log.path)
+        finish_renames(log.path, live=True)
         log.mark_swap(False, 0)
 
 
 def finish_renames(
-    path: str, names: Sequence[str] | None = None, *, as_kafka: bool = False
+    path: str, names: Sequence[str] | None = None, *, as_kafka: bool = False, live: bool = False
 ) -> bool:
     """Bring `.cleaned`, `.swap` and `.deleted` files to all-old or all-new.
 
@@ -182,6 +182,8 @@ def finish_renames(
         as_kafka: the snapshot at the base of what is replaced goes too, as when a broker starts.
             It is true all the same, and where the log begins there it is all that is known of
             producers before it: so it stays otherwise.
+        live: others append here. An index without a segment may be of one that is being rolled
+            into; it stays.
 
     Returns:
         Whether there was anything to do.
@@ -207,14 +209,19 @@ def finish_renames(
     for name in sorted(swaps, key=lambda n: (swaps[n], not n.endswith(LOG + SWAP))):
         files.rename(os.path.join(path, name), os.path.join(path, name.removesuffix(SWAP)))
         files.failpoint("clean.finish.named")
+    if not live:
+        _remove_lost_indexes(path)
+    if swaps or cleaned:
+        files.fsync_dir(path)
+    return True
+
+
+def _remove_lost_indexes(path: str) -> None:
     present = set(offsets_in(path, LOG))
     for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
         for offset in offsets_in(path, suffix):
             if offset not in present:
                 files.remove(os.path.join(path, file_name(offset, suffix)))
-    if swaps or cleaned:
-        files.fsync_dir(path)
-    return True
 
 
 def _unfinished(names: Sequence[str]) -> bool:

@@ -8,8 +8,9 @@ import signal
 import pytest
 
 from eoslog.storage.cleaner import clean_partition
+from eoslog.storage.segments import INDEX, LOG, file_name
 from tests.faults.harness import Child, start
-from tests.storage.helpers import opened
+from tests.storage.helpers import batch, opened
 from tests.storage.test_compaction import NOW, Writer, clean, committed, folded
 
 SETTINGS = {"segment_bytes": 700, "index_interval_bytes": 100, "cleanup_policy": "compact"}
@@ -49,3 +50,31 @@ def test_G06_a_marker_that_came_behind_the_flush_decides_nothing_yet(tmp_path):
         assert folded(committed(log))[b"k"] == (0, b"committed")
         assert not [b for b in log.batches(0, log.log_end) if b.transactional and not b.control
                     and b.count]  # fmt: skip
+
+
+def roll(child: Child, path: str) -> None:
+    with opened(path, **SETTINGS) as log:
+        child.armed()
+        log.roll()
+        log.append(batch(1, size=100))
+        log.append(batch(1, size=100))
+        log.flush()
+
+
+@pytest.mark.process
+def test_the_indexes_of_a_segment_that_is_being_rolled_into_stay(tmp_path):
+    """They get their names before the log does, and were taken for a dead cleaner's."""
+    path = str(tmp_path)
+    with opened(path, **SETTINGS) as log:
+        Writer(log).put([(b"k", b"v")])
+        log.flush()
+    roller = start(roll, path, faults=(("rename", "stop", 2),))
+    os.waitid(os.P_PID, roller.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    index = os.path.join(path, "t-0", file_name(1, INDEX))
+    with opened(path, **SETTINGS) as log:
+        assert os.path.exists(index) and not os.path.exists(index.replace(INDEX, LOG))
+        assert clean_partition(log, 0, NOW) is None
+        roller.signal(signal.SIGCONT)
+        roller.end().fine()
+        assert os.path.getsize(index) > 0
+        assert log.log_end == 3
