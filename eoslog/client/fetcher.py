@@ -229,24 +229,23 @@ class Fetcher:
                     return None
                 cleaned = log.cleaned_version
                 slices = log.read(position, bound, self._fetch_bytes)
+                if not slices:
+                    return None
+                failpoint("fetch.read")
+                aborted = None
+                if self._committed_only:
+                    end = min(bound, slices[-1].next_offset)
+                    aborted = _core.AbortedTransactions(log.aborted(position, end))
+                    if log.cleaned_version != cleaned or log.log_start > position:
+                        continue  # an abort entry goes with its data: all was there, or none is
+                return slices, aborted, bound
             except OffsetOutOfRange as error:
                 self._out_of_range(state, error)
-                continue
             except UnknownTopicOrPartition:
                 if self._subscription.subscribed:
                     # The topic was deleted: the group takes the partition away at the next step.
                     return None
                 raise
-            if not slices:
-                return None
-            failpoint("fetch.read")
-            aborted = None
-            if self._committed_only:
-                end = min(bound, slices[-1].next_offset)
-                aborted = _core.AbortedTransactions(log.aborted(position, end))
-                if log.cleaned_version != cleaned or log.log_start > position:
-                    continue  # an abort entry goes with its data: all of it was there, or none is
-            return slices, aborted, bound
 
     def _decode(
         self,

@@ -358,14 +358,21 @@ class LogReader:
         return found
 
     def aborted(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        """(producer id, first, marker offset) of aborted transactions that touch [start, end)."""
+        """(producer id, first, marker offset) of aborted transactions that touch [start, end).
+
+        Raises:
+            CorruptRecord: an index says what the log does not.
+            UnknownTopicOrPartition: the topic was deleted. Its indexes may be gone, so whoever has
+                read its batches already must not take them for committed.
+        """
         while True:
             version = self._core.published_segments_version
             log_end = self._core.log_end
-            bases = self.bases()
-            below = [base for base in bases if base <= start]
-            first = below[-1] if below else 0
+            error: Exception | None = None
             try:
+                bases = self.bases()
+                below = [base for base in bases if base <= start]
+                first = below[-1] if below else 0
                 found = [
                     entry
                     for base in bases
@@ -373,12 +380,16 @@ class LogReader:
                     for entry in self._aborted_in(base, log_end)
                     if entry[2] >= start and entry[1] < end
                 ]
-            except CorruptRecord:
-                if self._unchanged(version):
-                    raise
-                continue  # the index of one version, the log of another
+            except (CorruptRecord, StorageError) as failure:
+                error = failure
+            if self._core.deleted:  # it says so before the first file goes
+                raise UnknownTopicOrPartition(f"{self.name}: the topic was deleted") from error
             if self._unchanged(version):
+                if error is not None:
+                    raise error
                 return found
+            if error is not None and not isinstance(error, CorruptRecord):
+                raise error  # else the index of one version, the log of another
 
     def offset_for_time(self, timestamp_ms: int, end: int) -> int | None:
         """The first offset below `end` whose timestamp is at or after a time, in ms."""
