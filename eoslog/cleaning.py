@@ -195,7 +195,7 @@ class Cleaning:
             CorruptRecord, StorageError: what it could not clean is as it was.
             LockTimeout: another process is cleaning the partition.
         """
-        log = self._partitions.partition(topic, partition)
+        log = self._partitions.settled(topic, partition)
         if log.name in self.uncleanable and not force:
             return 0
         self.running = log.name
@@ -205,6 +205,7 @@ class Cleaning:
                 if roll or self._outlived(log):
                     log.roll()
                 freed = self._compact(log, force)
+                log = self._partitions.settled(topic, partition)  # that may have taken long
             deleted = log.apply_retention(self._clock_ms())
             self.totals["bytes_deleted"] += deleted
             return freed + deleted

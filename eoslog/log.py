@@ -363,7 +363,7 @@ class Log(Closing):
         """Drop all records before the offsets (-1: the high watermark); the new log starts."""
         wanted, engine = starts_of(as_mapping("offsets", offsets)), self.engine.for_writing()
         return {
-            tp: engine.partition(tp.topic, tp.partition).delete_records(before)
+            tp: engine.partitions.settled(tp.topic, tp.partition).delete_records(before)
             for tp, before in wanted.items()
         }
 

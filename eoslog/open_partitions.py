@@ -84,6 +84,18 @@ class OpenPartitions:
         info = self.metadata.topic(topic)
         return self.open(topic, partition, info.partition(partition), info.topic_id, info.config)
 
+    def settled(self, topic: str, partition: int) -> PartitionLog:
+        """The partition with its topic's settings as they are now, whoever altered them: for who
+        takes something away by them.
+
+        Raises: as `partition`.
+        """
+        log = self.partition(topic, partition)
+        settings = LogSettings.of(dict(self.metadata.topic(topic).config))
+        if settings != log.settings:
+            log.configure(settings)
+        return log
+
     def partition_by_slot(self, slot: int) -> PartitionLog:
         """The partition that owns a slot of the control file."""
         log = self._slots.get(slot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -414,3 +415,51 @@ def put(log, pairs):
         for key, value in pairs:
             producer.produce("t", value and value.encode(), key.encode())
             producer.flush()
+
+
+ALTER = """
+import json, sys, eoslog
+with eoslog.open(sys.argv[1]) as log:
+    log.alter_topic("t", json.loads(sys.argv[2]))
+"""
+
+
+def alter_elsewhere(log, **config):
+    config = {key.replace("_", "."): value for key, value in config.items()}
+    subprocess.run([sys.executable, "-c", ALTER, str(log.path), json.dumps(config)], check=True)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("ask", [lambda log: log.engine.cleaning.round(0, 0), lambda log: log.clean("t")],
+                         ids=["round", "clean"])  # fmt: skip
+def test_nothing_goes_by_what_the_settings_were_before_another_process_altered_them(log, ask):
+    log.create_topic("t", config={"segment.bytes": 2000, "retention.ms": 30_000})
+    with log.producer() as producer:
+        for _ in range(60):
+            producer.produce("t", b"v" * 100, b"k", timestamp=1)
+            producer.flush()
+    alter_elsewhere(log, retention_ms=-1)
+    ask(log)
+    assert len(read(log)) == 60
+    alter_elsewhere(log, cleanup_policy="compact", min_cleanable_dirty_ratio=0)
+    with pytest.raises(PolicyViolation, match="'compact'"):
+        log.delete_records({T0: 1})
+    alter_elsewhere(log, cleanup_policy="delete")
+    ask(log)
+    assert len(read(log)) == 60
+    assert log.delete_records({T0: 1}) == {T0: 1}
+
+
+@pytest.mark.process
+def test_a_record_without_a_key_that_was_acknowledged_is_not_compacted_away(log):
+    """By a process that did not know yet that the topic is compacted now."""
+    log.create_topic("t")
+    with log.producer() as producer:
+        producer.send("t", b"1", b"k").result(10)
+        alter_elsewhere(log, cleanup_policy="compact")
+        producer.send("t", b"no key").result(10)
+        producer.send("t", b"2", b"k").result(10)
+        log.clean("t", roll=True)
+        assert read(log) == [(1, None, b"no key"), (2, b"k", b"2")]
+        with pytest.raises(InvalidRecord, match="has no key"):
+            producer.send("t", b"no key").result(10)

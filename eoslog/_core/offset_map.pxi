@@ -126,8 +126,9 @@ cdef class OffsetMap:
     def rewrite(self, Batch batch not None, int64_t now_ms, int64_t delete_retention_ms):
         """A data batch without the records that a later one of their key supersedes.
 
-        Gone too are records without a key, and tombstones whose delete horizon has passed. The
-        first rewrite that meets a tombstone sets the batch's horizon, `now_ms + delete_retention_ms`.
+        Gone too are tombstones whose delete horizon has passed. The first rewrite that meets one
+        sets the batch's horizon, `now_ms + delete_retention_ms`. Records without a key stay: nothing
+        supersedes them, and they were acknowledged.
 
         Returns:
             (records kept, the new batch); None for the batch when it stays as it is, or when no
@@ -143,7 +144,7 @@ cdef class OffsetMap:
         cdef const uint8_t* start
         cdef int64_t largest = -1, horizon = -1
         cdef int32_t count = 0, total = 0
-        cdef bint tombstones = False
+        cdef bint stays, tombstone, tombstones = False
         cdef bint has_horizon = block.attributes & DELETE_HORIZON_BIT
         cdef bint expired = has_horizon and block.base_timestamp <= now_ms
         memset(&kept, 0, sizeof(kept))
@@ -151,15 +152,18 @@ cdef class OffsetMap:
             start = block.p
             while block.next(&record):
                 total += 1
+                stays, tombstone = True, False
                 if record.key_size >= 0:
+                    tombstone = record.value_size < 0
                     slot = self._find(record.key, record.key_size, hash_key(record.key, record.key_size, self.seed))
-                    if (slot.offset <= block.base_offset + record.offset_delta
-                            and not (record.value_size < 0 and expired)):
-                        if put_bytes(&kept, start, <size_t>(record.end - start)) < 0:
-                            raise MemoryError()
-                        count += 1
-                        tombstones = tombstones or record.value_size < 0
-                        largest = max(largest, add_timestamp(block.base_timestamp, record.timestamp_delta))
+                    stays = (slot.offset <= block.base_offset + record.offset_delta
+                             and not (tombstone and expired))
+                if stays:
+                    if put_bytes(&kept, start, <size_t>(record.end - start)) < 0:
+                        raise MemoryError()
+                    count += 1
+                    tombstones = tombstones or tombstone
+                    largest = max(largest, add_timestamp(block.base_timestamp, record.timestamp_delta))
                 start = record.end
             if tombstones and not has_horizon:
                 horizon = now_ms + delete_retention_ms

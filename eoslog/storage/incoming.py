@@ -53,7 +53,7 @@ def conforming(log: PartitionLog, data: memoryview) -> memoryview:
 
 
 def _demand_keys(log: PartitionLog, batch: _core.Batch) -> None:
-    """A record without a key would be gone with the first compaction: it is refused."""
+    """A record without a key is refused, as Kafka does: none could take its place."""
     index = _core.first_without_key(batch)
     if index >= 0:
         raise InvalidRecord(
