@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from eoslog import _core
 from eoslog.errors import (
+    CorruptRecord,
     LockTimeout,
     LogPoisoned,
+    OffsetOutOfRange,
     TooManyOpenFiles,
     UnknownTopicOrPartition,
 )
@@ -34,6 +36,12 @@ _SLICE_S = 0.05
 """A wait in the core is no longer than this: in between, signals are heard."""
 _JOIN_S = 0.005
 """How long the round's word is believed before the locks are tried: who began it may have died."""
+_LISTINGS = 8
+"""How often segments may be taken from under one flush."""
+
+
+class _ReadOtherwise(OSError):
+    """Bytes are not what was written; or they are, and a cleaned segment has got the name."""
 
 
 class LogFlusher:
@@ -225,7 +233,7 @@ class LogFlusher:
         try:
             if leads:
                 self._core.begin_flush(target)
-            self._flush_segments(done, target)
+            self._flush_what_stands(done, target)
             self._core.publish_durable(target, time.monotonic_ns() - started)
         except BaseException:
             if leads:
@@ -233,29 +241,51 @@ class LogFlusher:
             raise
         self._let_go(target)
 
-    def _flush_segments(self, done: int, target: int) -> None:
-        bases = self._covering(done, target)
-        try:
-            files.failpoint("flush.before")
-            for base, end in zip(bases, [*bases[1:], target], strict=False):
-                fd, opened_at = self._write_fd(base)
-                if self._core.deleted:  # what has the name may be another topic's by now
-                    raise UnknownTopicOrPartition(f"{self._log.name}: the topic was deleted")
-                begin, older = max(base, done), min(opened_at, end)
-                if older > begin:
-                    self._rewrite(base, fd, begin, older)
-                self._core.sync(fd)
-                if older > begin:
-                    self._read_back(base, fd, begin, older)
-            if bases and bases[-1] >= done:  # made since the last flush
-                files.fsync_dir(self._log.path)
-            files.failpoint("flush.after")
-        except (TooManyOpenFiles, LockTimeout):
-            raise  # the disk refused nothing: whoever tries again begins anew
-        except OSError as error:
-            if self._core.deleted:
-                raise
-            raise self.poison(error) from error
+    def _flush_what_stands(self, done: int, target: int) -> None:
+        """Flush [done, target), except for what others made durable, or deleted, meanwhile.
+
+        Retention and compaction take segments from under a flush that stands still: only a failed
+        write or sync loses anything.
+        """
+        for turn in range(_LISTINGS):
+            version = self._core.published_segments_version
+            bases = self._covering(done, target)
+            try:
+                self._flush_segments(bases, done, target)
+                return
+            except (TooManyOpenFiles, LockTimeout):
+                raise  # the disk refused nothing: whoever tries again begins anew
+            except (OSError, OffsetOutOfRange, CorruptRecord) as error:
+                if self._core.deleted:
+                    raise
+                moved = version != self._core.published_segments_version
+                taken = isinstance(error, (FileNotFoundError, OffsetOutOfRange)) or (
+                    moved and isinstance(error, (_ReadOtherwise, CorruptRecord))
+                )
+                if not taken or turn + 1 == _LISTINGS:
+                    if isinstance(error, OSError):
+                        raise self.poison(error) from error
+                    raise
+            self._log.forget_segments()
+            done = max(self._core.durable_end, self._core.log_start)
+            if done >= target:
+                return
+
+    def _flush_segments(self, bases: list[int], done: int, target: int) -> None:
+        files.failpoint("flush.before")
+        for base, end in zip(bases, [*bases[1:], target], strict=False):
+            fd, opened_at = self._write_fd(base)
+            if self._core.deleted:  # what has the name may be another topic's by now
+                raise UnknownTopicOrPartition(f"{self._log.name}: the topic was deleted")
+            begin, older = max(base, done), min(opened_at, end)
+            if older > begin:
+                self._rewrite(base, fd, begin, older)
+            self._core.sync(fd)
+            if older > begin:
+                self._read_back(base, fd, begin, older)
+        if bases and bases[-1] >= done:  # made since the last flush
+            files.fsync_dir(self._log.path)
+        files.failpoint("flush.after")
 
     def _let_go(self, durable: int) -> None:
         """Close what no flush needs any more. What a held segment holds lies below the next one's
@@ -318,7 +348,7 @@ class LogFlusher:
             data = bytes(part.data)
             for batch in _core.iter_batches(data):
                 if not batch.valid:
-                    raise OSError(5, f"offset {batch.base_offset} does not match its CRC")
+                    raise _ReadOtherwise(5, f"offset {batch.base_offset} does not match its CRC")
             _core.os_pwrite(fd, data, part.position)
 
     def _read_back(self, base: int, fd: int, start: int, end: int) -> None:
@@ -327,7 +357,7 @@ class LogFlusher:
         for part in self._parts(base, start, end):
             data = bytes(_core.os_pread(fd, len(part.data), part.position))
             if any(not batch.valid for batch in _core.iter_batches(data)):
-                raise OSError(5, f"the disk does not keep offsets from {start}")
+                raise _ReadOtherwise(5, f"the disk does not keep offsets from {start}")
 
     def _parts(self, base: int, start: int, end: int) -> Iterator[Slice]:
         """What a segment holds of [start, end): all of it, however much one reading gives."""

@@ -4,12 +4,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eoslog.storage.cleaner import clean_partition
+from eoslog.storage.partition_log import PartitionLog
+from tests.faults.harness import Child, start
 from tests.storage.helpers import batch, opened
+from tests.storage.test_compaction import NOW, Writer
 
 SEGMENTS = 30
 
@@ -42,3 +50,54 @@ def test_where_all_was_deleted_there_is_nothing_to_flush(tmp_path: Path) -> None
         log.delete_records(2)
         log.sync()
         assert log.durable_end == 2
+
+
+SETTINGS = {"segment_bytes": 700, "cleanup_policy": "compact,delete"}
+
+
+def flush(child: Child, path: str, durability: str) -> None:
+    with opened(path, strict=durability == "strict", **SETTINGS) as log:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        child.armed()
+        log.sync()  # of what another process appended: it has no descriptors yet
+        child.tell("done", [log.durable_end == log.log_end, log.core.poisoned])
+
+
+def delete(log: PartitionLog) -> None:
+    log.delete_records(15)
+
+
+def expire(log: PartitionLog) -> None:
+    log.configure(replace(log.settings, retention_bytes=1000))
+    assert log.apply_retention(NOW)
+
+
+def merge(log: PartitionLog) -> None:
+    log.configure(replace(log.settings, segment_bytes=100_000))
+    done = clean_partition(log, 0, NOW, force=True)
+    assert done is not None and done.segments_after == 1 < done.segments_before
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("durability", ["strict", "os"])
+@pytest.mark.parametrize("take", [delete, expire, merge])
+def test_a_flush_that_stood_still_poisons_nobody(
+    tmp_path: Path, take: Callable[[PartitionLog], None], durability: str
+) -> None:
+    """What it had listed was made durable by others, or deleted."""
+    path = str(tmp_path)
+    slow = start(flush, path, durability, faults=(("flush.before", "stop", 1),))
+    os.waitpid(slow.pid, os.WUNTRACED)
+    with opened(path, strict=durability == "strict", **SETTINGS) as log:
+        writer = Writer(log)
+        for i in range(20):
+            writer.put([(b"k%d" % (i % 2), b"-" * 60)])
+        slow.signal(signal.SIGCONT)
+        os.waitpid(slow.pid, os.WUNTRACED)
+        log.flush()
+        take(log)
+        slow.signal(signal.SIGCONT)
+        assert slow.end().fine().of("done") == [[True, False]]
+        log.append(batch(1))
+        log.sync()
+        assert log.durable_end == log.log_end
