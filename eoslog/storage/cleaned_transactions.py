@@ -5,6 +5,9 @@ visible, and without any marker the transaction would be open again when the log
 a marker may go only when a whole pass met no batch of its transaction in front of it, not even an
 empty one; and then only after the delete horizon that this pass sets has gone by.
 
+A producer snapshot that has the transaction open counts as a batch of it: folds may begin there.
+It is the one at a segment's base, and goes when the segment becomes part of an earlier one.
+
 Source: Kafka CleanedTransactionMetadata; KIP-534; KAFKA-8351, KAFKA-13727.
 """
 
@@ -38,6 +41,10 @@ class CleanedTransactions:
             return False
         at = bisect_right(entries, batch.base_offset, key=lambda e: e.first_offset)
         return at > 0 and batch.base_offset <= entries[at - 1].last_offset
+
+    def begin(self, opened: Iterable[int]) -> None:
+        """A cleaned segment begins; the producers whose transactions its snapshot has open."""
+        self._seen.update(opened)
 
     def data(self, batch: _core.Batch) -> bool:
         """Note a transactional data batch of the source; whether it is aborted."""

@@ -12,7 +12,7 @@ offset, in the active segment or above a coordinator's bound is looked at.
 |---|---|
 | aborted data | goes |
 | data | keeps the records that the map does not supersede; tombstones until their horizon |
-| marker, data of its transaction still there | stays |
+| marker, data of its transaction still there, or a snapshot that has it open | stays |
 | marker, nothing left of its transaction | gets a delete horizon; goes at a pass after that |
 | last batch of a known producer, last batch of a group | stays, as a bare header if need be |
 
@@ -314,6 +314,7 @@ def _rewrite(
     stop: threading.Event | None,
 ) -> None:
     now, retention = horizon
+    transactions.begin(log.segment(group[0]).open_at_base())
     with CleanedSegment(log.path, group[0], log.settings.index_interval_bytes) as out:
         for base in group:
             for batch in _batches(log.path, base):

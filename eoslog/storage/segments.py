@@ -256,7 +256,7 @@ class Segment:
         doubtful = []
         if ends is not None:
             wanted = {(p, last): (first, before) for p, first, before, last, abort in ends if abort}
-            opened = self._open_at_base()
+            opened = self.open_at_base()
             index = index[: len(index) // _ABORTED.size * _ABORTED.size]
             for version, producer, first, last, _ in _ABORTED.iter_unpack(index):
                 seen, before = wanted.pop((producer, last), (-2, -2))
@@ -287,8 +287,8 @@ class Segment:
             f"[{first}, {last}] {what}; see `eoslog repair`"
         )
 
-    def _open_at_base(self) -> dict[int, int]:
-        """First offsets of the transactions that were open where the segment begins, if known."""
+    def open_at_base(self) -> dict[int, int]:
+        """The first offset by producer id of what was open here, if the snapshot tells."""
         try:
             entries = read_snapshot(self.path(SNAPSHOT))
         except FileNotFoundError:
