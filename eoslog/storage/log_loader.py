@@ -211,7 +211,7 @@ def _scan(log: PartitionLog, last: LastSession, names: list[str], *, read_only: 
             if sealed:
                 time_index += core.final_time_entry()
             if read_only:
-                log.segment(current).use_index(index, aborted)
+                log.segment(current).use_index(index, time_index, aborted)
             else:
                 indexes = index, time_index, aborted
                 _settle(log, current, fds, valid, size, indexes, verify, doubtful)

@@ -75,6 +75,7 @@ class Segment:
         self._aborted_size = 0
         self._judged = False
         self._latest_time: int | None = None
+        self._times: bytes | None = None
 
     def path(self, suffix: str = LOG) -> str:
         """Path of one of the segment's files."""
@@ -165,9 +166,10 @@ class Segment:
         """Of the batch that the entry before byte `size` of the index is for."""
         return int(self.base_offset + _INDEXED.unpack_from(index, size - _INDEXED.size)[0])
 
-    def use_index(self, index: bytes, aborted: bytes) -> None:
+    def use_index(self, index: bytes, times: bytes, aborted: bytes) -> None:
         """Take indexes made by a private scan instead of the files (read-only, unclean)."""
         self._index, self._index_size = index, -1
+        self._times = times
         self._aborted = [(p, f, last) for _, p, f, last, _ in _ABORTED.iter_unpack(aborted)]
         self._aborted_size = -1
 
@@ -182,6 +184,10 @@ class Segment:
 
     def time_bounds(self, timestamp_ms: int) -> tuple[int, int]:
         """(largest timestamp in the time index or -1, offset to search from for a time)."""
+        if self._times is not None:
+            times = self._times
+            largest = int.from_bytes(times[-_TIMED:][:8] or b"\xff", "big", signed=True)
+            return largest, int(_core.find_in_time_index(times, self.base_offset, timestamp_ms))
         path = self.path(TIME_INDEX)
         try:
             fd = files.open_file(path, read_only=True)

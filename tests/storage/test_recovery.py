@@ -314,3 +314,19 @@ def test_a_reader_of_an_unclean_directory_knows_what_was_aborted_without_the_ind
         index.write_bytes(left)
         with opened(str(tmp_path), read_only=True) as log:
             assert log.aborted(0, log.log_end) == [(7, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    "left", [b"", struct.pack(">qi", 1, 0), struct.pack(">qi", 1 << 40, 0) * 9]
+)
+def test_a_reader_of_an_unclean_directory_finds_times_without_the_index_files(written, left):
+    path, expected = written
+    times = [i + more for i in range(60) for more in (0, 1)]
+    indexes = list((path / "t-0").glob("*.timeindex"))
+    assert len(indexes) > 2
+    for index in indexes:
+        index.write_bytes(left)
+    with reopen(path, read_only=True) as log:
+        for asked in range(62):
+            found = next((i for i, t in enumerate(times) if t >= asked), None)
+            assert log.offset_for_time(asked, expected[1]) == found, asked
