@@ -54,6 +54,9 @@ class Catalog(Protocol):
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
         """The first offset whose timestamp is at or after a time."""
 
+    def topic_id(self, topic: str, partition: int) -> bytes | None:
+        """What tells a topic from another of the same name; None where nothing says it."""
+
     def aborted(self, topic: str, partition: int, start: int, end: int) -> Aborted:
         """(producer id, first offset, marker) of aborted transactions that touch a range; nothing
         where aborted records are to be read.
@@ -146,6 +149,10 @@ class LogCatalog:
         """As the time index has it."""
         return self.log.offset_for_time(topic, partition, timestamp_ms)
 
+    def topic_id(self, topic: str, partition: int) -> bytes | None:
+        """As the metadata log has it."""
+        return self.log.engine.topic(topic).topic_id
+
     def aborted(self, topic: str, partition: int, start: int, end: int) -> Aborted:
         """Of the transaction index."""
         if not self._committed or start >= end:
@@ -224,6 +231,14 @@ class KafkaCatalog:
         return self._partition(topic, partition).offset_at(
             self.earliest(topic, partition), timestamp_ms
         )
+
+    def topic_id(self, topic: str, partition: int) -> bytes | None:
+        """As the partition's own file has it; brokers before 2.8 made none."""
+        directory = os.path.join(self.path, f"{topic}-{partition}")
+        try:
+            return checkpoints.read_partition_metadata(directory)
+        except CorruptRecord:
+            return None
 
     def aborted(self, topic: str, partition: int, start: int, end: int) -> Aborted:
         """Of the transaction index."""

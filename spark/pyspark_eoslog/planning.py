@@ -63,9 +63,11 @@ def pin_ranges(options: Options) -> list[Pinned]:
 
 
 def pinned(catalog: Catalog, key: PartitionKey, start: int, end: int) -> Pinned:
-    """A range with what its readers must know of transactions."""
-    aborted = catalog.aborted(*key, start, end) if start < end else ()
-    return Pinned(*key, start, end, aborted)
+    """A range with what its readers must know of transactions, and whose it is."""
+    if start >= end:
+        return Pinned(*key, start, end)
+    aborted = catalog.aborted(*key, start, end)
+    return Pinned(*key, start, end, aborted, catalog.topic_id(*key))
 
 
 def subscribed_partitions(

@@ -6,15 +6,29 @@ long job keeps nobody from anything, and a host that sees the files can read the
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from eoslog.errors import ConfigError, CorruptRecord, OffsetOutOfRange, StorageError
+from eoslog.errors import (
+    ConfigError,
+    CorruptRecord,
+    OffsetOutOfRange,
+    StorageError,
+    UnknownTopicOrPartition,
+)
 from pyspark_eoslog.schema import SCAN_COLUMNS, arrow_schema, check_source_schema
-from pyspark_eoslog.segments import PartitionFiles, Span, log_path, windows
+from pyspark_eoslog.segments import (
+    RELISTINGS,
+    Span,
+    is_of_topic,
+    log_path,
+    open_partition,
+    windows,
+)
 from pyspark_eoslog.splitting import Piece, Pinned, plan
 from pyspark_eoslog.tasks import settle
 
@@ -26,9 +40,6 @@ if TYPE_CHECKING:
 
 LAST_MS = (1 << 63) // 1000 - 1
 """The greatest time that microseconds of 64 bits hold."""
-
-RELISTINGS = 16
-"""How often a task looks again for segments that were replaced under it."""
 
 
 class ReadTask(InputPartition):
@@ -48,6 +59,7 @@ def read_task(options: Options, schema: StructType, task: ReadTask) -> Iterator[
     Raises:
         OffsetOutOfRange: Retention has deleted a part since it was planned, unless
             `failOnDataLoss` is off.
+        UnknownTopicOrPartition: The topic was deleted since, unless the same.
         CorruptRecord: A batch whose checksum is wrong, or a file that this host sees shorter than
             the driver.
     """
@@ -106,24 +118,40 @@ class _Bytes:
 
         spans: Sequence[Span] = self._piece.spans
         for _ in range(RELISTINGS):
+            if not spans:
+                return
             try:
                 mapped = self._ours and is_local(self._piece.directory)
                 for span in spans:
                     path = log_path(self._piece.directory, span.base)
                     bounds = span.position, span.end
+                    ours = False
                     for at, data in windows(path, *bounds, inode=span.inode, mapped=mapped):
+                        # Asked with the file open: a topic made anew may get the same inode.
+                        ours = ours or self._is_ours(path)
                         yield Batches(data, path, at)
                         start = max(start, _next_offset(data))
                 return
+            except CorruptRecord:
+                if is_of_topic(self._piece.directory, self._piece.topic_id):
+                    raise
+                spans = self._again(start, end)
             except FileNotFoundError:
                 spans = self._again(start, end)
             except StorageError as error:
-                raise self._unreadable(error) from None
+                if error.errno != errno.ENOENT:
+                    raise self._unreadable(error) from None
+                spans = self._again(start, end)
         raise OffsetOutOfRange(f"{self._name}: the segments of {start} change again and again")
 
     @property
     def _name(self) -> str:
         return f"{self._piece.topic}-{self._piece.partition}"
+
+    def _is_ours(self, path: str) -> bool:
+        if not is_of_topic(self._piece.directory, self._piece.topic_id):
+            raise FileNotFoundError(f"{path}: of a topic that was made anew")
+        return True
 
     def _unreadable(self, error: Exception) -> ConfigError:
         return ConfigError(
@@ -134,9 +162,12 @@ class _Bytes:
 
     def _again(self, start: int, end: int) -> list[Span]:
         """The spans of what is left, by the files that are there now."""
-        directory = self._piece.directory
         try:
-            files = PartitionFiles(directory)
+            files = open_partition(self._piece.directory, self._piece.topic_id)
+        except UnknownTopicOrPartition:
+            if self._strict:
+                raise
+            return []
         except (StorageError, ConfigError) as error:
             raise self._unreadable(error) from None
         first = files.bases[0]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from eoslog import _core
-from eoslog.errors import CorruptRecord
-from eoslog.storage import files, legacy_messages, segment_files
+from eoslog.errors import CorruptRecord, UnknownTopicOrPartition
+from eoslog.storage import checkpoints, files, legacy_messages, segment_files
 from eoslog.storage.legacy_messages import LegacyBatch, is_legacy
 
 WINDOW = 256 << 10
@@ -26,6 +26,8 @@ READ_BYTES = 1 << 20
 MAPPED_BYTES = 16 << 20
 """Bytes that it maps at once: letting go of a mapping interrupts the other cores."""
 LONGEST_WINDOW = (1 << 31) - 1
+RELISTINGS = 16
+"""How often a planner or a task looks again for segments that were replaced under it."""
 INDEX_ENTRY = 8
 _POPULATE_READ = 22  # MADV_POPULATE_READ
 
@@ -255,6 +257,36 @@ class PartitionFiles:
                 yield from _core.iter_batches(data, base_position=start, strict=False)
             except CorruptRecord as error:
                 raise type(error)(f"{path}: {error}") from error
+
+
+def open_partition(directory: str, topic_id: bytes | None) -> PartitionFiles:
+    """The files of a partition, which must still be of the topic that was planned.
+
+    Args:
+        directory: Of the partition.
+        topic_id: What it must say of itself; None where that is not known.
+
+    Raises:
+        UnknownTopicOrPartition: The topic was deleted, and perhaps made anew.
+        StorageError: The directory it lay in can't be seen from here either.
+        ConfigError: It holds no segment.
+    """
+    name = os.path.basename(directory)
+    if not os.path.isdir(directory) and os.path.isdir(os.path.dirname(directory)):
+        raise UnknownTopicOrPartition(f"{name} is gone, it was deleted since the read was planned")
+    found = PartitionFiles(directory)
+    # After the listing: a directory that is still the topic's now was it then.
+    if not is_of_topic(directory, topic_id):
+        raise UnknownTopicOrPartition(
+            f"{name} was deleted and made anew since the read was planned, "
+            "what there is now are the records of another topic"
+        )
+    return found
+
+
+def is_of_topic(directory: str, topic_id: bytes | None) -> bool:
+    """Whether a partition directory is still that topic's."""
+    return topic_id is None or checkpoints.read_partition_metadata(directory) == topic_id
 
 
 def log_path(directory: str, base: int) -> str:

@@ -6,13 +6,16 @@ The cuts are arithmetic on offsets and on the sizes that segment files give; no 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from eoslog.errors import ConfigError, StorageError
+from eoslog.errors import ConfigError, OffsetOutOfRange, StorageError, UnknownTopicOrPartition
 from pyspark_eoslog.options import Options
-from pyspark_eoslog.segments import PartitionFiles, Span
+from pyspark_eoslog.segments import RELISTINGS, PartitionFiles, Span, open_partition
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,8 @@ class Pinned:
 
     Attributes:
         aborted: (producer id, first offset, marker) of what is not to be read.
+        topic_id: Tells the topic from one of the same name that is made after it is deleted; None
+            where it is not known.
     """
 
     topic: str
@@ -28,6 +33,7 @@ class Pinned:
     start: int
     end: int
     aborted: tuple[tuple[int, int, int], ...] = ()
+    topic_id: bytes | None = None
 
     @property
     def offsets(self) -> int:
@@ -49,6 +55,7 @@ class Piece:
     aborted: tuple[tuple[int, int, int], ...]
     directory: str
     spans: tuple[Span, ...]
+    topic_id: bytes | None = None
 
     @property
     def size(self) -> int:
@@ -61,40 +68,87 @@ def plan(ranges: Sequence[Pinned], options: Options) -> list[list[Piece]]:
 
     Raises:
         ConfigError: A partition's directory is not where it must be.
+        OffsetOutOfRange: Retention has deleted a part since the range was pinned; under
+            `failOnDataLoss`, as the next.
+        UnknownTopicOrPartition: The topic was deleted since, and perhaps made anew.
     """
+    for _ in range(RELISTINGS):
+        try:
+            return _planned(ranges, options)
+        except FileNotFoundError:  # retention or the cleaner took a segment since it was listed
+            continue
+    raise OffsetOutOfRange("the segments to be read change again and again")
+
+
+def _planned(ranges: Sequence[Pinned], options: Options) -> list[list[Piece]]:
     files: dict[tuple[str, int], PartitionFiles] = {}
-
-    def files_of(one: Pinned) -> PartitionFiles:
-        key = (one.topic, one.partition)
-        if key not in files:
-            directory = os.path.join(options.path, f"{one.topic}-{one.partition}")
-            if not os.path.isdir(directory):  # the path may be the partition's own
-                directory = options.path
-            try:
-                files[key] = PartitionFiles(directory)
-            except StorageError as error:
-                raise ConfigError(
-                    f"option 'path' = {options.path!r}: {one.topic}-{one.partition} can't be read "
-                    f"on {os.uname().nodename}: {error}"
-                ) from None
-        return files[key]
-
-    ranges = [one for one in ranges if one.offsets > 0]
-    cut = split(ranges, options.min_partitions, options.max_records_per_partition)
+    left = []
+    for one in ranges:
+        found = _files(one, options) if one.offsets > 0 else None
+        if found is not None:
+            files[one.topic, one.partition] = found
+            left.append(_not_deleted(one, found.bases[0], options))
+    cut = split(left, options.min_partitions, options.max_records_per_partition)
     if options.max_bytes_per_partition is not None:
         limit = options.max_bytes_per_partition
-        cut = [part for one in cut for part in by_bytes(one, files_of(one), limit)]
-    pieces = [_piece(one, files_of(one)) for one in cut]
+        cut = [
+            part for one in cut for part in by_bytes(one, files[one.topic, one.partition], limit)
+        ]
+    pieces = [_piece(one, files[one.topic, one.partition]) for one in cut]
     return coalesce(pieces, options)
+
+
+def _files(one: Pinned, options: Options) -> PartitionFiles | None:
+    """The files of a range; None where its topic is gone and loss is accepted."""
+    name = f"{one.topic}-{one.partition}"
+    directory = os.path.join(options.path, name)
+    own = os.path.abspath(options.path)  # of a broker the path may be the partition's own
+    if options.layout == "kafka" and os.path.basename(own) == name:
+        directory = own if not os.path.isdir(directory) else directory
+    try:
+        return open_partition(directory, one.topic_id)
+    except UnknownTopicOrPartition as error:
+        if options.fail_on_data_loss:
+            raise UnknownTopicOrPartition(
+                f"{error}; set failOnDataLoss to false to read nothing of it"
+            ) from None
+        logger.warning("failOnDataLoss is off: %s", error)
+        return None
+    except StorageError as error:
+        raise ConfigError(
+            f"option 'path' = {options.path!r}: {name} can't be read "
+            f"on {os.uname().nodename}: {error}"
+        ) from None
+
+
+def _not_deleted(one: Pinned, first: int, options: Options) -> Pinned:
+    """The range without what retention has deleted since it was pinned."""
+    if first <= one.start:
+        return one
+    if options.fail_on_data_loss:
+        raise OffsetOutOfRange(
+            f"{one.topic}-{one.partition}: offset {one.start} was deleted since the read was "
+            f"pinned, the log starts at {first} now; set failOnDataLoss to false to begin there"
+        )
+    return replace(one, start=min(first, one.end))
 
 
 def _piece(one: Pinned, files: PartitionFiles) -> Piece:
     try:
         spans = tuple(files.spans(one.start, one.end))
-    except (StorageError, FileNotFoundError) as error:
+    except StorageError as error:
         raise ConfigError(f"{one.topic}-{one.partition}: {error}") from error
     aborted = tuple(entry for entry in one.aborted if entry[2] >= one.start and entry[1] < one.end)
-    return Piece(one.topic, one.partition, one.start, one.end, aborted, files.directory, spans)
+    return Piece(
+        one.topic,
+        one.partition,
+        one.start,
+        one.end,
+        aborted,
+        files.directory,
+        spans,
+        one.topic_id,
+    )
 
 
 def by_bytes(one: Pinned, files: PartitionFiles, limit: int) -> list[Pinned]:

@@ -1,0 +1,137 @@
+"""From options to ranges to tasks, without Spark: what is not there any more is told or left out."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+from pyspark_eoslog import splitting
+from pyspark_eoslog.options import Options
+from pyspark_eoslog.planning import pin_ranges
+from pyspark_eoslog.reader import ReadTask, read_task
+from pyspark_eoslog.schema import source_schema
+from pyspark_eoslog.segments import PartitionFiles
+from pyspark_eoslog.splitting import plan
+
+from eoslog.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
+
+LAYOUTS = pytest.mark.parametrize("layout", ["eoslog", "kafka"])
+
+
+def options(log, **given):
+    return Options.parse({"path": log.path, "subscribe": "t", "columns": "value", **given})
+
+
+def rows(parsed, tasks):
+    batches = [
+        batch
+        for pieces in tasks
+        for batch in read_task(parsed, source_schema(parsed), ReadTask(pieces))
+    ]
+    return [value for batch in batches for value in batch.column(0).to_pylist()]
+
+
+def read(parsed, ranges):
+    return rows(parsed, plan(ranges, parsed))
+
+
+def fill(log, count, *, start=0, size=0, topic="t"):
+    with log.producer() as producer:
+        for n in range(start, start + count):
+            producer.produce(topic, b"%d" % n + bytes(size), partition=0)
+            if size:
+                producer.flush()
+
+
+@pytest.fixture
+def segments(log):
+    """A partition of many small segments, and the base of the second."""
+    log.create_topic("t", 1, {"segment.bytes": "1048576"})
+    fill(log, 30, size=100_000)
+    folder = Path(log.path) / "t-0"
+    return log, folder, sorted(int(path.stem) for path in folder.glob("*.log"))[1]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("cut", [{}, {"maxBytesPerPartition": "300k"}])
+def test_what_retention_takes_between_load_and_the_first_action_is_missed_loudly(
+    segments, layout, cut
+):
+    log, folder, second = segments
+    strict = options(log, layout=layout, **cut)
+    lenient = options(log, layout=layout, failOnDataLoss="false", **cut)
+    ranges = pin_ranges(strict)
+    (folder / f"{0:020d}.log").unlink()
+    with pytest.raises(OffsetOutOfRange, match=f"t-0: offset 0 was deleted .* at {second} now"):
+        plan(ranges, strict)
+    assert len(read(lenient, ranges)) == 30 - second
+
+
+def test_a_segment_that_goes_while_it_is_planned_is_looked_for_again(segments, monkeypatch):
+    log, folder, second = segments
+    parsed = options(log, failOnDataLoss="false", maxBytesPerPartition="300k")
+    ranges = pin_ranges(parsed)
+    listed = splitting.open_partition
+
+    def listed_before(*given) -> PartitionFiles:
+        found = listed(*given)
+        (folder / f"{0:020d}.log").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(splitting, "open_partition", listed_before)
+    assert len(read(parsed, ranges)) == 30 - second
+
+
+@pytest.mark.parametrize("count", [3, 10, 30])
+def test_a_topic_made_anew_since_load_is_not_taken_for_the_old_one(log, count):
+    log.create_topic("t")
+    fill(log, 10)
+    strict, lenient = options(log), options(log, failOnDataLoss="false")
+    ranges = pin_ranges(strict)
+    planned = plan(ranges, strict)
+    log.delete_topic("t")
+    log.create_topic("t")
+    fill(log, count, start=100)
+    for late in (lambda: read(strict, ranges), lambda: rows(strict, planned)):
+        with pytest.raises(UnknownTopicOrPartition, match="t-0 was deleted and made anew"):
+            late()
+    assert read(lenient, ranges) == rows(lenient, planned) == []
+
+
+def test_a_task_that_meets_the_inode_it_was_told_still_asks_whose_file_it_is(log):
+    """File systems give the inode of a deleted file to the next one that is made."""
+    log.create_topic("t")
+    fill(log, 10)
+    strict, lenient = options(log), options(log, failOnDataLoss="false")
+    planned = plan(pin_ranges(strict), strict)
+    log.create_topic("u")
+    fill(log, 1, topic="u")
+    said = (Path(log.path) / "u-0" / "partition.metadata").read_bytes()
+    (Path(log.path) / "t-0" / "partition.metadata").write_bytes(said)
+    with pytest.raises(UnknownTopicOrPartition, match="t-0 was deleted and made anew"):
+        rows(strict, planned)
+    assert rows(lenient, planned) == []
+
+
+def test_a_topic_deleted_since_load_is_named(log):
+    log.create_topic("t")
+    log.create_topic("u")
+    fill(log, 3)
+    fill(log, 2, topic="u")
+    strict = options(log, subscribe="t,u")
+    lenient = options(log, subscribe="t,u", failOnDataLoss="false")
+    ranges = pin_ranges(strict)
+    planned = plan(ranges, strict)
+    log.delete_topic("t")
+    for late in (lambda: read(strict, ranges), lambda: rows(strict, planned)):
+        with pytest.raises(UnknownTopicOrPartition, match="t-0 is gone, it was deleted"):
+            late()
+    assert read(lenient, ranges) == rows(lenient, planned) == [b"0", b"1"]
+
+
+def test_a_directory_that_is_not_there_is_no_deleted_topic(log):
+    log.create_topic("t")
+    fill(log, 3)
+    ranges = pin_ranges(options(log))
+    with pytest.raises(ConfigError, match="'path' = '/nowhere/log': t-0 can't be read"):
+        plan(ranges, options(log, path="/nowhere/log"))
