@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from eoslog import _core
+from eoslog.client.staging import STAGING
 from eoslog.errors import (
     ConfigError,
     CorruptRecord,
@@ -190,7 +191,7 @@ class KafkaCatalog:
         for name in names:
             topic, partition = segment_files.partition_of_path(name)
             directory = os.path.join(self.path, name)
-            if partition >= 0 and os.path.isdir(directory) and not topic.startswith("eoslog-stag"):
+            if partition >= 0 and os.path.isdir(directory) and name != STAGING:
                 self._topics.setdefault(topic, []).append(partition)
         if not self._topics:
             raise ConfigError(
@@ -265,7 +266,8 @@ class _KafkaPartition:
         fold = _core.TransactionFold(segment_files.open_before(tail))
         segment_files.feed_transactions(fold, tail)
         self.end = max(fold.next_offset, tail[0].base_offset)
-        self.stable_end = min(fold.last_stable_offset, self.end)
+        # Of an empty last segment the fold knows no offset: its own end would be 0.
+        self.stable_end = min([*fold.open.values(), self.end])
         self.aborted = [
             (entry.producer_id, entry.first_offset, entry.last_offset)
             for segment in sealed

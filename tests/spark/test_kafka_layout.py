@@ -15,6 +15,7 @@ from pyspark_eoslog.schema import source_schema
 from pyspark_eoslog.splitting import plan
 
 import eoslog
+from eoslog import TopicPartition
 from eoslog.errors import ConfigError
 from tests.captures import unpack
 
@@ -128,6 +129,39 @@ def test_deleted_records_stay_deleted(tmp_path):
     (tmp_path / "log-start-offset-checkpoint").write_text("0\n1\nplain 0 50\n")
     found = read(options(path=tmp_path, subscribe="plain"))
     assert [offset for _, offset, _ in found][0] >= 50
+
+
+def test_a_partition_whose_last_segment_is_empty_is_read_to_its_end(log):
+    log.create_topic("compacted", 1, {"cleanup.policy": "compact"})
+    log.create_topic("expired", 1, {"retention.ms": "1000"})
+    with log.producer() as producer:
+        for n in range(40):
+            producer.produce("compacted", b"v%d" % n, b"k%d" % (n % 30))
+            producer.produce("expired", b"v%d" % n, timestamp=1000)
+    log.clean("compacted", roll=True)
+    with log.producer({"transactional.id": "open"}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.produce("compacted", b"later", b"k")
+        producer.flush()
+        parsed = options(path=log.path, subscribe="compacted")
+        assert [row[1] for row in read(parsed)] == list(range(10, 40)), "up to the open one"
+        producer.abort_transaction()
+    log.clean("compacted", roll=True)
+    assert [row[1] for row in read(parsed)] == list(range(10, 40))
+    log.delete_records({TopicPartition("expired", 0): 40})
+    log.clean("expired", roll=True)
+    assert read(options(path=log.path, subscribe="expired,compacted")) == read(parsed)
+
+
+def test_only_the_staging_folder_is_no_topic(log):
+    log.create_topic("eoslog-stage-events")
+    (Path(log.path) / "eoslog-staging-0").mkdir()
+    with log.producer() as producer:
+        producer.produce("eoslog-stage-events", b"x")
+    with open_catalog(options(path=log.path, subscribe="t")) as catalog:
+        assert "eoslog-stage-events" in catalog.topics()
+        assert "eoslog-staging" not in catalog.topics()
 
 
 def test_nothing_is_written_into_the_directory(tmp_path):
