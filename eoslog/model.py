@@ -21,6 +21,8 @@ CLUSTER_METADATA_TOPIC = "__cluster_metadata"
 INTERNAL_TOPICS = frozenset(
     {TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC, CLUSTER_METADATA_TOPIC}
 )
+STAGING_TOPIC = "eoslog-staging"
+"""No topic: the folder of staged writes has the name of its partition 0."""
 OWN_GROUPS = "__eoslog-"
 """Groups of this prefix keep what writers have done, no positions: their offsets never expire."""
 

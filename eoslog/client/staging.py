@@ -34,10 +34,11 @@ from typing import Any
 
 from eoslog import _core
 from eoslog.errors import ConfigError, StorageError
+from eoslog.model import STAGING_TOPIC
 from eoslog.storage import codecs as _codecs  # noqa: F401  binds the codecs of batches
 from eoslog.storage import files
 
-STAGING = "eoslog-staging-0"
+STAGING = f"{STAGING_TOPIC}-0"
 _FORMAT = 2
 _HELD_BYTES = 3 << 20
 _ALONE_BYTES = 64 << 10

@@ -15,7 +15,7 @@ import numpy as np
 
 from eoslog import _core
 from eoslog.errors import ConfigError, CorruptRecord, LockTimeout, StorageError, UnsupportedFormat
-from eoslog.model import CheckReport, Problem, RepairReport
+from eoslog.model import STAGING_TOPIC, CheckReport, Problem, RepairReport
 from eoslog.storage import checkpoints, files, segment_files
 from eoslog.storage.kafka_repair import repair_as_kafka
 from eoslog.storage.log_loader import valid_batch_after
@@ -49,7 +49,7 @@ def partition_directories(path: str) -> list[str]:
         if (
             topic
             and number.isdecimal()
-            and topic != "eoslog-staging"
+            and topic != STAGING_TOPIC
             and files.is_dir(os.path.join(path, name))
         ):
             found.append(name)

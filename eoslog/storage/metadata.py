@@ -24,6 +24,7 @@ from eoslog.errors import (
 )
 from eoslog.model import (
     INTERNAL_TOPICS,
+    STAGING_TOPIC,
     AppendOrigin,
     AppendResult,
 )
@@ -82,7 +83,7 @@ def check_topic_name(name: object) -> str:
 
     Raises:
         InvalidTopic: empty, longer than 249, `.` or `..`, or with other characters than letters
-            and digits of ASCII, dot, underscore and dash.
+            and digits of ASCII, dot, underscore and dash; or the folder's of staged writes.
     """
     if not isinstance(name, str):
         raise InvalidTopic(f"a topic name is a str, not {type(name).__name__}")
@@ -92,6 +93,8 @@ def check_topic_name(name: object) -> str:
         raise InvalidTopic(f"a topic name has 1 to {MAX_NAME} characters, this one {len(name)}")
     if _NAME.fullmatch(name) is None:
         raise InvalidTopic(f"topic name {name!r}: only letters, digits, '.', '_' and '-'")
+    if name == STAGING_TOPIC:
+        raise InvalidTopic(f"topic name {name!r} is the folder's of staged writes")
     return name
 
 

@@ -128,7 +128,15 @@ def test_illegal_topic_names_are_refused(metadata, log, name):
     assert log.log_end == 0
 
 
-@pytest.mark.parametrize("name", ["a", "x" * 249, "A.b_c-9", "...", "_"])
+def test_the_folder_of_staged_writes_is_no_topic(metadata, log):
+    with pytest.raises(InvalidTopic, match="'eoslog-staging' is the folder's of staged writes"):
+        metadata.create_topic("eoslog-staging")
+    with pytest.raises(InvalidTopic):
+        metadata.adopt_topic("eoslog-staging", TOPIC_ID, {0: 0})
+    assert log.log_end == 0
+
+
+@pytest.mark.parametrize("name", ["a", "x" * 249, "A.b_c-9", "...", "_", "eoslog-stage"])
 def test_legal_topic_names_are_taken(name):
     assert check_topic_name(name) == name
 
