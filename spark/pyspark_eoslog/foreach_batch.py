@@ -17,7 +17,8 @@ def write_once(
     """A function for `writeStream.foreachBatch` that writes each micro-batch once.
 
     The version is the batch id, the application `app_id` and the query's id together: a new
-    checkpoint is a new query, whose batches begin at 0 and are no replays.
+    checkpoint is a new query, whose batches begin at 0 and are no replays. A checkpoint that has
+    gone back ends the query by IllegalState.
 
     Args:
         path: The eoslog directory.
@@ -39,6 +40,7 @@ def write_once(
         if topic is not None:
             writer = writer.option("topic", topic)
         writer = writer.option("txnAppId", f"{app_id}-{query_id}").option("txnVersion", batch_id)
+        writer = writer.option("txnReplay", "last")  # an older one: the checkpoint has gone back
         writer.mode("append").save()
 
     return write

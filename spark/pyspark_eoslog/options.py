@@ -40,6 +40,7 @@ _WRITE = {
     "topic",
     "txnAppId",
     "txnVersion",
+    "txnReplay",
     "compression",
     "inlineLimitBytes",
     "stagingRetentionHours",
@@ -98,6 +99,7 @@ class Options:
             micro-batch; the smallest counts. Offsets count markers and aborted records too.
         max_trigger_delay_s: After so long a micro-batch runs with less than
             `min_offsets_per_trigger`.
+        txn_replay: Which versions may come again and are skipped: `any` that was, or the `last`.
     """
 
     path: str
@@ -126,6 +128,8 @@ class Options:
     topic: str | None = None
     txn_app_id: str | None = None
     txn_version: int | None = None
+    txn_replay: str = "any"
+    checkpoint_location: str | None = None
     compression: str = "none"
     inline_limit_bytes: int = 1 << 20
     staging_retention_hours: float = 24.0
@@ -192,6 +196,8 @@ class Options:
             topic=values.text("topic"),
             txn_app_id=app_id,
             txn_version=version,
+            txn_replay=values.choice("txnReplay", ("any", "last"), "any"),
+            checkpoint_location=values.text("checkpointLocation"),
             compression=values.choice("compression", _COMPRESSIONS, "none"),
             inline_limit_bytes=_or(values.integer("inlineLimitBytes", minimum=0), 1 << 20),
             staging_retention_hours=_or(values.integer("stagingRetentionHours", minimum=1), 24),

@@ -5,22 +5,25 @@ The record of the last version of an application is a committed offset: group
 `__consumer_offsets` where the rows name their topics, offset = version. So the same version may go
 to several topics, as it may to several tables elsewhere. It is committed in the same transaction as
 the data, so one cannot be there without the other, and it is looked up
-in memory. The transactional id `eoslog-spark-APPLICATION` fences a second driver: whoever calls
+in memory. Its metadata says how many records the version had, and which micro-batch it was.
+
+The transactional id `eoslog-spark-APPLICATION` fences a second driver: whoever calls
 `init_transactions` last wins, and finishes what the other had decided before it looks up the
 version.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import eoslog
 from eoslog.client import staging
 from eoslog.client.publishing import publish
-from eoslog.errors import CommitOutcomeUnknown, TransactionAborted
+from eoslog.errors import CommitOutcomeUnknown, IllegalState, TransactionAborted
 from eoslog.model import CONSUMER_OFFSETS_TOPIC, OWN_GROUPS, OffsetAndMetadata, TopicPartition
 from eoslog.storage import files
 
@@ -53,10 +56,15 @@ def last_version(log: Log, app_id: str, topic: str | None = None) -> int | None:
         app_id: As the option `txnAppId`.
         topic: As the option `topic`; None where the rows name their topics.
     """
+    committed = _last_commit(log, app_id, topic)
+    return committed.offset if committed is not None else None
+
+
+def _last_commit(log: Log, app_id: str, topic: str | None) -> OffsetAndMetadata | None:
     key = version_key(topic)
     found = log.engine.groups.fetch_offsets(version_group(app_id), [key], require_stable=True)
     committed = found.get(key)
-    return committed.offset if committed is not None and committed.offset >= 0 else None
+    return committed if committed is not None and committed.offset >= 0 else None
 
 
 def publish_once(
@@ -66,6 +74,7 @@ def publish_once(
     attempts: Sequence[Attempt],
     *,
     jobs: Sequence[str],
+    micro_batch: str | None = None,
 ) -> bool:
     """Publishes the winning attempts in one transaction, unless this version was published before.
 
@@ -75,11 +84,15 @@ def publish_once(
         version: Grows from write to write; an equal or smaller one was committed before.
         attempts: What the winning tasks staged.
         jobs: Staging directories to retire when it is decided.
+        micro_batch: Of a stream, whose last version alone may come again: what tells this batch
+            from another of the same version, empty where that is not known.
 
     Returns:
         Whether anything was published; False for a replay.
 
     Raises:
+        IllegalState: A micro-batch older than the last one, or another one of its version: what it
+            holds may never have been written.
         ProducerFenced: Another driver took over the application's transactional id.
         CommitOutcomeUnknown: Still not known after asking again; a retry with the same version is
         safe. TransactionAborted: It was not known and then found to be aborted.
@@ -89,7 +102,7 @@ def publish_once(
     files.failpoint("spark.commit.begun")
     log = eoslog.open(options.path, create=False)
     try:
-        published = _publish(log, options, app_id, version, attempts)
+        published = _publish(log, options, app_id, version, attempts, micro_batch)
     finally:
         log.close()
     # Decided: nobody needs the files any more, neither the winners' nor those of attempts that
@@ -100,8 +113,26 @@ def publish_once(
 
 
 def _publish(
-    log: Log, options: Options, app_id: str | None, version: int | None, attempts: Sequence[Attempt]
+    log: Log,
+    options: Options,
+    app_id: str | None,
+    version: int | None,
+    attempts: Sequence[Attempt],
+    micro_batch: str | None,
 ) -> bool:
+    said = {"records": sum(one.count for one in attempts), "batch": micro_batch or ""}
+
+    def is_replay() -> bool:
+        if app_id is None or version is None:
+            return False
+        last = _last_commit(log, app_id, options.topic)
+        if last is None or version > last.offset:
+            return False
+        if micro_batch is not None:
+            _check_same(app_id, version, said, last)
+        logger.info("version %d of %r was committed before: skipped", version, app_id)
+        return True
+
     if app_id is None and not any(one.count for one in attempts):
         return False
     name = (
@@ -110,11 +141,13 @@ def _publish(
     config = {"transactional.id": name, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
     with log.producer(config) as producer:
         producer.init_transactions()
-        if app_id is not None and _is_replay(log, app_id, options.topic, version):
+        if is_replay():
             return False
         offsets = None
         if version is not None:
-            offsets = {version_key(options.topic): OffsetAndMetadata(version)}
+            offsets = {
+                version_key(options.topic): OffsetAndMetadata(version, metadata=json.dumps(said))
+            }
         group = version_group(app_id) if app_id is not None else None
         try:
             publish(producer, options.path, attempts, offsets=offsets, group=group)
@@ -127,7 +160,7 @@ def _publish(
         outcome = successor.init_transactions()
         if outcome is not None and outcome.committed:
             return True
-        if app_id is not None and _is_replay(log, app_id, options.topic, version):
+        if is_replay():
             return True
     if outcome is None and app_id is None:
         raise unknown  # neither an outcome nor a version to look up
@@ -135,11 +168,33 @@ def _publish(
     raise TransactionAborted(f"{name}: the commit failed and was aborted: {unknown}") from unknown
 
 
-def _is_replay(log: Log, app_id: str, topic: str | None, version: int | None) -> bool:
-    last = last_version(log, app_id, topic)
-    if last is None or version is None or version > last:
-        return False
-    logger.info(
-        "version %d of %r was committed before (last is %d): skipped", version, app_id, last
-    )
-    return True
+def _check_same(app_id: str, version: int, now: dict[str, Any], last: OffsetAndMetadata) -> None:
+    """Spark runs its last micro-batch again, with the same input, and never an older one.
+
+    Raises:
+        IllegalState: It is an older one, or another: the checkpoint has gone back.
+    """
+    try:
+        before = json.loads(last.metadata or "{}")
+    except ValueError:
+        before = {}
+    other = before.get("batch") and now["batch"] and before["batch"] != now["batch"]
+    if version < last.offset or other:
+        raise IllegalState(
+            f"batch {version} of the query {app_id!r} was committed here before, "
+            f"up to batch {last.offset}: the query's checkpoint has gone back (restored from a "
+            "copy, or its files were lost), and skipping this batch could lose its rows. See what "
+            "the topic holds already and go on with a new checkpoint, startingOffsets where the "
+            "topic ends; in foreachBatch another app_id, or another txnAppId, does it too"
+        )
+    known = bool(before.get("batch") and now["batch"])
+    if not known and before.get("records", now["records"]) != now["records"]:
+        logger.warning(
+            "batch %d of the query %r was committed before with %s records, it has %d now: "
+            "skipped. If its input is always the same, its checkpoint has gone back, and rows are "
+            "missing",
+            version,
+            app_id,
+            before["records"],
+            now["records"],
+        )

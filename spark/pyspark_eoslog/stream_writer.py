@@ -7,6 +7,7 @@ messages. A batch always has one message.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
     Kafka's sink does.
 
     The application is the query id, which a new checkpoint renews, so a query that starts over is
-    not taken for a replay. `txnAppId` is appended to it where one query feeds several sinks.
+    not taken for a replay. A checkpoint that went back is told from a replay, and refused.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -69,6 +70,9 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
         """Publishes the batch, unless it was published before.
 
         **Durability:** all rows are durable and visible on return.
+
+        Raises:
+            IllegalState: Spark's checkpoint has gone back behind what was published.
         """
         from pyspark_eoslog.publish import publish_once
 
@@ -84,6 +88,7 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
             attempts_of(messages),
             # Attempts that outlived the last batch may have left something in its folder.
             jobs=[job_name(query_id, str(batchId)), job_name(query_id, str(batchId - 1))],
+            micro_batch=_mark_of_batch(self.options.checkpoint_location, batchId),
         )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -100,6 +105,22 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
 def job_name(query_id: str, batch_id: str | None) -> str:
     """Staging directory of a micro-batch."""
     return f"stream-{query_id}-{batch_id}"
+
+
+def _mark_of_batch(checkpoint: str | None, batch_id: int) -> str:
+    """Tells a batch from another of the same number: the checksum of the file in which Spark's
+    checkpoint keeps its input, with the time it was made; empty where that can't be read here.
+    """
+    from eoslog import _core
+
+    folder = (checkpoint or "").removeprefix("file:")
+    if not os.path.isabs(folder):
+        return ""
+    try:
+        with open(os.path.join(folder, "offsets", str(batch_id)), "rb") as file:
+            return f"{_core.crc32c(file.read()):08x}"
+    except OSError:
+        return ""
 
 
 def _query_id(messages: Sequence[WriterCommitMessage | None]) -> str | None:

@@ -134,7 +134,8 @@ class EoslogWriter(DataSourceArrowWriter):
     """Appends a DataFrame: all partitions of all topics become visible together, or none does.
 
     With `txnAppId` and `txnVersion` a version that was committed before, or an older one, is
-    skipped, so that a job may be run again after any failure. The planned writer is pickled, so
+    skipped (under `txnReplay` = last an older one is refused), so that a job may be run again
+    after any failure. The planned writer is pickled, so
     the job's name is the same for all tasks and the commit.
     """
 
@@ -167,7 +168,14 @@ class EoslogWriter(DataSourceArrowWriter):
         from pyspark_eoslog.publish import publish_once
 
         app_id, version = self.options.txn_app_id, self.options.txn_version
-        publish_once(self.options, app_id, version, attempts_of(messages), jobs=[self.job])
+        publish_once(
+            self.options,
+            app_id,
+            version,
+            attempts_of(messages),
+            jobs=[self.job],
+            micro_batch="" if self.options.txn_replay == "last" else None,
+        )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Removes what the job staged."""

@@ -116,6 +116,73 @@ def test_a_commit_that_raises_after_it_was_durable_is_not_undone_by_abort(topic,
     assert sorted(values(topic, "t")) == [b"x0", b"x1"] and staged(topic) == []
 
 
+def stream_commit(log, tag, version, checkpoint=None):
+    """Commits a micro-batch of two records, or of none without a tag, as Spark calls the sink."""
+    given = {"path": log.path, "topic": "t"}
+    if checkpoint is not None:
+        given["checkpointLocation"] = checkpoint.as_uri()
+    writer = EoslogStreamWriter(
+        Options.parse(given), StructType([StructField("value", BinaryType())])
+    )
+    job = f"stream-query-{version}"
+    if tag:
+        message = StagedMessage(attempt(log, tag, job=job), "query")
+    else:
+        message = StagedMessage(AttemptWriter(log.path, job, "empty", 0, 0).finish(), "query")
+    writer.commit([message], version)
+
+
+def test_a_micro_batch_older_than_the_last_one_is_refused_not_dropped(topic):
+    for version in range(3):
+        stream_commit(topic, b"%d" % version, version)
+    stream_commit(topic, b"2", 2)  # the last one again, as after a crash
+    said = r"batch 1 of the query 'query' .* up to batch 2: .* checkpoint has gone back"
+    with pytest.raises(IllegalState, match=said):
+        stream_commit(topic, b"new", 1)
+    assert sorted(values(topic, "t")) == [b"00", b"01", b"10", b"11", b"20", b"21"]
+    stream_commit(topic, b"3", 3)
+    assert len(values(topic, "t")) == 8
+
+
+def test_another_micro_batch_of_the_last_version_is_told_by_its_input(topic, tmp_path):
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text('v1\n{"batchTimestampMs":1}\n{"in":{"0":5}}')
+    stream_commit(topic, b"a", 0, offsets.parent)
+    stream_commit(topic, b"b", 0, offsets.parent)  # the same input need not give the same rows
+    (offsets / "0").write_text('v1\n{"batchTimestampMs":2}\n{"in":{"0":9}}')
+    with pytest.raises(IllegalState, match="up to batch 0: .* checkpoint has gone back"):
+        stream_commit(topic, b"c", 0, offsets.parent)
+    assert sorted(values(topic, "t")) == [b"a0", b"a1"]
+
+
+def test_where_the_input_is_not_known_another_count_is_a_warning(topic, caplog):
+    stream_commit(topic, b"a", 0)
+    with caplog.at_level("WARNING"):
+        stream_commit(topic, b"b", 0)
+        assert caplog.text == ""
+        stream_commit(topic, b"", 0)
+    assert "committed before with 2 records, it has 0 now: skipped" in caplog.text
+    assert len(values(topic, "t")) == 2
+
+
+def test_versions_of_a_batch_write_may_be_older_unless_it_says_otherwise(topic):
+    schema = StructType([StructField("value", BinaryType())])
+    given = {"path": topic.path, "topic": "t", "txnAppId": "app"}
+
+    def write(tag, version, **more):
+        more = {**given, "txnVersion": str(version), **more}
+        writer = EoslogWriter(Options.parse(more), schema, False)
+        writer.commit([StagedMessage(attempt(topic, tag, job=writer.job))])
+
+    write(b"a", 5)
+    write(b"b", 4)
+    write(b"b", 5, txnReplay="last")
+    with pytest.raises(IllegalState, match="batch 4 of the query 'app' .* up to batch 5"):
+        write(b"b", 4, txnReplay="last")
+    assert sorted(values(topic, "t")) == [b"a0", b"a1"]
+
+
 def test_an_abort_before_the_decision_leaves_nothing(topic):
     schema = StructType([StructField("value", BinaryType())])
     given = Options.parse({"path": topic.path, "topic": "t"})
