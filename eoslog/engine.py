@@ -365,9 +365,8 @@ class Engine:
     # --- topics ---------------------------------------------------------------------------------
 
     def alter_topic(self, name: str, config: dict[str, object]) -> None:
-        """Change a topic's configuration here and, at their next open, in other processes; what
-        says which records go holds for all at once (`OpenPartitions.settled`).
-        index.interval.bytes for all once nobody has the directory open.
+        """Change a topic's configuration here and, at their next open, in other processes. What is
+        deleted or compacted goes by it at once; index.interval.bytes once all have closed.
         """
         info = self.metadata.alter_topic(name, config)
         for log in self.partitions:
