@@ -318,9 +318,8 @@ cdef class RecordAccumulator:
                  size_t headers_size, int32_t partition, int64_t stamp, object target,
                  size_t limit) except -1:
         cdef PartitionBuilder builder
-        cdef size_t size = <size_t>record_upper_bound(key, value, headers_size)
-        cdef size_t before
-        cdef bint sticky = False
+        cdef size_t before, size = <size_t>record_upper_bound(key, value, headers_size)
+        cdef bint sticky = False, asked = False
         cdef list callbacks = None if target is None else []
 
         if size + layout.HEADER_SIZE > self.max_request_size:
@@ -335,8 +334,6 @@ cdef class RecordAccumulator:
                 f"a record of about {size + layout.HEADER_SIZE} bytes exceeds buffer.memory = {self.buffer_memory}")
         while self.used + size + layout.HEADER_SIZE > self.buffer_memory:
             self._wait_for_space(size + layout.HEADER_SIZE)
-            if self.gate:
-                self._refuse()
 
         if partition < 0:
             if key.data != NULL and self.mode == BY_KEY:
@@ -350,11 +347,15 @@ cdef class RecordAccumulator:
                 sticky = True
         while True:
             builder = <PartitionBuilder>entry.builders[entry.sticky if sticky else partition]
-            if builder.count == 0 or builder.buffer.size + size <= limit:
+            if builder.count and builder.buffer.size + size > limit:
+                self.seal(builder)
+                if sticky and builder.partition == entry.sticky:
+                    self.move_on(entry)
+            elif self.gate and not asked:           # closed while Python code ran: a serializer, a wait
+                asked = True
+                self._refuse()
+            else:
                 break
-            self.seal(builder)
-            if sticky and builder.partition == entry.sticky:
-                self.move_on(entry)
 
         # From here to the end no object is made.
         if builder.count == 0:

@@ -116,14 +116,15 @@ cdef class BulkEncoder:
                     break
                 elif self.stopped == OUT_OF_MEMORY:
                     raise MemoryError()
-        except BaseException:
-            if accumulator.gate:
-                self.drop_all()
-            else:
+            if row < end or last:
                 self.give_all()
+        except BaseException:
+            try:
+                if not accumulator.gate:
+                    self.give_all()
+            finally:
+                self.drop_all()                 # what is left: closed meanwhile
             raise
-        if row < end or last:
-            self.give_all()
         return row
 
     cdef Py_ssize_t fill(self, const Source* source, Py_ssize_t row, Py_ssize_t end,
@@ -208,12 +209,19 @@ cdef class BulkEncoder:
         cdef OwnBatch* batch = &self.batches[place]
         cdef PartitionBuilder builder = <PartitionBuilder>self.entry.builders[place]
         cdef RecordAccumulator accumulator = self.accumulator
+        cdef bint asked = False
         if batch.count == 0:
             return 0
         if self.summing:
             sum_up(batch)
-        while builder.count:                    # sealing makes an object: others may come in between
-            accumulator.seal(builder)
+        while True:
+            if builder.count:                   # sealing makes an object: others may come in between
+                accumulator.seal(builder)
+            elif accumulator.gate and not asked:
+                asked = True
+                accumulator._refuse()
+            else:
+                break
         clear_buffer(&builder.buffer)
         builder.buffer = batch.buffer
         builder.base_timestamp = batch.base_timestamp

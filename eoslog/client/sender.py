@@ -292,6 +292,8 @@ class Sender:
         """Queue batches that are encoded already, behind what is buffered for their partition."""
         with self._lock:
             self._cycle(True)
+            if self._accumulator.gate:  # closed while this thread waited for the lock
+                self._accumulator._refuse()
             for batch in batches:
                 self._pending.setdefault((batch.topic, batch.partition), deque()).append(batch)
 

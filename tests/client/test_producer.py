@@ -290,6 +290,51 @@ def test_close_sends_what_is_buffered_and_is_idempotent(log: Log) -> None:
             call()
 
 
+@pytest.mark.parametrize(
+    ("call", "hook"),
+    [("send", "serializer"), ("send", "partitioner"), ("produce_many", "serializer"),
+     ("produce_many", "partitioner"), ("produce_arrow", "partitioner")],
+)  # fmt: skip
+@pytest.mark.parametrize("end", ["close", "commit", "abort"])
+def test_a_record_that_comes_too_late_is_refused(log: Log, hook: str, call: str, end: str) -> None:
+    """The end comes while the caller's own code runs: after the call began, before the record is in."""
+    armed = []
+
+    def ends(value: Any) -> Any:
+        if armed:
+            armed.clear()
+            {
+                "close": producer.close,
+                "commit": producer.commit_transaction,
+                "abort": producer.abort_transaction,
+            }[end]()
+        return value
+
+    hooks: dict[str, Any] = {
+        "serializer": {"value_serializer": ends},
+        "partitioner": {"partitioner": lambda topic, key, count: ends(0)},
+    }
+    options = {} if end == "close" else {"transactional_id": "late"}
+    with log.producer(
+        linger_ms=60_000, delivery_timeout_ms=120_000, **options, **hooks[hook]
+    ) as producer:
+        if options:
+            producer.init_transactions()
+            producer.begin_transaction()
+        producer.produce("one", b"in time")
+        armed.append(True)
+        with pytest.raises(IllegalState):
+            if call == "send":
+                producer.send("one", b"late")
+            elif call == "produce_many":
+                producer.produce_many("one", [b"late", b"later"])
+            else:
+                pa = pytest.importorskip("pyarrow")
+                producer.produce_arrow("one", pa.table({"value": [b"late", b"later"]}))
+        assert producer.buffered == 0
+    assert [value for _, _, value in stored(log)] == [b"in time"] * (end != "abort")
+
+
 def test_close_within_a_timeout_fails_what_is_left(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

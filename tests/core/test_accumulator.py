@@ -52,6 +52,38 @@ def records(accumulator: Accumulator) -> Iterator[tuple[int, reference.RefRecord
             yield batch.partition, record
 
 
+@pytest.mark.parametrize("count", [1, 2000])
+def test_who_waits_for_memory_is_refused_when_it_is_closed_meanwhile(count: int) -> None:
+    class Waiting(Accumulator):
+        def _wait_for_space(self, size: int) -> None:
+            for batch in self._drain(0, True):
+                self._release(batch)
+            self.gate = 1
+
+    a = Waiting(buffer_memory=50_000, batch_size=1_000_000)
+    a.produce("t", bytes(48_000))
+    with pytest.raises(IllegalState):
+        if count == 1:
+            a.produce("t", bytes(10_000))
+        else:
+            a.produce_many("t", [b"v"] * count)
+    assert (a.used, a.buffered, a.produced) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("keys", [None, [b"k"]])
+def test_who_was_closed_by_its_serializer_is_refused(keys: list[bytes] | None) -> None:
+    def closing(value: bytes) -> bytes:
+        a.gate = 1
+        return value
+
+    a = make(value_serializer=closing)
+    for call in (lambda: a.produce("t", b"v"), lambda: a.produce_many("t", [b"v"], keys)):
+        a.gate = 0
+        with pytest.raises(IllegalState):
+            call()
+        assert (a.used, a.buffered, list(records(a))) == (0, 0, [])
+
+
 def test_a_record_comes_out_as_it_went_in() -> None:
     a = make()
     a.produce("t", b"v", b"k", headers=[("h", b"x"), ("n", None), ("s", "ä")], timestamp=1000)
