@@ -394,8 +394,8 @@ class Producer(BoundConsumers, RecordAccumulator):
         Args:
             offsets: `[TopicPartition(t, p, next_offset)]`, or a mapping of partitions to next
                 offsets or `OffsetAndMetadata`.
-            group_metadata: `Consumer.group_metadata()`, the consumer itself, or the group's id
-                (then without fencing).
+            group_metadata: `Consumer.group_metadata()`, the consumer itself (one that commits by
+                itself or reads uncommitted is refused), or the group's id (without fencing).
             timeout: seconds; None for max.block.ms.
 
         Raises:

@@ -134,11 +134,13 @@ def group_metadata_of(group: Any) -> GroupMetadata:
     """Group metadata, also from a group's id or from a consumer.
 
     Raises:
-        ConfigError: neither of them, or a generation without its member.
+        ConfigError: neither of them, or a consumer as `Transaction.commit_offsets` refuses it.
+        IllegalState: a generation without its member.
     """
     if isinstance(group, str) and group:
         return GroupMetadata(group)
     if hasattr(group, "group_metadata"):
+        _check_kind(group)
         group = group.group_metadata()
     if not isinstance(group, GroupMetadata):
         raise ConfigError(f"group_metadata: expected GroupMetadata or a group id, got {group!r}")

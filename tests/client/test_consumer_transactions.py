@@ -257,20 +257,25 @@ def test_H03_exactly_once_commits_only_in_transactions(feed, producer, consumer)
         c.commit()
 
 
-def test_H07_offsets_of_an_auto_committing_consumer_are_refused(feed, producer, consumer):
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"enable.auto.commit": True}, "enable.auto.commit"),
+     ({"isolation.level": "read_uncommitted"}, "read_uncommitted")],
+)  # fmt: skip
+@pytest.mark.parametrize("call", ["commit_offsets", "send_offsets", "producer"])
+def test_H07_E04_offsets_of_a_consumer_that_is_not_for_transactions_are_refused(
+    engine, feed, producer, consumer, options, named, call
+):
+    """One that commits by itself, and one that reads what may be aborted yet."""
     p = producer()
-    c = consumer(**{"enable.auto.commit": True})
+    c = consumer(**options)
     c.poll(5)
-    with pytest.raises(ConfigError), p.transaction() as tx:
-        tx.commit_offsets(c)
-
-
-def test_E04_offsets_of_what_may_be_aborted_yet_are_refused(feed, producer, consumer):
-    p = producer()
-    c = consumer(**{"isolation.level": "read_uncommitted"})
-    c.poll(5)
-    with pytest.raises(ConfigError, match="read_uncommitted"), p.transaction() as tx:
-        tx.commit_offsets(c)
+    with pytest.raises(ConfigError, match=named), p.transaction() as tx:
+        if call == "commit_offsets":
+            tx.commit_offsets(c)
+        else:
+            send = tx.send_offsets if call == "send_offsets" else p.send_offsets_to_transaction
+            send(c.positions(), c)
 
 
 def test_a_topic_made_again_on_the_way_inherits_no_position(feed, producer, consumer, engine):

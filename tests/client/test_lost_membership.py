@@ -10,6 +10,7 @@ import pytest
 
 import eoslog
 from eoslog.client.recipes import run_transaction
+from eoslog.client.subscription import PartitionState
 from eoslog.errors import (
     CommitFailed,
     ConfigError,
@@ -317,6 +318,18 @@ def test_a_topic_that_is_made_again_is_read_from_its_start(log, auto_commit):
         consumer.commit()
         assert found == new
     assert committed(log) == 10
+
+
+def test_what_was_taken_of_a_topic_that_is_deleted_is_not_put_back(log):
+    """An interrupt comes after a committed offset was found, before the topic is looked for."""
+    state = PartitionState(T0)
+    state.log = log.engine.partition("t", 0)
+    state.move_to(3)
+    before = state.place()
+    log.delete_topic("t")
+    state.move_to(1)
+    state.put_back(*before)
+    assert (state.position, state.committed, state.start) == (None, None, None)
 
 
 def test_a_seek_in_a_topic_that_was_made_again_holds(log):
