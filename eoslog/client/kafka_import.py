@@ -23,7 +23,8 @@ from eoslog.client.kafka_cluster import (
     check_empty,
 )
 from eoslog.client.moved_groups import LogSide, MovedGroups
-from eoslog.errors import GroupNotFound, UnknownTopicOrPartition
+from eoslog.config import ProducerConfig
+from eoslog.errors import ConfigError, GroupNotFound, UnknownTopicOrPartition
 from eoslog.model import TopicPartition
 from eoslog.storage.files import failpoint
 
@@ -63,7 +64,7 @@ class _Import:
         groups = MovedGroups(self._cluster, LogSide(self._log), self._partitions, self._options)
         with (
             closing(self._cluster.consumer(self.job)) as reader,
-            self._log.producer(transactional_id=self.job) as producer,
+            self._log.producer(self._sizes(), transactional_id=self.job) as producer,
         ):
             producer.init_transactions()
             moved = Moved(self.job, 0, self._positions(producer))
@@ -86,14 +87,42 @@ class _Import:
         return replace(moved, groups=groups.carry(moved.positions))
 
     def _make_topics(self) -> None:
+        """Topics as in the cluster; those that are there already are looked at before any is made.
+
+        Raises:
+            ConfigError: a topic has more partitions than in the cluster, or replaces timestamps.
+        """
+        mine = {name: self._log.engine.topic(name) for name in self._log.topics()}
+        for name, count in self._counts.items():
+            if name not in mine:
+                continue
+            if len(mine[name].partitions) > count:
+                raise ConfigError(
+                    f"topic {name!r} has {len(mine[name].partitions)} partitions, in the cluster "
+                    f"{count}: a key would lie in another partition than there"
+                )
+            if mine[name].settings.message_timestamp_type == "LogAppendTime":
+                raise ConfigError(
+                    f"topic {name!r} has message.timestamp.type=LogAppendTime: it would replace "
+                    "the timestamps, set it to CreateTime for the import"
+                )
         configs = self._cluster.configs(self._counts)
-        mine = set(self._log.topics())
         for name, count in self._counts.items():
             if name not in mine:
                 config = {k: v for k, v in configs[name].items() if k in COPIED}
                 self._log.create_topic(name, count, config)
-            elif len(self._log.describe_topic(name).partitions) < count:
+            elif len(mine[name].partitions) < count:
                 self._log.create_partitions(name, count)
+
+    def _sizes(self) -> dict[str, int]:
+        """Room for the largest record that the topics take: what the cluster holds must get in."""
+        of_topics = [self._log.engine.topic(n).settings.max_message_bytes for n in self._counts]
+        known = ProducerConfig.of()
+        largest = max([known.max_request_size, *of_topics])
+        return {
+            "max.request.size": largest,
+            "buffer.memory": max(known.buffer_memory, 2 * largest),
+        }
 
     def _positions(self, producer: Any) -> dict[TopicPartition, int]:
         """Where to go on; partitions new to the job get a position before their first record."""
