@@ -11,9 +11,10 @@ import zlib
 from collections.abc import Callable
 
 from eoslog import _core
+from eoslog.errors import OffsetOutOfRange
 from pyspark_eoslog.catalog import Catalog
 from pyspark_eoslog.options import Options, PartitionKey
-from pyspark_eoslog.segments import PartitionFiles
+from pyspark_eoslog.segments import RELISTINGS, PartitionFiles
 
 Offsets = dict[PartitionKey, int]
 # (partition, share) -> (new end, how much of the share it took)
@@ -25,6 +26,15 @@ def limited(catalog: Catalog, options: Options, begin: Offsets, end: Offsets) ->
 
     It always moves on: one batch, or one offset, goes through any limit.
     """
+    for _ in range(RELISTINGS):
+        try:
+            return _limited(catalog, options, begin, end)
+        except FileNotFoundError:  # retention or the cleaner took a segment since it was listed
+            continue
+    raise OffsetOutOfRange("the segments of the next micro-batch change again and again")
+
+
+def _limited(catalog: Catalog, options: Options, begin: Offsets, end: Offsets) -> Offsets:
     result = end
     if options.max_offsets_per_trigger is not None:
         result = by_offsets(begin, result, options.max_offsets_per_trigger)

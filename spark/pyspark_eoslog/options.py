@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from eoslog.errors import ConfigError
 
@@ -133,7 +133,6 @@ class Options:
     compression: str = "none"
     inline_limit_bytes: int = 1 << 20
     staging_retention_hours: float = 24.0
-    given: frozenset[str] = field(default_factory=frozenset)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
@@ -201,20 +200,12 @@ class Options:
             compression=values.choice("compression", _COMPRESSIONS, "none"),
             inline_limit_bytes=_or(values.integer("inlineLimitBytes", minimum=0), 1 << 20),
             staging_retention_hours=_or(values.integer("stagingRetentionHours", minimum=1), 24),
-            given=frozenset(values.given),
         )
 
     @property
     def is_read(self) -> bool:
         """Whether the options name topics to read."""
         return self.subscription is not None
-
-    @property
-    def is_stream_only(self) -> bool:
-        """Whether they only make sense for a stream, so that no batch range is to be pinned."""
-        return bool(self.given & _STREAM_READ) or (
-            self.starting is not None and self.starting.word == LATEST
-        )
 
     def require_read(self) -> None:
         """Raises ConfigError unless the options say what to read."""
@@ -236,7 +227,6 @@ class _Values:
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.raw = {name.lower(): value for name, value in options.items()}
-        self.given = {_KNOWN.get(name, name) for name in self.raw}
         for name in self.raw:
             if name not in _KNOWN and not name.startswith(_IGNORED_PREFIXES):
                 near = difflib.get_close_matches(name, _KNOWN, n=1)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from eoslog.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
+from eoslog.model import INTERNAL_TOPICS
 from pyspark_eoslog.catalog import Catalog, open_catalog
 from pyspark_eoslog.options import (
     EARLIEST,
@@ -20,6 +21,8 @@ from pyspark_eoslog.options import (
     assigned_partitions,
 )
 from pyspark_eoslog.splitting import Pinned
+
+_NEVER_BY_PATTERN = INTERNAL_TOPICS | {"__share_group_state"}  # the last one of Kafka's brokers
 
 
 def pin_ranges(options: Options) -> list[Pinned]:
@@ -54,7 +57,9 @@ def pin_ranges(options: Options) -> list[Pinned]:
             try:
                 start, end = within_log(catalog, options, key, starts[key], ends[key], latest[key])
             except OffsetOutOfRange as error:
-                starts_wrong = not catalog.earliest(*key) <= starts[key] <= latest[key]
+                starts_wrong = (
+                    not (first := catalog.earliest(*key)) <= starts[key] <= max(latest[key], first)
+                )
                 bound = options.starting if starts_wrong else options.ending
                 named = f"option '{bound.option}': " if bound is not None else ""
                 raise OffsetOutOfRange(f"{named}{error}") from None
@@ -101,7 +106,7 @@ def subscribed_partitions(
         names = sorted(
             name
             for name in catalog.topics()
-            if not name.startswith("__") and pattern.fullmatch(name)
+            if name not in _NEVER_BY_PATTERN and pattern.fullmatch(name)
         )
     return [
         (name, partition) for name in names for partition in _partitions(catalog, kind, text, name)
@@ -183,6 +188,8 @@ def within_log(
     """
     name = f"{key[0]}-{key[1]}"
     log_start = catalog.earliest(*key)
+    # Records may be deleted beyond what may be read yet: then there is nothing, and nothing wrong.
+    latest = max(latest, log_start)
     if options.fail_on_data_loss:
         if start < log_start and start < end:
             raise OffsetOutOfRange(

@@ -53,7 +53,7 @@ class EoslogDataSource(DataSource):
         self.parsed: Options | None = None
         if names_directory(options):
             self.parsed = Options.parse(options)
-            if self.parsed.is_read and not self.parsed.is_stream_only:
+            if self.parsed.is_read:  # also for a stream, which is not told apart yet
                 self._pin()
 
     def _pin(self) -> None:

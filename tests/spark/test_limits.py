@@ -1,13 +1,19 @@
 """How far a micro-batch goes, by the headers of real segment files, without Spark."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark_eoslog import limits
 from pyspark_eoslog.options import Options
 from pyspark_eoslog.reader import read_task
 from pyspark_eoslog.schema import source_schema
 from pyspark_eoslog.stream_reader import EoslogStreamReader
+
+from eoslog import TopicPartition
+from eoslog.errors import OffsetOutOfRange
 
 from .helpers import produce
 
@@ -52,6 +58,84 @@ def each_micro_batch(log, options):
             assert count < 500, "it does not come to an end"
     finally:
         reader.stop()
+
+
+@pytest.fixture
+def made(log):
+    """Readers of streams over `log`, closed at the end."""
+    readers = []
+
+    def make(**given):
+        given = {"path": log.path, "subscribe": "t", "startingOffsets": "earliest", **given}
+        parsed = Options.parse(given)
+        readers.append(EoslogStreamReader(parsed, source_schema(parsed)))
+        return readers[-1]
+
+    yield make
+    for reader in readers:
+        reader.stop()
+
+
+def step(reader, start):
+    """(end, rows) of the next micro-batch."""
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    tasks = reader.partitions(start, end)
+    return end, sum(batch.num_rows for task in tasks for batch in reader.read(task))
+
+
+@pytest.mark.parametrize("limit", ["maxOffsetsPerTrigger", "maxRecordsPerTrigger"])
+def test_a_limit_does_not_creep_through_what_retention_left_empty(log, made, limit):
+    log.create_topic("t")
+    with log.producer() as producer:
+        for n in range(3000):
+            producer.produce("t", b"%d" % n)
+    log.delete_records({TopicPartition("t", 0): 2990})
+    start, rows = {"t": {"0": 5}}, 10
+    reader = made(failOnDataLoss="false", **{limit: "10"})
+    assert step(reader, start) == ({"t": {"0": 3000}}, rows)
+    with pytest.raises(OffsetOutOfRange, match="start offset 5 is gone, the log starts at 2990"):
+        step(made(**{limit: "10"}), start)
+
+
+def test_a_segment_that_goes_while_a_limit_looks_at_it_is_looked_for_again(log, made, monkeypatch):
+    log.create_topic("t", 1, {"segment.bytes": "1048576"})
+    for n in range(30):
+        produce(log, "t", [(b"%d" % n + bytes(100_000), None, 0, None)])
+    folder = Path(log.path) / "t-0"
+    listed = limits.PartitionFiles
+
+    def listed_before(directory):
+        found = listed(directory)
+        (folder / f"{0:020d}.log").unlink(missing_ok=True)
+        return found
+
+    reader = made(failOnDataLoss="false", maxBytesPerTrigger="2m")
+    start = reader.initialOffset()
+    monkeypatch.setattr(limits, "PartitionFiles", listed_before)
+    end, rows = step(reader, start)
+    assert rows > 0 and end["t"]["0"] > 0
+
+
+def test_the_deleted_start_of_a_partition_that_came_later_is_a_loss(log, made):
+    log.create_topic("t", 2)
+    for n in range(10):
+        produce(log, "t", [(b"%d" % n, None, 1, None)])
+    start = {"t": {"0": 0}}  # as if it had had one partition
+    assert step(made(), start)[1] == 10
+    log.delete_records({TopicPartition("t", 1): 6})
+    with pytest.raises(OffsetOutOfRange, match="t-1: start offset 0 is gone"):
+        step(made(), start)
+    assert step(made(failOnDataLoss="false"), start)[1] == 7
+
+
+def test_the_first_batch_after_a_start_waits_for_nothing(log, made):
+    log.create_topic("t")
+    produce(log, "t", [(b"1", None, 0, None)])
+    reader = made(minOffsetsPerTrigger="100")
+    end, rows = step(reader, {"t": {"0": 0}})
+    assert rows == 1
+    produce(log, "t", [(b"2", None, 0, None)])
+    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
 
 
 def test_records_count_and_markers_and_aborted_ones_do_not(topic):

@@ -11,8 +11,10 @@ from pyspark_eoslog.planning import pin_ranges
 from pyspark_eoslog.reader import ReadTask, read_task
 from pyspark_eoslog.schema import source_schema
 from pyspark_eoslog.segments import PartitionFiles
+from pyspark_eoslog.source import EoslogDataSource
 from pyspark_eoslog.splitting import plan
 
+from eoslog import TopicPartition
 from eoslog.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
 
 LAYOUTS = pytest.mark.parametrize("layout", ["eoslog", "kafka"])
@@ -135,3 +137,57 @@ def test_a_directory_that_is_not_there_is_no_deleted_topic(log):
     ranges = pin_ranges(options(log))
     with pytest.raises(ConfigError, match="'path' = '/nowhere/log': t-0 can't be read"):
         plan(ranges, options(log, path="/nowhere/log"))
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_records_deleted_beyond_what_may_be_read_leave_nothing_and_no_error(log, loss):
+    log.create_topic("t")
+    fill(log, 3)
+    with log.producer({"transactional.id": "open"}) as holder:
+        holder.init_transactions()
+        holder.begin_transaction()
+        holder.produce("t", b"open")
+        holder.flush()
+        fill(log, 6, start=4)
+        log.delete_records({TopicPartition("t", 0): 7})
+        assert log.offsets("t", 0).last_stable < 7
+        parsed = options(log, failOnDataLoss=loss)
+        assert read(parsed, pin_ranges(parsed)) == []
+        strict = options(log, startingOffsets='{"t": {"0": 0}}')
+        with pytest.raises(OffsetOutOfRange, match="start offset 0 is gone, the log starts at 7"):
+            pin_ranges(strict)
+        beyond = options(log, endingOffsets='{"t": {"0": 9}}')
+        with pytest.raises(OffsetOutOfRange, match="'endingOffsets': t-0: offset 9 is beyond"):
+            pin_ranges(beyond)
+        holder.commit_transaction()
+    assert read(parsed, pin_ranges(parsed)) == [b"7", b"8", b"9"]
+
+
+def test_a_pattern_leaves_out_the_logs_own_topics_and_no_others(log):
+    log.create_topic("__mine")
+    log.create_topic("_b")
+    log.create_topic("c")
+    for topic in ("__mine", "_b", "c"):
+        fill(log, 1, topic=topic)
+    log.reset_offsets("g", {TopicPartition("c", 0): 0})  # makes __consumer_offsets
+    for layout in ("eoslog", "kafka"):
+        parsed = Options.parse({"path": log.path, "subscribePattern": ".*", "layout": layout})
+        assert [one.topic for one in pin_ranges(parsed)] == ["__mine", "_b", "c"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"maxOffsetsPerTrigger": "10"},
+        {"minOffsetsPerTrigger": "1"},
+        {"maxTriggerDelay": "5s"},
+        {"commitGroup": "g"},
+    ],
+)
+def test_the_end_is_settled_at_load_whatever_a_stream_would_do_with_the_options(log, given):
+    log.create_topic("t")
+    fill(log, 3)
+    source = EoslogDataSource({"path": log.path, "subscribe": "t", **given})
+    fill(log, 3, start=3)
+    assert [one.end for one in source.reader(source.schema()).ranges] == [3]
