@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eoslog.errors import ConfigError
+from pyspark_eoslog import kafka_settings
 
 EARLIEST = -2
 LATEST = -1
@@ -49,13 +50,13 @@ _SHARED = {"path", "checkpointLocation", "location"}
 # Mean something over a network or to Spark itself, nothing to a directory: accepted so that a job
 # moves unchanged.
 _IGNORED = {
-    "kafka.bootstrap.servers", "kafka.group.id", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
+    "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "queryName",
     # What the catalog adds to the options of a table.
     "provider", "serialization.format", "owner", "external", "is_managed_location", "comment",
     "collation", "table_type",
 }  # fmt: skip
-_IGNORED_PREFIXES = ("kafka.security.", "kafka.sasl.", "kafka.ssl.", "option.")
+_IGNORED_PREFIX = "option."
 _KNOWN = {name.lower(): name for name in _READ | _STREAM_READ | _WRITE | _SHARED | _IGNORED}
 _COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 _GREATEST = (1 << 63) - 1
@@ -228,10 +229,15 @@ class _Values:
     def __init__(self, options: Mapping[str, str]) -> None:
         self.raw = {name.lower(): value for name, value in options.items()}
         for name in self.raw:
-            if name not in _KNOWN and not name.startswith(_IGNORED_PREFIXES):
+            reason = kafka_settings.refusal(name)
+            if reason is not None:
+                raise ConfigError(f"option '{name}' = {self.raw[name]!r} is not possible: {reason}")
+            known = name in _KNOWN or name.startswith(_IGNORED_PREFIX)
+            if not known and not kafka_settings.is_ignored(name):
                 near = difflib.get_close_matches(name, _KNOWN, n=1)
                 hint = f"; did you mean '{_KNOWN[near[0]]}'?" if near else ""
                 raise ConfigError(f"unknown option '{name}' = {self.raw[name]!r}{hint}")
+        kafka_settings.tell_ignored(frozenset(self.raw))
 
     def text(self, name: str) -> str | None:
         return self.raw.get(name.lower())

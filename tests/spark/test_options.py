@@ -47,6 +47,16 @@ def test_options_of_a_network_client_are_accepted():
     assert parse(**{"kafka.isolation.level": "read_uncommitted"}).isolation == "read_uncommitted"
 
 
+def test_settings_of_a_client_that_change_no_row_are_ignored_and_named_once(caplog):
+    names = ["client.id", "max.poll.records", "request.timeout.ms", "session.timeout.ms", "acks"]
+    names += ["max.partition.fetch.bytes", "sasl.jaas.config", "security.protocol", "ssl.protocol"]
+    for _ in range(3):
+        parse(**{f"kafka.{name}": "1" for name in names}, **{"kafka.bootstrap.servers": "a:1"})
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert all(f"kafka.{name}" in caplog.text for name in names)
+    assert "bootstrap" not in caplog.text
+
+
 def test_a_file_uri_is_a_path():
     assert Options.parse({"path": "file:/data/log"}).path == "/data/log"
     assert Options.parse({"path": "file:///data/log"}).path == "/data/log"
@@ -92,6 +102,11 @@ def test_sizes_and_times_have_units():
         ({"columns": ","}, ["'columns'"]),
         ({"txnAppId": "a"}, ["'txnAppId'", "'txnVersion'"]),
         ({"txnAppId": "a", "txnVersion": "-1"}, ["'txnVersion'", "-1"]),
+        ({"kafka.auto.offset.reset": "latest"}, ["'kafka.auto.offset.reset'", "startingOffsets"]),
+        ({"kafka.value.deserializer": "X"}, ["'kafka.value.deserializer'", "valueFormat"]),
+        ({"kafka.interceptor.classes": "X"}, ["'kafka.interceptor.classes'"]),
+        ({"kafka.partitioner.class": "X"}, ["'kafka.partitioner.class'", "'partition'"]),
+        ({"kafka.isolation.levle": "x"}, ["kafka.isolation.levle", "'kafka.isolation.level'"]),
         ({"compression": "brotli"}, ["'compression'", "brotli"]),
     ],
 )
