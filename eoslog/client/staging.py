@@ -2,6 +2,7 @@
 
     DIR/eoslog-staging-0/JOB/ATTEMPT.N.batches   record batches of one attempt, in pieces
     DIR/eoslog-staging-0/JOB/ATTEMPT.manifest    JSON, which bytes are whose; written last
+    DIR/eoslog-staging-0/JOB/retention           seconds that the job wants to be left alone
 
 Each attempt of each task writes files of its own and never touches a topic; readers are not held
 up. Whoever decides which attempts count calls `publishing.publish`. Small attempts skip the files
@@ -45,6 +46,7 @@ _ALONE_BYTES = 64 << 10
 """Batches of this size on average are written one by one: a call costs less than a copy."""
 PIECE_BYTES = 16 << 20
 """Of a file, about: what is freed at a time as it is published."""
+_RETENTION = "retention"
 _DONE = ".done"
 """Ends the name of a retired job's folder."""
 
@@ -98,6 +100,7 @@ class AttemptWriter:
         inline_limit: int = 1 << 20,
         *,
         make_folder: bool = True,
+        retention_s: float | None = None,
     ) -> None:
         """Prepares an attempt; nothing is written yet.
 
@@ -109,6 +112,7 @@ class AttemptWriter:
             inline_limit: Bytes up to which nothing is written to disk.
             make_folder: Whether to make the job's folder. Where `begin_job` made it, a folder
                 that is gone means that the job ended without this attempt, which then fails.
+            retention_s: As `begin_job`, where the folder is made here.
         """
         for part in (job, name):
             if (
@@ -123,6 +127,7 @@ class AttemptWriter:
         self._folder = os.path.join(directory, STAGING, job)
         self._limit = inline_limit
         self._make_folder = make_folder
+        self._retention = retention_s
         self._held: dict[tuple[str, int], list[Any]] = {}
         self._held_size = self._count = 0
         self._chunks: list[Any] = []  # while no piece is begun
@@ -189,7 +194,7 @@ class AttemptWriter:
         if self._fd < 0:
             if self._pieces[0] + self._held_size > self._limit:
                 if self._make_folder:
-                    _make(self._folder)
+                    _make(self._folder, self._retention)
                 self._fd = files.open_file(self._path(), create=True)
                 self._pieces = [0]
                 self._write(b"".join(self._chunks))
@@ -235,14 +240,24 @@ def manifest_path(folder: str, name: str) -> str:
     return os.path.join(folder, f"{name}.manifest")
 
 
-def begin_job(directory: str, job: str) -> None:
-    """Makes a job's folder."""
-    _make(os.path.join(directory, STAGING, job))
+def begin_job(directory: str, job: str, retention_s: float | None = None) -> None:
+    """Makes a job's folder; nobody's `sweep` takes it while something was written there in the
+    last `retention_s`, also if it was told less.
+    """
+    _make(os.path.join(directory, STAGING, job), retention_s)
 
 
-def _make(folder: str) -> None:
+def _make(folder: str, retention_s: float | None) -> None:
     files.make_dir(os.path.dirname(folder), durable=False)
     files.make_dir(folder, durable=False)
+    path = os.path.join(folder, _RETENTION)
+    if retention_s is not None and not os.path.exists(path):
+        fd = files.open_file(path, create=True)
+        try:
+            with files.naming(path):
+                _core.os_pwrite(fd, f"{retention_s:.0f}".encode(), 0)
+        finally:
+            files.close_written(fd, path)
 
 
 def discard(directory: str, attempts: Sequence[Attempt]) -> None:
@@ -291,8 +306,8 @@ def retire(directory: str, jobs: Sequence[str], older_than_s: float) -> threadin
 
 
 def sweep(directory: str, older_than_s: float) -> list[str]:
-    """Removes retired jobs, and those in which nothing was written for so long; returns their
-    names.
+    """Removes retired jobs, and those in which nothing was written for so long, nor for as long as
+    they asked for themselves; returns their names.
 
     A staged file is never needed once its job is decided, and published data lies in the topics:
     sweeping can cost a job that is still running its attempts, never committed data.
@@ -302,15 +317,25 @@ def sweep(directory: str, older_than_s: float) -> list[str]:
         entries = list(os.scandir(folder))
     except FileNotFoundError:
         return []
-    limit = time.time() - older_than_s
+    now = time.time()
     swept = []
     for entry in entries:
         if not entry.is_dir(follow_symlinks=False):
             continue
-        if entry.name.endswith(_DONE) or _newest(entry.path) < limit:
+        if entry.name.endswith(_DONE) or (
+            _newest(entry.path) < now - max(older_than_s, _asked(entry.path))
+        ):
             discard_job(directory, entry.name)
             swept.append(entry.name)
     return swept
+
+
+def _asked(folder: str) -> float:
+    """The seconds that a job asked for, 0 where it did not."""
+    try:
+        return float(files.read_file(os.path.join(folder, _RETENTION)))
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _newest(folder: str) -> float:

@@ -53,6 +53,7 @@ class StagingTask:
         self.topic = options.topic
         self.compression = options.compression
         self.inline_limit = options.inline_limit_bytes
+        self.retention_s = options.staging_retention_hours * 3600
         self.targets = topic_targets(options.path, options.topic)
 
     def run(self, rows: Iterator[pa.RecordBatch], job: str, *, make_folder: bool = True) -> Attempt:
@@ -76,7 +77,13 @@ class StagingTask:
         number, attempt = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
         name = f"{number:05d}-{attempt}-{uuid.uuid4().hex[:12]}"
         out = AttemptWriter(
-            self.path, job, name, number, self.inline_limit, make_folder=make_folder
+            self.path,
+            job,
+            name,
+            number,
+            self.inline_limit,
+            make_folder=make_folder,
+            retention_s=self.retention_s,
         )
         try:
             files.failpoint("spark.write.begun")
@@ -153,7 +160,7 @@ class EoslogWriter(DataSourceArrowWriter):
         self.options = options
         self.task = StagingTask(options, schema)
         self.job = f"batch-{uuid.uuid4().hex}"
-        begin_job(options.path, self.job)
+        begin_job(options.path, self.job, options.staging_retention_hours * 3600)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """Runs in a task: stages the rows of one attempt."""

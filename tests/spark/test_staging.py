@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -300,6 +301,28 @@ def test_orphans_are_swept_by_age_and_only_then(tmp_path):
         os.utime(path, (1, 1))
     assert staging.sweep(str(tmp_path), 3600) == ["job"]
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("made_by", ["driver", "task"])
+def test_a_job_is_left_alone_for_as_long_as_it_asked_for(tmp_path, made_by):
+    if made_by == "driver":
+        staging.begin_job(str(tmp_path), "job", 86_400)
+    asked = 86_400 if made_by == "task" else None
+    out = staging.AttemptWriter(str(tmp_path), "job", "0-1", 0, 0, retention_s=asked)
+    out.add("t", 0, b"x" * 100, 1)
+    out.finish()
+    folder = tmp_path / staging.STAGING / "job"
+
+    def grows_old(seconds):
+        then = time.time() - seconds
+        for path in [*folder.iterdir(), folder]:
+            os.utime(path, (then, then))
+
+    grows_old(7200)
+    assert staging.sweep(str(tmp_path), 3600) == [], "another job's hour is not this one's"
+    grows_old(90_000)
+    assert staging.sweep(str(tmp_path), 100_000) == []
+    assert staging.sweep(str(tmp_path), 3600) == ["job"]
 
 
 def test_discarding_twice_is_fine(tmp_path):
