@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 
-from eoslog import _core
 from eoslog.config import LogConfig
 from eoslog.errors import ConfigError, StorageError
 from eoslog.storage import checkpoints, files
 from eoslog.storage.metadata_fold import TopicInfo
-from eoslog.storage.session import SESSION_FILE
+from eoslog.storage.session import bootstrap_lock
 
 _OWN_PREFIXES = ("eoslog.", "meta.properties.tmp")
 
@@ -31,18 +29,18 @@ def prepare_directory(
     taken as new.
     """
     if not files.is_dir(path):
-        if files.exists(path):
+        if files.exists(path) and not files.is_dir(path):  # it may just have been made
             raise StorageError("not a directory", 20, path)
         if not create:
             raise StorageError("no log to open", 2, path)
         with files.naming(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         files.make_dir(path)
-    properties = checkpoints.read_meta_properties(path)
+    foreign = [name for name in files.names(path) if not name.startswith(_OWN_PREFIXES)]
+    properties = checkpoints.read_meta_properties(path)  # later: another process may just make it
     if properties is not None:
         _check_counts(path, properties, config)
         return properties
-    foreign = [name for name in files.names(path) if not name.startswith(_OWN_PREFIXES)]
     if foreign:
         raise StorageError(
             f"not an eoslog directory (no meta.properties), and not empty: it has {foreign[0]!r}",
@@ -50,10 +48,7 @@ def prepare_directory(
         )
     if not create:
         raise StorageError("not an eoslog directory: no meta.properties", 2, path)
-    fd = files.open_file(os.path.join(path, SESSION_FILE), create=True)
-    try:
-        while not _core.try_lock(fd, 0):
-            time.sleep(0.001)
+    with bootstrap_lock(path):
         properties = checkpoints.read_meta_properties(path)
         if properties is None:
             counts = config or LogConfig.of()
@@ -64,9 +59,6 @@ def prepare_directory(
             )
             checkpoints.write_meta_properties(path, properties)
         return properties
-    finally:
-        _core.unlock(fd, 0)
-        files.close(fd)
 
 
 @contextlib.contextmanager

@@ -46,6 +46,27 @@ def _append_at(slot: int) -> int:
     return 2 * (slot // LOCK_FILES)
 
 
+@contextlib.contextmanager
+def bootstrap_lock(path: str) -> Iterator[None]:
+    """Hold the bootstrap lock of a directory.
+
+    Raises:
+        LockTimeout: another process holds it.
+    """
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    fd = files.open_file(os.path.join(path, SESSION_FILE), create=True)
+    _core.guard_across_fork(fd)  # a child would keep the lock when this process is gone
+    try:
+        while not _core.try_lock(fd, _BOOTSTRAP_AT):
+            if time.monotonic() > deadline:
+                raise LockTimeout(f"{path}: bootstrap lock not free within {_LOCK_TIMEOUT_S:g} s")
+            time.sleep(0.001)
+        yield
+    finally:
+        _core.release_guard(fd)
+        files.close(fd)
+
+
 class Session:
     """This process's part in an open directory.
 
@@ -55,8 +76,9 @@ class Session:
 
     Args:
         path: the directory, already initialised.
-        read_only: take no lock that others could notice beyond the shared session byte; where no
-            writer is alive the control file is private memory and every partition is scanned anew.
+        read_only: hold no lock but the shared session byte, and the bootstrap lock for the moment
+            of joining; where no writer is alive the control file is private memory and every
+            partition is scanned anew.
     """
 
     def __init__(self, path: str, *, read_only: bool = False) -> None:
@@ -85,15 +107,15 @@ class Session:
         with self.bootstrap():
             self._prepare_control()
             deadline = time.monotonic() + _LOCK_TIMEOUT_S
-            while True:
-                if _core.try_lock(self._session_fd, _SESSION_AT):
-                    self._begin()
-                if _core.try_lock(self._session_fd, _SESSION_AT, shared=True):
-                    break
+            while not _core.try_lock(self._session_fd, _SESSION_AT, shared=True):
                 # The last one that had it open is closing it, or somebody repairs it.
                 if time.monotonic() > deadline:
                     raise LockTimeout(f"{self.path}: another process holds the session exclusively")
                 time.sleep(0.001)
+            # Shared first: whoever else has it from here on was in the session all the time.
+            if _core.try_lock(self._session_fd, _SESSION_AT):
+                self._begin()
+                _core.try_lock(self._session_fd, _SESSION_AT, shared=True)
         self._register()
 
     def _open(self, name: str) -> int:
@@ -111,23 +133,12 @@ class Session:
         if getattr(self._bootstrapping, "held", False):
             yield
             return
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        fd = files.open_file(os.path.join(self.path, SESSION_FILE), create=True)
-        try:
-            while not _core.try_lock(fd, _BOOTSTRAP_AT):
-                if time.monotonic() > deadline:
-                    raise LockTimeout(
-                        f"{self.path}: bootstrap lock not free within {_LOCK_TIMEOUT_S:g} s"
-                    )
-                time.sleep(0.001)
+        with bootstrap_lock(self.path):
             self._bootstrapping.held = True
             try:
                 yield
             finally:
-                _core.unlock(fd, _BOOTSTRAP_AT)
-        finally:
-            self._bootstrapping.held = False
-            files.close(fd)
+                self._bootstrapping.held = False
 
     def _prepare_control(self) -> None:
         path = os.path.join(self.path, CONTROL_FILE)
@@ -182,11 +193,11 @@ class Session:
         if fd >= 0:
             _core.guard_across_fork(fd)
             self._fds.append(fd)
-            alone = _core.try_lock(fd, _SESSION_AT)
-            if alone:
-                _core.unlock(fd, _SESSION_AT)
-            else:
+            with self.bootstrap():  # who joins is alone here: nobody's look is taken for a session
                 live = _core.try_lock(fd, _SESSION_AT, shared=True)
+                if live and _core.try_lock(fd, _SESSION_AT):
+                    _core.unlock(fd, _SESSION_AT)
+                    live = False
         if live:
             control = os.path.join(self.path, CONTROL_FILE)
             self._control_fd = files.open_file(control, read_only=True)
@@ -289,9 +300,11 @@ class Session:
         if self.read_only:
             return not self.private
         fd = files.open_file(os.path.join(self.path, PROCESS_FILE))
+        _core.guard_across_fork(fd)
         try:
             free = _core.try_lock(fd, number, shared=True)
         finally:
+            _core.release_guard(fd)
             files.close(fd)  # closing frees what was taken just to look
         return not free
 

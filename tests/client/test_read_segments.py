@@ -223,7 +223,7 @@ def test_without_pyarrow_one_line_names_the_extra() -> None:
         "import sys; sys.modules['pyarrow'] = None\n"
         "import eoslog\n"
         "from eoslog.client.scan import read_segments\n"
-        "try:\n    read_segments(sys.argv[1])\n"
+        "try:\n    read_segments(sys.argv[1]).to_table()\n"
         "except eoslog.errors.ConfigError as error:\n    print(error)\n"
     )
     done = subprocess.run(
@@ -232,7 +232,8 @@ def test_without_pyarrow_one_line_names_the_extra() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == "Arrow columns need the package 'pyarrow': install eoslog[arrow]"
+    wanted = "pyarrow's batches need the package 'pyarrow': install eoslog[arrow]"
+    assert done.stdout.strip() == wanted
 
 
 def test_reading_changes_nothing(tmp_path: Path) -> None:

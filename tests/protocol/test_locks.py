@@ -6,6 +6,8 @@ OFD locks belong to the open file, so another descriptor in this process is as g
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +20,8 @@ from eoslog.errors import LockTimeout, StorageError
 from eoslog.storage import files, log_loader, session
 from eoslog.storage.kafka_repair import _alone
 from eoslog.storage.partition_log import PartitionLog
-from eoslog.storage.session import LOCK_FILES, SESSION_FILE, Session
+from eoslog.storage.session import LOCK_FILES, SESSION_FILE, Session, bootstrap_lock
+from tests.faults.harness import Child, start
 from tests.storage.helpers import SLOT, batch, opened
 
 BOOTSTRAP, SESSION = 0, 1
@@ -85,6 +88,44 @@ def test_a_reader_beside_writers_shares_their_session_and_their_end_of_it(tmp_pa
     finally:
         reader.close()
         writer.close()
+
+
+def _joins(child: Child, path: Path, read_only: bool) -> None:
+    child.armed()
+    joined = Session(str(path), read_only=read_only)
+    child.tell("began", joined.began)
+    child.tell("private", joined.private)
+    joined.close()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("call", range(1, 6))
+@pytest.mark.parametrize("read_only", [True, False], ids=["reader", "writer"])
+def test_P06_whoever_joins_while_the_last_one_lets_go_joins_no_dead_session(
+    tmp_path: Path, read_only: bool, call: int
+) -> None:
+    """It is stopped before each of the calls by which it looks who is there."""
+    Session(str(tmp_path)).close()
+    with beside(tmp_path, SESSION_FILE) as fd:
+        assert _core.try_lock(fd, SESSION)  # as the last one out, or a reader that looks
+        running = start(_joins, tmp_path, read_only, faults=(("lock", "stop", call),))
+        found = os.waitid(os.P_PID, running.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        _core.unlock(fd, SESSION)
+        if found is not None and found.si_code == os.CLD_STOPPED:
+            running.signal(signal.SIGCONT)
+        life = running.end().fine()
+    assert life.of("private" if read_only else "began") == [True]
+
+
+def test_a_forked_child_keeps_no_bootstrap_lock(tmp_path: Path) -> None:
+    with bootstrap_lock(str(tmp_path)):
+        running = start(lambda child: child.tell("there", 1) or time.sleep(60))
+        running.heard("there")
+    try:
+        with beside(tmp_path, SESSION_FILE) as fd:
+            assert _core.try_lock(fd, BOOTSTRAP)
+    finally:
+        running.kill()
 
 
 def test_a_process_is_alive_while_it_holds_its_byte(tmp_path: Path) -> None:
