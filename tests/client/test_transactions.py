@@ -15,7 +15,6 @@ from eoslog.errors import (
     IllegalState,
     InvalidProducerEpoch,
     LockTimeout,
-    OutOfOrderSequence,
     ProducerFenced,
     RecordTooLarge,
     RequestTimedOut,
@@ -463,21 +462,6 @@ def test_a_batch_sent_again_into_a_topic_made_again_is_its_first_one(
         tx.produce("b", b"v")
     assert conditions[0]
     assert visible(log) == [b"v"]
-
-
-def test_a_topic_made_again_takes_no_more_of_the_same_transaction(
-    log: Log, producer: Producer
-) -> None:
-    with pytest.raises(OutOfOrderSequence):  # noqa: SIM117
-        with producer.transaction() as tx:
-            tx.produce("b", b"old")
-            producer.flush()
-            log.delete_topic("b")
-            log.create_topic("b", 1)
-            tx.produce("b", b"new")
-    with producer.transaction() as tx:
-        tx.produce("b", b"next")
-    assert visible(log) == [b"next"]
 
 
 def test_close_aborts_what_is_open(log: Log) -> None:
