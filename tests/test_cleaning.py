@@ -417,9 +417,10 @@ def put(log, pairs):
             producer.flush()
 
 
+BY_HAND = {"log.cleaner.backoff.ms": 3_600_000}
 ALTER = """
 import json, sys, eoslog
-with eoslog.open(sys.argv[1]) as log:
+with eoslog.open(sys.argv[1], {"log.cleaner.backoff.ms": 3_600_000}) as log:
     log.alter_topic("t", json.loads(sys.argv[2]))
 """
 
@@ -432,22 +433,23 @@ def alter_elsewhere(log, **config):
 @pytest.mark.process
 @pytest.mark.parametrize("ask", [lambda log: log.engine.cleaning.round(0, 0), lambda log: log.clean("t")],
                          ids=["round", "clean"])  # fmt: skip
-def test_nothing_goes_by_what_the_settings_were_before_another_process_altered_them(log, ask):
-    log.create_topic("t", config={"segment.bytes": 2000, "retention.ms": 30_000})
-    with log.producer() as producer:
-        for _ in range(60):
-            producer.produce("t", b"v" * 100, b"k", timestamp=1)
-            producer.flush()
-    alter_elsewhere(log, retention_ms=-1)
-    ask(log)
-    assert len(read(log)) == 60
-    alter_elsewhere(log, cleanup_policy="compact", min_cleanable_dirty_ratio=0)
-    with pytest.raises(PolicyViolation, match="'compact'"):
-        log.delete_records({T0: 1})
-    alter_elsewhere(log, cleanup_policy="delete")
-    ask(log)
-    assert len(read(log)) == 60
-    assert log.delete_records({T0: 1}) == {T0: 1}
+def test_nothing_goes_by_what_the_settings_were_before_another_process_altered_them(tmp_path, ask):
+    with eoslog.open(tmp_path, BY_HAND) as log:
+        log.create_topic("t", config={"segment.bytes": 2000, "retention.ms": 30_000})
+        with log.producer() as producer:
+            for _ in range(60):
+                producer.produce("t", b"v" * 100, b"k", timestamp=1)
+                producer.flush()
+        alter_elsewhere(log, retention_ms=10**14)
+        ask(log)
+        assert len(read(log)) == 60
+        alter_elsewhere(log, cleanup_policy="compact", min_cleanable_dirty_ratio=0)
+        with pytest.raises(PolicyViolation, match="'compact'"):
+            log.delete_records({T0: 1})
+        alter_elsewhere(log, cleanup_policy="delete")
+        ask(log)
+        assert len(read(log)) == 60
+        assert log.delete_records({T0: 1}) == {T0: 1}
 
 
 @pytest.mark.process
