@@ -191,7 +191,7 @@ def _next_offset(data: Any) -> int:
 
 class Converter:
     """Arrays in the types Spark insists on: a topic's name in each row, milliseconds as
-    microseconds, bytes as text.
+    microseconds, bytes as text; and null for no headers, as in Spark's Kafka source.
     """
 
     def __init__(self) -> None:
@@ -206,6 +206,8 @@ class Converter:
         """
         import pyarrow as pa
 
+        if pa.types.is_list(wanted):
+            return _null_where_empty(array.cast(wanted))
         if array.type.equals(wanted):
             return array
         if pa.types.is_dictionary(array.type):
@@ -226,6 +228,12 @@ class Converter:
         if self._names is None or name != self._name or len(self._names) < len(array):
             self._name, self._names = name, array.dictionary_decode()
         return self._names.slice(0, len(array))
+
+
+def _null_where_empty(lists: pa.Array) -> pa.Array:
+    import pyarrow.compute as pc
+
+    return pc.if_else(pc.equal(pc.list_value_length(lists), 0), None, lists)
 
 
 def _microseconds(array: pa.Array, wanted: pa.DataType) -> pa.Array:

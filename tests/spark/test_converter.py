@@ -50,6 +50,16 @@ def test_a_time_that_spark_cannot_hold_is_an_error_with_its_value(beyond):
         convert(milliseconds(5, beyond), MICROSECONDS)
 
 
+def test_no_headers_are_null_as_in_spark_s_kafka_source():
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    one = [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
+    lists = pa.array([[], one, [], [], one, None], kind)
+    for array in (lists, lists[1:], lists[2:4]):
+        found = Converter()(array, kind)
+        assert found.type == kind
+        assert found.to_pylist() == [row or None for row in array.to_pylist()]
+
+
 def test_bytes_that_are_no_text_are_an_error_that_names_the_option():
     with pytest.raises(CorruptRecord, match="valueFormat"):
         Converter()(pa.array([b"\xff"]), pa.string())
