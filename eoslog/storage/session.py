@@ -61,7 +61,10 @@ def bootstrap_lock(path: str) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise LockTimeout(f"{path}: bootstrap lock not free within {_LOCK_TIMEOUT_S:g} s")
             time.sleep(0.001)
-        yield
+        try:
+            yield
+        finally:
+            _core.unlock(fd, _BOOTSTRAP_AT)
     finally:
         _core.release_guard(fd)
         files.close(fd)

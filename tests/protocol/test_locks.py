@@ -151,6 +151,8 @@ def test_who_opens_grows_or_prepares_a_directory_has_the_bootstrap_lock(
         with pytest.raises(LockTimeout, match="bootstrap"):
             Session(str(tmp_path))
         with pytest.raises(LockTimeout, match="bootstrap"):
+            Session(str(tmp_path), read_only=True)  # a look at who is there would be taken for one
+        with pytest.raises(LockTimeout, match="bootstrap"):
             two.ensure_slot(6000)
     two.ensure_slot(6000)
     one.close()

@@ -57,15 +57,20 @@ def reads(child: Child, path: Path) -> None:
         child.tell("refused", type(error).__name__, str(error))
 
 
-ALLOWED = ("have not recovered it yet", "a swap of segments was begun and not finished")
-"""What a reader that begins may wait for: a recovery, and the renames of a compaction."""
+ALLOWED = (
+    "have not recovered it yet",
+    "a swap of segments was begun and not finished",
+    "bootstrap lock not free within 30 s",
+)
+"""What a reader that begins may wait for: recovery, a compaction's renames, who joins or leaves."""
 
 
 class Holders:
     """SIGSTOP of a process that holds a lock: in the middle of an append, a write, a flush.
 
-    Nobody overtakes it: who needs the lock waits, or is told who has it; readers need none, but for
-    the list of segments while they are swapped. Then it goes on, or is killed and the next holder repairs what it left.
+    Nobody overtakes it: who needs the lock waits, or is told who has it; readers need none, but to
+    begin, and for the list of segments while they are swapped. Then it goes on, or is killed and
+    the next holder repairs what it left.
     """
 
     name, goal = "holder", ("holders stopped", 200)
