@@ -12,7 +12,7 @@ from eoslog.arguments import as_directory, as_mapping, as_names
 from eoslog.client.offsets import offsets_of, starts_of
 from eoslog.client.recipes import run_transaction
 from eoslog.client.subscription import compiled
-from eoslog.closing import Closing
+from eoslog.closing import Owner
 from eoslog.config import LogConfig
 from eoslog.engine import Engine
 from eoslog.errors import CorruptRecord, IllegalState, StorageError, UnknownTopicOrPartition
@@ -76,7 +76,7 @@ def open(  # noqa: A001
     )
 
 
-class Log(Closing):
+class Log(Owner):
     """An open directory: topics, offsets, scans, transactions, groups, and the clients' maker.
 
     Thread-safe. A handle inherited through fork raises IllegalState: open the path again there. So
@@ -85,8 +85,8 @@ class Log(Closing):
 
     def __init__(self, engine: Engine) -> None:
         """Wrap an engine; use `eoslog.open`."""
+        super().__init__()
         self._engine = engine
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"Log({self.path!r}, durability={self._engine.durability!r})"
@@ -104,11 +104,8 @@ class Log(Closing):
         self._engine.check()
         return self._engine
 
-    def close(self) -> None:
-        """Flush, checkpoint and let go of the directory; calling it again does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._engine.close()
+    def _let_go(self) -> None:
+        self._engine.close()
 
     # --- topics ---------------------------------------------------------------------------------
 
@@ -238,7 +235,7 @@ class Log(Closing):
 
         self.engine.for_writing()
         given = {} if config is None else as_mapping("config", config)
-        return Producer({"log.dir": self.path, **given}, **options)
+        return self._own(Producer({"log.dir": self.path, **given}, **options))
 
     def consumer(self, *topics: str, group_id: str | None = None, **options: Any) -> Consumer:
         """A consumer on this directory, subscribed to the topics given."""
@@ -249,7 +246,7 @@ class Log(Closing):
         if group_id is not None:
             options["group_id"] = group_id
         names = as_names("topics", topics)
-        consumer = Consumer({"log.dir": self.path}, **options)
+        consumer = self._own(Consumer({"log.dir": self.path}, **options))
         if topics and group_id is not None:
             consumer.subscribe(names)
         elif topics:

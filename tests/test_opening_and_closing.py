@@ -25,6 +25,41 @@ def test_a_new_directory_is_private_and_says_what_it_is(path):
     assert "eoslog.durability=strict" in open(os.path.join(path, "meta.properties")).read()
 
 
+def test_a_log_closes_the_clients_that_it_made(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        producer = log.producer()
+        consumer = log.consumer("t", group_id="g", auto_offset_reset="earliest")
+        producer.produce("t", "not flushed")
+    assert consumer.closed
+    with pytest.raises(IllegalState, match="closed"):
+        producer.produce("t", "more")
+    with open_log(path) as log:
+        assert log.offsets("t", 0).log_end == 1
+
+
+def test_a_log_that_closes_by_an_error_shows_that_error_and_commits_nothing(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.producer().close()
+        with log.producer() as producer:
+            producer.produce("t", "one")
+    with pytest.raises(ZeroDivisionError), open_log(path) as log:
+        producer = log.producer(transactional_id="x")
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.produce("t", "never")
+        consumer = log.consumer("t", group_id="g", auto_offset_reset="earliest")
+        assert consumer.poll(30).value == b"one"
+        1 / 0  # noqa: B018
+    with open_log(path) as log:
+        assert log.describe_group("g").offsets == {}
+        assert not log.transactions()
+        assert [r.value for r in log.consumer("t", auto_offset_reset="earliest").consume(9, 1)] == [
+            b"one"
+        ]
+
+
 def test_topics_and_records_survive_close_and_reopen(path):
     with open_log(path) as log:
         log.create_topic("t", 2, {"retention.ms": 1000})
