@@ -78,6 +78,13 @@ class FoldedLog(Protocol):
         """Everything below `up_to` counts as durable on return."""
 
 
+class SyncedLog(FoldedLog, Protocol):
+    """A log that can be made durable whatever the directory's durability."""
+
+    def sync(self) -> None:
+        """What is published is on the disk on return, in an `os` directory too."""
+
+
 def check_topic_name(name: object) -> str:
     """The name, if it is legal.
 
@@ -124,7 +131,7 @@ class MetadataLog:
 
     def __init__(
         self,
-        log: FoldedLog,
+        log: SyncedLog,
         internal: Mapping[str, TopicInfo] | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         *,
@@ -275,12 +282,16 @@ class MetadataLog:
         return self.topic(name)
 
     def reserve_producer_ids(self, below: int) -> None:
-        """Never hand out a producer id below this: others have. Durability: durable on return."""
+        """Never hand out a producer id below this: others have.
+
+        Durability: on the disk on return, in an "os" directory too.
+        """
 
         def decide() -> list[MetadataRecord]:
             return [ProducerIdsRecord(below)] if below > self._next_producer_id else []
 
         self._change(decide)
+        self._log.sync()
 
     def create_partitions(self, name: str, total: int) -> TopicInfo:
         """Grow a topic to `total` partitions.
@@ -353,7 +364,10 @@ class MetadataLog:
     def allocate_producer_ids(self) -> range:
         """Take a block of producer ids that no one else has or will have.
 
-        Durability: durable on return, so that a crash wastes ids and never repeats one.
+        Durability: on the disk on return, in an "os" directory too: a crash wastes ids and never
+        repeats one. A power cut keeps any subset of what was not synced: where it kept an id's
+        records and lost its block, who got the id again would be told that its records are
+        duplicates of them.
         """
         taken: list[int] = []
 
@@ -362,6 +376,7 @@ class MetadataLog:
             return [ProducerIdsRecord(self._next_producer_id + PRODUCER_ID_BLOCK)]
 
         self._change(decide)
+        self._log.sync()
         return range(taken[0], taken[0] + PRODUCER_ID_BLOCK)
 
     def _user_topic(self, name: str) -> TopicInfo:

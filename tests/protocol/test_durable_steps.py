@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import eoslog
 from eoslog import _core
 from eoslog._core import build_marker
 from eoslog.errors import LogPoisoned
@@ -123,6 +124,15 @@ def test_retention(tmp_path: Path) -> None:
         files.remove(os.path.join(log.path, file_name(log.reader.bases()[1], SNAPSHOT)))
         with syncs(1, 1):  # the snapshot at the new start, its name before what it stands for goes
             log.delete_records(log.reader.bases()[1])
+
+
+def test_a_block_of_producer_ids_of_an_os_directory(tmp_path: Path) -> None:
+    with eoslog.open(tmp_path, durability="os") as log:
+        log.create_topic("t")
+        with syncs(1, 1), log.producer() as producer:  # the metadata log, its name: it is new
+            producer.send("t", b"x").result(10)
+        with syncs(1, 0):
+            log.engine.metadata.reserve_producer_ids(5000)
 
 
 def test_an_abort_index(tmp_path: Path) -> None:

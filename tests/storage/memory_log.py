@@ -28,13 +28,19 @@ class MemoryBatch:
 class MemoryLog:
     """Appends, flushes and reads; `race` runs once before the next append, as a rival would."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = True) -> None:
+        self.strict = strict
         self.stored: list[MemoryBatch] = []
         self.log_start = 0
         self.log_end = 0
-        self.high_watermark = 0
+        self.durable_end = 0
         self.flushes = 0
         self.race = None
+
+    @property
+    def high_watermark(self):
+        """The durable end, or the log's where it is not strict."""
+        return self.durable_end if self.strict else self.log_end
 
     def append(self, batch, *, expect=(), origin=AppendOrigin.CLIENT):
         """Append one batch, or None if a log in `expect` has moved."""
@@ -49,9 +55,14 @@ class MemoryLog:
         return AppendResult(added.base_offset, added.last_offset)
 
     def flush(self, up_to=None):
-        """Everything is durable."""
+        """Everything is durable, if the log is strict."""
         self.flushes += 1
-        self.high_watermark = self.log_end
+        if self.strict:
+            self.sync()
+
+    def sync(self):
+        """Everything is durable."""
+        self.durable_end = self.log_end
 
     def batches(self, start, end):
         """Batches that overlap [start, end)."""
@@ -59,5 +70,5 @@ class MemoryLog:
 
     def lose_what_is_not_durable(self):
         """What a power cut does."""
-        self.stored = [b for b in self.stored if b.last_offset < self.high_watermark]
-        self.log_end = self.high_watermark
+        self.stored = [b for b in self.stored if b.last_offset < self.durable_end]
+        self.log_end = self.durable_end

@@ -253,10 +253,20 @@ def test_two_writers_never_share_a_name_a_slot_or_a_producer_id(log):
     assert sorted([*mine, *taken]) == list(range(2000))
 
 
-def test_producer_ids_are_durable_before_they_are_handed_out(metadata, log):
-    given_out = metadata.allocate_producer_ids()
+@pytest.mark.parametrize("strict", [True, False])
+def test_producer_ids_are_durable_before_they_are_handed_out(strict):
+    log = MemoryLog(strict=strict)
+    given_out = MetadataLog(log).allocate_producer_ids()
     log.lose_what_is_not_durable()
     assert set(MetadataLog(log).allocate_producer_ids()).isdisjoint(given_out)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_reserved_producer_ids_are_so_after_a_power_cut_too(strict):
+    log = MemoryLog(strict=strict)
+    MetadataLog(log).reserve_producer_ids(5000)
+    log.lose_what_is_not_durable()
+    assert MetadataLog(log).allocate_producer_ids().start == 5000
 
 
 def test_what_is_not_durable_is_made_so_before_it_is_shown(log):
