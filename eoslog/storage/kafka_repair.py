@@ -22,6 +22,7 @@ from eoslog.storage.kafka_directory import (
     read_kafka_directory,
 )
 from eoslog.storage.kafka_recovery import recover
+from eoslog.storage.log_cut import keep_producer_ids
 from eoslog.storage.session import CLEAN_SHUTDOWN_FILE, SESSION_FILE
 
 __all__ = ["PRODUCER_EXPIRY_MS", "index_interval_of", "repair_as_kafka"]
@@ -61,6 +62,8 @@ def repair_as_kafka(path: str, *, now_ms: int | None = None) -> RepairReport:
             )
             problems += found.problems
             cut += found.bytes_cut
+        if any(partition.topic == CLUSTER_METADATA_TOPIC for partition, _ in targets):
+            problems += keep_producer_ids(path)[1]
     return RepairReport("as-kafka", len(targets), problems, cut)
 
 

@@ -18,6 +18,7 @@ from eoslog.errors import ConfigError, CorruptRecord, LockTimeout, StorageError,
 from eoslog.model import STAGING_TOPIC, CheckReport, Problem, RepairReport
 from eoslog.storage import checkpoints, files, segment_files
 from eoslog.storage.kafka_repair import repair_as_kafka
+from eoslog.storage.log_cut import METADATA, bytes_behind, cut_at, keep_producer_ids
 from eoslog.storage.log_loader import valid_batch_after
 from eoslog.storage.segment_swap import finish_renames, unfinished_swap
 from eoslog.storage.segments import (
@@ -394,9 +395,16 @@ def repair(path: str, mode: str) -> RepairReport:
             walk.run()
             problems += walk.problems
             if mode == "cut" and walk.bad is not None:
-                cut += _cut(walk.path, *walk.bad)
+                bad = walk.bad
+                cut += bytes_behind(walk.path, *bad[:2])
+                if name == METADATA:
+                    bad, told = keep_producer_ids(path, bad)
+                    problems += told
+                cut_at(walk.path, *bad)
             if mode == "cut" and walk.gap:
                 _accept_gap(path, name, walk.gap)
+        if mode == "cut":
+            problems += keep_producer_ids(path)[1]
         if mode == "cut" and problems:
             # The next opening scans everything and makes every index anew.
             files.remove(os.path.join(path, CLEAN_SHUTDOWN_FILE))
@@ -457,43 +465,3 @@ def _identity_problems(path: str) -> list[Problem]:
     except CorruptRecord as error:
         message = str(error)
     return [Problem(os.path.join(path, checkpoints.META_PROPERTIES), 0, message)]
-
-
-def _cut(path: str, base: int, position: int, end: int) -> int:
-    """Truncate a partition at a byte of one segment, `end` being the offset there; later segments
-    and index entries go. Bytes lost.
-    """
-    log = os.path.join(path, file_name(base, LOG))
-    lost = os.path.getsize(log) - position
-    for later in offsets_in(path, LOG):
-        if later > base:
-            lost += os.path.getsize(os.path.join(path, file_name(later, LOG)))
-            for suffix in (LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT):
-                files.remove(os.path.join(path, file_name(later, suffix)))
-    files.own(log)
-    fd = files.open_file(log)
-    try:
-        with files.naming(log):
-            _core.os_truncate(fd, position)
-            _core.os_sync(fd)
-    finally:
-        files.close(fd)
-    for suffix, layout in ((INDEX, ">ii"), (TIME_INDEX, ">qi"), (TXN_INDEX, ">hqqqq")):
-        name = os.path.join(path, file_name(base, suffix))
-        with contextlib.suppress(FileNotFoundError):
-            data = files.read_file(name)
-            entry = struct.Struct(layout)
-            kept = b""
-            for values in entry.iter_unpack(data[: len(data) // entry.size * entry.size]):
-                last = {INDEX: base + values[0], TIME_INDEX: base + values[1]}.get(
-                    suffix, values[-2]
-                )
-                if last >= end:
-                    break
-                kept += entry.pack(*values)
-            files.write_file(name, kept, durable=True)
-    for offset in offsets_in(path, SNAPSHOT):
-        if offset > base:
-            files.remove(os.path.join(path, file_name(offset, SNAPSHOT)))
-    files.fsync_dir(path)
-    return lost

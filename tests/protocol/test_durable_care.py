@@ -20,6 +20,7 @@ from eoslog.model import AppendOrigin
 from eoslog.storage import files, kafka_recovery
 from eoslog.storage.cleaner import clean_partition
 from eoslog.storage.log_checker import repair
+from eoslog.storage.log_cut import keep_producer_ids
 from eoslog.storage.segment_swap import finish_renames
 from eoslog.storage.session import CONTROL_FILE, Session
 from tests.faults.harness import Child, start
@@ -112,6 +113,18 @@ def test_a_repair_that_cuts(tmp_path: Path) -> None:
     # The log and its two indexes; the partition's names, and those of the directory.
     with syncs(3, 2):
         assert repair(str(tmp_path), "cut").bytes_cut > 0
+
+
+def test_a_repair_that_keeps_producer_ids(tmp_path: Path) -> None:
+    with eoslog.open(tmp_path) as log:
+        log.create_topic("t")
+        with log.producer() as producer:
+            producer.send("t", b"x").result(10)
+    files.remove(str(tmp_path / "__cluster_metadata-0" / "00000000000000000000.log"))
+    with syncs(1, 1):  # the log, and its name: it is new
+        keep_producer_ids(str(tmp_path))
+    with syncs(0, 0):
+        assert keep_producer_ids(str(tmp_path))[1] == []
 
 
 def test_nobody_repairs_a_directory_that_is_open(tmp_path: Path) -> None:
