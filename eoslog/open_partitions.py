@@ -19,6 +19,7 @@ from eoslog.storage.metadata import MetadataLog
 from eoslog.storage.metadata_fold import PartitionInfo
 from eoslog.storage.partition_log import LOCK_TIMEOUT_S, LogSettings, PartitionLog
 from eoslog.storage.segment_swap import CleanerLock
+from eoslog.storage.segments import LOG, file_name
 from eoslog.storage.session import Session
 
 
@@ -147,7 +148,12 @@ class OpenPartitions:
                 last = self.last_run.partition(topic, partition)
                 made = self._make_directory(log)
                 if made:
+                    files.failpoint("partition.made")
                     last = log_loader.LastSession(clean=False)
+                elif self._made_by_another(log):
+                    # Who made it took out what the checkpoints said of the deleted topic.
+                    now = LastRun.read(self.session.path, self.session)
+                    last = now.partition(topic, partition)
                 recovered = log_loader.open_partition(
                     log, last, producer_expiration_ms=self._producer_expiration_ms
                 )
@@ -216,9 +222,7 @@ class OpenPartitions:
                     path=log.path,
                 )
             files.remove_tree(log.path)
-        recreated = log.topic != CLUSTER_METADATA_TOPIC and any(
-            topic.name == log.topic for topic in self.metadata.deleted.values()
-        )
+        recreated = self._recreated(log)
         point = self.last_run.partition(log.topic, log.partition).recovery_point
         if point > 0 and not recreated and not files.is_dir(log.path):
             raise StorageError(
@@ -235,6 +239,19 @@ class OpenPartitions:
                 os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT), [(log.leader_epoch, 0)]
             )
         return True
+
+    def _recreated(self, log: PartitionLog) -> bool:
+        """Whether a deleted topic had the name."""
+        return log.topic != CLUSTER_METADATA_TOPIC and any(
+            topic.name == log.topic for topic in self.metadata.deleted.values()
+        )
+
+    def _made_by_another(self, log: PartitionLog) -> bool:
+        """Whether the directory may have been made for this topic since this process read the
+        checkpoints: it is empty then, for nobody writes before it is recovered.
+        """
+        first = files.status(os.path.join(log.path, file_name(0, LOG)))
+        return first is not None and first.st_size == 0 and self._recreated(log)
 
     def _await_cleaners(self, topic: str, partition: int, topic_id: bytes) -> None:
         """Wait for who is at the segments of a deleted topic: by names, which another gets here.

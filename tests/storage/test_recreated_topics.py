@@ -6,6 +6,10 @@ taken for the new one's. A stale log start hid every record of the new topic at 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 import eoslog
@@ -45,6 +49,31 @@ def test_the_new_topic_begins_at_0_and_shows_all_its_records(path, reopen):
     with eoslog.open(path) as log:
         assert values(log) == [b"0", b"1", b"2", b"3", b"4"]
         assert tuple(log.offsets("t", 0)) == (0, 5, 5, 5)
+
+
+def test_who_recovers_what_a_dead_process_made_knows_nothing_of_the_old_topic(path):
+    """The checkpoints that it read as it opened the directory are those of the old one."""
+    with eoslog.open(path) as log:
+        log.delete_topic("t")
+        log.engine.metadata.create_topic("t")
+        maker = f"import eoslog; eoslog.open({str(path)!r}).offsets('t', 0)"
+        kill = {**os.environ, "EOSLOG_FAILPOINTS": "partition.made=kill"}
+        assert subprocess.run([sys.executable, "-c", maker], env=kill, timeout=60).returncode == -9
+        assert (path / "t-0").is_dir()
+        put(log, 5)
+        assert values(log) == [b"0", b"1", b"2", b"3", b"4"]
+        assert log.offsets("t", 0).log_start == 0
+
+
+def test_what_the_new_topic_lost_is_missed_although_there_was_an_old_one(path):
+    with eoslog.open(path) as log:
+        log.delete_topic("t")
+        log.create_topic("t")
+        put(log, 5)
+    (path / ".kafka_cleanshutdown").unlink()
+    os.truncate(path / "t-0" / "00000000000000000000.log", 0)
+    with eoslog.open(path) as log, pytest.raises(eoslog.errors.CorruptRecord, match="up to offset"):
+        log.offsets("t", 0)
 
 
 def test_a_directory_that_was_lost_is_still_missed(path):
