@@ -378,6 +378,7 @@ def recompressed(batch: Batch, compression: str) -> bytes: ...
 
 STATUS: dict[str, int]
 FAULT_CALLS: dict[str, int]
+MAX_SLOTS: int
 
 @final
 class ControlFile:

@@ -63,6 +63,7 @@ __all__ = (
     "ControlFile",
     "Partition",
     "FAULT_CALLS",
+    "MAX_SLOTS",
     "STATUS",
     "arm_fault",
     "arrow_array",

@@ -31,6 +31,7 @@ cdef enum:
     PROCESS_SIZE = 64
     SLOT_SIZE = 256
     MAX_CHUNKS = 256
+    SLOTS = 1048064             # what MAX_CHUNKS hold behind the header
     EVERYBODY = 0x7FFFFFFF
 
 cdef struct WakeWord:
@@ -89,6 +90,9 @@ cdef dict view_of(const Slot* s):
     }
 
 
+MAX_SLOTS = SLOTS
+
+
 @cython.final
 cdef class ControlFile:
     """The mapped control file of an open directory.
@@ -114,9 +118,13 @@ cdef class ControlFile:
         return 0
 
     def map_chunks(self, int count):
-        """Map up to `count` chunks of 1 MiB; the file is already that long."""
+        """Map up to `count` chunks of 1 MiB; the file is already that long.
+
+        No more than there is room for: a file may be longer than what can be used of it.
+        """
         cdef void* p
         self.check()
+        count = min(count, MAX_CHUNKS)
         while self.chunk_count < count:
             p = eoslog_os.map(self.fd, <int64_t>self.chunk_count * CONTROL_CHUNK_SIZE, CONTROL_CHUNK_SIZE,
                               self.writable)
@@ -136,7 +144,9 @@ cdef class ControlFile:
 
     @staticmethod
     def chunks_for(int slot):
-        """How many chunks a file needs to hold this slot."""
+        """How many chunks a file needs to hold this slot; InvalidPartitions if none can."""
+        if slot >= SLOTS:
+            raise errors.InvalidPartitions(f"slot {slot}: a directory has {SLOTS} in its life, one for each partition")
         return 1 + (CONTROL_HEADER_SIZE + <int64_t>slot * SLOT_SIZE) // CONTROL_CHUNK_SIZE
 
     cdef Slot* slot(self, int number) except NULL:

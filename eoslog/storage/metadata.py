@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from eoslog._core import build_batch
+from eoslog._core import MAX_SLOTS, build_batch
 from eoslog.config import TopicConfig
 from eoslog.errors import (
     InvalidPartitions,
@@ -271,6 +271,7 @@ class MetadataLog:
                 for topic_id, info in self._deleted.items()
             ):
                 raise TopicAlreadyExists(f"topic {name!r} is just being deleted")
+            self._check_slots(name, len(leader_epochs))
             return [
                 TopicRecord(name, topic_id),
                 *(ConfigRecord(name, key, value) for key, value in stored.items()),
@@ -297,7 +298,7 @@ class MetadataLog:
         """Grow a topic to `total` partitions.
 
         Raises:
-            InvalidPartitions: `total` is not more than there are.
+            InvalidPartitions: `total` is not more than there are, or no slots are left for them.
             UnknownTopicOrPartition, InvalidTopic: no such user topic.
 
         Durability: durable on return.
@@ -307,6 +308,7 @@ class MetadataLog:
             info = self._user_topic(name)
             have = len(info.partitions)
             _check_partitions(total, have + 1, name)
+            self._check_slots(name, total - have)
             return [
                 PartitionRecord(have + i, info.topic_id, self._next_slot + i)
                 for i in range(total - have)
@@ -378,6 +380,13 @@ class MetadataLog:
         self._change(decide)
         self._log.sync()
         return range(taken[0], taken[0] + PRODUCER_ID_BLOCK)
+
+    def _check_slots(self, topic: str, more: int) -> None:
+        if self._next_slot + more > MAX_SLOTS:
+            raise InvalidPartitions(
+                f"topic {topic!r}: {more} partitions are too many: a directory has {MAX_SLOTS} in "
+                f"its life, those of deleted topics too, and {self._next_slot} are taken"
+            )
 
     def _user_topic(self, name: str) -> TopicInfo:
         if name in INTERNAL_TOPICS:

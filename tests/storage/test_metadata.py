@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eoslog._core import build_batch
+from eoslog._core import MAX_SLOTS, build_batch
 from eoslog.errors import (
     ConfigError,
     CorruptRecord,
@@ -209,6 +209,25 @@ def test_slots_are_never_used_again(metadata):
     assert metadata.by_slot(101) == (metadata.deleted[first.topic_id], first.partitions[0])
     assert metadata.by_slot(103)[0] == second
     assert metadata.by_slot(104) is None
+
+
+def test_a_directory_takes_no_more_partitions_than_it_has_slots_for(metadata, log):
+    put(
+        log,
+        records.TopicRecord("t", TOPIC_ID).encode(),
+        records.PartitionRecord(0, TOPIC_ID, MAX_SLOTS - 4).encode(),
+        records.RemoveTopicRecord(TOPIC_ID).encode(),
+    )
+    for grow in (
+        lambda: metadata.create_topic("u", 4),
+        lambda: metadata.adopt_topic("u", TOPIC_ID, dict.fromkeys(range(4), 1)),
+    ):
+        with pytest.raises(InvalidPartitions, match=f"{MAX_SLOTS} in its life.*{MAX_SLOTS - 3}"):
+            grow()
+    metadata.create_topic("u", 2)
+    with pytest.raises(InvalidPartitions, match=str(MAX_SLOTS)):
+        metadata.create_partitions("u", 4)
+    assert metadata.create_partitions("u", 3).partition(2).slot == MAX_SLOTS - 1
 
 
 def test_growing_keeps_old_partitions_and_old_views(metadata):
