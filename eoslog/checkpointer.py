@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from typing import Any
 
 from eoslog.errors import StorageError
 from eoslog.model import CLUSTER_METADATA_TOPIC
@@ -72,7 +73,7 @@ class Checkpointer:
 
     def _settle_all(self) -> bool:
         """Alone: flush what dead processes left published, write snapshots and recovery points."""
-        session = self._session.control.session
+        self._session.map_all()  # or what a dead process added would pass for never used
         path = os.path.join(self._session.path, checkpoints.RECOVERY_POINT_CHECKPOINT)
         points = checkpoints.read_offsets(path, lenient=True)
         metadata = self._partitions.metadata
@@ -80,11 +81,8 @@ class Checkpointer:
         infos = [*metadata.internal_topics.values(), *metadata.topics.values()]
         for info in infos:
             for partition in info.partitions.values():
-                try:
-                    view = self._session.control.slot_view(partition.slot)
-                except IndexError:
-                    continue
-                if view["session"] != session:
+                view = self._used(partition.slot)
+                if view is None:
                     continue
                 if view["poison"] or view["busy"] or view["cleaned_version"] & 1:
                     return False
@@ -103,11 +101,19 @@ class Checkpointer:
         checkpoints.write_offsets(path, points)
         # partitions that no one opened in an unclean session keep their need for a scan
         return self._partitions.last_run.clean or all(
-            self._session.control.slot_view(p.slot)["session"] == session
+            self._used(p.slot) is not None
             for info in infos
             for p in info.partitions.values()
             if files.is_dir(os.path.join(self._session.path, f"{info.name}-{p.partition}"))
         )
+
+    def _used(self, slot: int) -> dict[str, Any] | None:
+        """What a slot says if anybody opened its partition in this session."""
+        try:
+            view = self._session.control.slot_view(slot)
+        except IndexError:  # behind the end of the file
+            return None
+        return view if view["session"] == self._session.control.session else None
 
 
 def _raise_point(points: dict[tuple[str, int], int], log: PartitionLog, end: int) -> None:

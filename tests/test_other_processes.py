@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from eoslog import _core
 from eoslog.errors import IllegalState, LockTimeout
 from eoslog.log import open as open_log
 from tests.storage.helpers import batch
@@ -114,3 +115,36 @@ def test_a_stopped_lock_holder_is_not_overtaken_and_is_named(path):
         os.kill(holder.pid, signal.SIGKILL)
         holder.wait()
         assert partition.append(batch(1), timeout=60).base_offset == 0
+
+
+_BEHIND_THE_FIRST_CHUNK = 3999
+"""A partition whose slot lies in the second MiB of the control file."""
+
+
+def _append_and_die_before_it_is_published(path):
+    log = open_log(path)
+    log.engine.partition("t", _BEHIND_THE_FIRST_CHUNK).append(batch(1))
+    _core.arm_fault("pwrite", 1, -1)  # killed as it returns
+    log.engine.partition("t", _BEHIND_THE_FIRST_CHUNK).append(batch(1))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("clean", [True, False])
+def test_what_died_where_the_control_file_had_grown_meanwhile_is_no_clean_end(path, clean):
+    with open_log(path) as log:
+        log.engine.create_topic("t", _BEHIND_THE_FIRST_CHUNK + 1, {})
+    mark = os.path.join(path, ".kafka_cleanshutdown")
+    if not clean:
+        os.unlink(mark)
+    with open_log(path) as log:
+        child = multiprocessing.get_context("spawn").Process(
+            target=_append_and_die_before_it_is_published, args=(path,)
+        )
+        child.start()
+        child.join(300)
+        assert child.exitcode == -signal.SIGKILL
+    assert not os.path.exists(mark)
+    with open_log(path) as log:
+        assert log.engine.partition("t", _BEHIND_THE_FIRST_CHUNK).high_watermark == 2
+        log.engine.partition("t", _BEHIND_THE_FIRST_CHUNK).append(batch(1))
+    assert os.path.exists(mark)

@@ -262,6 +262,12 @@ class Session:
                         _core.os_sync(self._control_fd, data_only=False)
         self.control.map_chunks(chunks)
 
+    def map_all(self) -> None:
+        """Map all of the control file: others may have grown it since this process mapped it."""
+        with files.naming(CONTROL_FILE):
+            size = os.fstat(self._control_fd).st_size
+            self.control.map_chunks(size // CHUNK_SIZE)
+
     def append_lock(self, slot: int) -> tuple[int, int]:
         """(descriptor, byte) of a slot's append lock; the byte after it is the flush lock."""
         number = slot % LOCK_FILES
