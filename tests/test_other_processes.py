@@ -148,3 +148,33 @@ def test_what_died_where_the_control_file_had_grown_meanwhile_is_no_clean_end(pa
         assert log.engine.partition("t", _BEHIND_THE_FIRST_CHUNK).high_watermark == 2
         log.engine.partition("t", _BEHIND_THE_FIRST_CHUNK).append(batch(1))
     assert os.path.exists(mark)
+
+
+def _read_what_nobody_wrote_to(path, refused, written, seen):
+    with open_log(path, read_only=True) as log:
+        try:
+            log.offsets("t", _BEHIND_THE_FIRST_CHUNK)
+        except LockTimeout as error:
+            seen.put(str(error))
+        refused.set()
+        written.wait(300)
+        seen.put(log.offsets("t", _BEHIND_THE_FIRST_CHUNK).log_end)
+
+
+@pytest.mark.process
+def test_a_reader_is_refused_a_slot_that_the_control_file_does_not_reach_until_it_does(path):
+    context = multiprocessing.get_context("spawn")
+    refused, written, seen = context.Event(), context.Event(), context.Queue()
+    with open_log(path) as log:
+        log.engine.create_topic("t", _BEHIND_THE_FIRST_CHUNK + 1, {})
+        child = context.Process(
+            target=_read_what_nobody_wrote_to, args=(path, refused, written, seen)
+        )
+        child.start()
+        refused.wait(60)
+        log.engine.partition("t", _BEHIND_THE_FIRST_CHUNK).append(batch(3))
+        written.set()
+        child.join(300)
+        assert child.exitcode == 0
+        assert "nobody has written to slot" in seen.get(timeout=60)
+        assert seen.get(timeout=60) == 3

@@ -247,14 +247,20 @@ class Session:
         self.control.slot_view(0)
 
     def ensure_slot(self, slot: int) -> None:
-        """Grow and map the control file so that it holds this slot."""
+        """Grow and map the control file so that it holds this slot.
+
+        Raises:
+            LockTimeout: a reader may not grow it, and its writers have not.
+        """
         chunks = _core.ControlFile.chunks_for(slot)
         with files.naming(CONTROL_FILE):
             size = os.fstat(self._control_fd).st_size
         if size < chunks * CHUNK_SIZE:
             if self.private:
                 os.ftruncate(self._control_fd, chunks * CHUNK_SIZE)
-            elif not self.read_only:
+            elif self.read_only:  # memory behind a file's end kills who touches it (SIGBUS)
+                raise LockTimeout(f"{self.path}: nobody has written to slot {slot} yet")
+            else:
                 with self.bootstrap(), files.naming(CONTROL_FILE):
                     size = os.fstat(self._control_fd).st_size
                     if size < chunks * CHUNK_SIZE:
