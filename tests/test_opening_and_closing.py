@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from eoslog.errors import ConfigError, IllegalState, StorageError
+from eoslog.errors import ConfigError, IllegalState, StorageError, UnknownTopicOrPartition
 from eoslog.log import open as open_log
 from eoslog.storage import files
 from tests.storage.helpers import batch
@@ -113,6 +113,39 @@ def test_a_read_only_log_reads_beside_writers_and_alone(path):
     with open_log(path, read_only=True) as reader:
         assert reader.offsets("t", 0).log_end == 2
         assert len(list(reader.engine.partition("t", 0).batches(0, 2))) == 1
+
+
+def test_a_reader_beside_writers_reads_what_they_have_not_touched(path):
+    with open_log(path) as log:
+        log.create_topic("used")
+        log.create_topic("idle")
+        with log.producer() as producer:
+            producer.produce("idle", "1")
+            producer.produce("used", "1")
+        with log.consumer("idle", group_id="g", auto_offset_reset="earliest") as consumer:
+            assert consumer.poll(30).value == b"1"
+            consumer.commit()
+    with open_log(path) as log, log.producer() as producer:
+        producer.produce("used", "2")
+        producer.flush()
+        with open_log(path, read_only=True) as reader:
+            assert reader.offsets("idle", 0) == (0, 1, 1, 1)
+            assert reader.groups() == ["g"]
+            assert {tp.topic: end for tp, end in reader.snapshot().items()} == {
+                "idle": 1,
+                "used": 2,
+            }
+            assert set(reader.stats()["partitions"]) == {"idle-0", "used-0"}
+            consumer = reader.consumer("idle", auto_offset_reset="earliest")
+            assert consumer.poll(30).value == b"1"
+            producer.produce("idle", "2")
+            producer.flush()
+            assert consumer.poll(30).value == b"2"
+            assert reader.offsets("idle", 0) == (0, 2, 2, 2)
+            consumer.close()
+            log.delete_topic("idle")
+            with pytest.raises(UnknownTopicOrPartition):
+                reader.offsets("idle", 0)
 
 
 @pytest.mark.process

@@ -37,6 +37,7 @@ cdef class Partition:
         pthread_mutex_init(&self.state.mutex, NULL)
         self.control = control
         self.state.slot = control.slot(slot)
+        self.state.shared = NULL
         self.state.lane = control.lane(slot)
         self.state.session = control.session_word()
         self.slot_number = slot
@@ -67,47 +68,43 @@ cdef class Partition:
 
     # --- published values -------------------------------------------------------------------
 
+    cdef Slot* slot(self) except NULL:
+        self.control.check()
+        return published_slot(&self.state)
+
     @property
     def session(self):
-        self.control.check()
-        return atomic_load_u64(&self.state.slot.session)
+        return atomic_load_u64(&self.slot().session)
 
     @property
     def log_end(self):
-        self.control.check()
-        return atomic_load_i64(&self.state.slot.log_end)
+        return atomic_load_i64(&self.slot().log_end)
 
     @property
     def stable_end(self):
-        self.control.check()
-        return atomic_load_i64(&self.state.slot.stable_end)
+        return atomic_load_i64(&self.slot().stable_end)
 
     @property
     def log_start(self):
-        self.control.check()
-        return atomic_load_i64(&self.state.slot.log_start)
+        return atomic_load_i64(&self.slot().log_start)
 
     @property
     def active_base(self):
         """Base offset of the segment that holds the log end (a hint without the lock)."""
-        self.control.check()
-        return atomic_load_i64(&self.state.slot.active_base)
+        return atomic_load_i64(&self.slot().active_base)
 
     @property
     def end_position(self):
         """Byte of the log end in the segment `active_base`."""
-        self.control.check()
-        return atomic_load_i64(&self.state.slot.end_position)
+        return atomic_load_i64(&self.slot().end_position)
 
     @property
     def durable_end(self):
-        self.control.check()
-        return atomic_load_i64(&self.state.slot.durable_end)
+        return atomic_load_i64(&self.slot().durable_end)
 
     @property
     def published_segments_version(self):
-        self.control.check()
-        return atomic_load_u32(&self.state.slot.segments_version)
+        return atomic_load_u32(&self.slot().segments_version)
 
     @property
     def segments_version(self):
@@ -117,30 +114,26 @@ cdef class Partition:
     @property
     def cleaned_version(self):
         """Rises by two with each swap of cleaned segments; odd while one is under way."""
-        self.control.check()
-        return atomic_load_u32(&self.state.slot.cleaned_version)
+        return atomic_load_u32(&self.slot().cleaned_version)
 
     @property
     def cleaned_to(self):
         """Offset below which segments may have been replaced by cleaned ones in this session."""
-        self.control.check()
-        return atomic_load_i64(&self.state.slot.cleaned_to)
+        return atomic_load_i64(&self.slot().cleaned_to)
 
     @property
     def expire_below(self):
         """Producers whose last batch lies below this offset are forgotten."""
-        self.control.check()
-        return atomic_load_i64(&self.state.slot.expire_below)
+        return atomic_load_i64(&self.slot().expire_below)
 
     @property
     def deleted(self):
-        self.control.check()
-        return atomic_load_u32(&self.state.slot.deleted) != 0
+        cdef Slot* slot = self.slot()
+        return atomic_load_u32(&(slot if self.state.shared == NULL else self.state.shared).deleted) != 0
 
     @property
     def poisoned(self):
-        self.control.check()
-        return atomic_load_u32(&self.state.slot.poison) != 0
+        return atomic_load_u32(&self.slot().poison) != 0
 
     @property
     def flush_ns(self):
@@ -496,3 +489,12 @@ cdef class Partition:
         """Last step of recovery, under the lock: fill the slot, its session number last."""
         self.control.check()
         publish_recovered(&self.state, topic_id, log_start, durable_end, expire_below, expire_before_ms)
+
+    def stand_apart(self):
+        """For a reader whose writers have not recovered the partition: see `stand_apart`."""
+        self.control.check()
+        stand_apart(&self.state)
+
+    def publish_apart(self, bytes topic_id, int64_t log_start):
+        """Show what the fold found as bounds, to nobody else; False: writers were there first."""
+        return self.slot() != NULL and publish_apart(&self.state, topic_id, log_start)

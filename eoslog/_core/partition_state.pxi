@@ -78,6 +78,8 @@ cdef struct SegmentFiles:
 
 cdef struct PartitionState:
     Slot* slot
+    Slot* shared                # a reader's: the slot that `apart` stands for; NULL: none
+    Slot apart                  # see `stand_apart`
     WakeWord* lane
     uint64_t* session           # the directory's session number; a slot of another one is void
     ProducerTable table

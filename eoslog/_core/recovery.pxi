@@ -166,3 +166,32 @@ cdef void publish_recovered(PartitionState* state, const char* topic_id, int64_t
     state.segments_version = 1
     publish_end(state)
     atomic_store_u64(&state.slot.session, atomic_load_u64(state.session))
+
+
+cdef inline Slot* published_slot(PartitionState* state) noexcept:
+    """Where the bounds are to be read. Under the GIL: a reader leaves `apart` as soon as it may."""
+    if state.shared != NULL and atomic_load_u64(&state.shared.session) == atomic_load_u64(state.session):
+        state.slot = state.shared
+        state.shared = NULL
+    return state.slot
+
+
+cdef void stand_apart(PartitionState* state) noexcept:
+    """Bounds that nobody else sees stand for the slot, which is void, until a writer has filled it."""
+    memset(&state.apart, 0, sizeof(state.apart))
+    if state.shared == NULL:
+        state.shared = state.slot
+    state.slot = &state.apart
+
+
+cdef bint publish_apart(PartitionState* state, const char* topic_id, int64_t log_start) noexcept:
+    """Fill what stands for the slot with what the fold found.
+
+    What it read was published if the slot is void even now: a writer fills that before it appends.
+    """
+    if state.shared == NULL:
+        return False
+    publish_recovered(state, topic_id, log_start, state.next_offset, 0, 0)
+    state.apart.segments_version = 0xFFFFFFFF   # no slot's, nor this one: even, no swap is under way
+    state.apart.cleaned_version = 0xFFFFFFFE
+    return published_slot(state) == &state.apart

@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass
 
 from eoslog import _core
-from eoslog.errors import CorruptRecord, LockTimeout, StorageError
+from eoslog.errors import CorruptRecord, EoslogError, LockTimeout, StorageError
 from eoslog.storage import files
 from eoslog.storage.log_settings import FOR_EVER
 from eoslog.storage.partition_log import LOCK_TIMEOUT_S, PartitionLog, S
@@ -76,7 +76,7 @@ def open_partition(
 
     Raises:
         CorruptRecord: a damaged batch that no crash explains; nothing was changed.
-        LockTimeout: another process holds the partition.
+        LockTimeout: another process holds the partition, or for a reader: has yet to recover it.
         StorageError: the disk failed; it can be tried again.
     """
     recovered = False
@@ -86,9 +86,7 @@ def open_partition(
                 start = _scan(log, last, files.names(log.path), read_only=True)
                 log.core.publish_recovered(log.topic_id, start, log.core.next_offset)
             elif log.session.read_only:
-                raise LockTimeout(
-                    f"{log.topic}-{log.partition}: its writers have not recovered it yet"
-                )
+                _read_apart(log, last)
             else:
                 recovered = _recover(log, last, producer_expiration_ms)
         if not log.session.read_only:
@@ -120,6 +118,29 @@ def start_fold(log: PartitionLog) -> None:
         if version == log.core.published_segments_version:
             break  # else the files are another's: cleaned, or gone
     log.fold()
+
+
+def _read_apart(log: PartitionLog, last: LastSession) -> None:
+    """For a reader beside writers that have not come to this partition: what a clean end left.
+
+    Their recovery cuts nothing of that, and their first append follows it: whoever finds their slot
+    void after the scan has read nothing else, and takes the slot once it is filled. After another
+    end the tail may be cut.
+    """
+    core = log.core
+    if not last.clean or core.deleted:
+        raise LockTimeout(f"{log.topic}-{log.partition}: its writers have not recovered it yet")
+    core.stand_apart()
+    try:
+        start = _scan(log, last, files.names(log.path), read_only=True)
+        if core.publish_apart(log.topic_id, start):
+            log.reader.bases()  # under these versions: with others, all is opened anew
+    except (EoslogError, FileNotFoundError):
+        if core.session != log.session.control.session:
+            raise
+    if core.published_segments_version != log.reader.version:
+        log.reader.begin_anew()  # writers came to it meanwhile
+    core.load(0, b"")  # what a reader beside writers knows of producers: nothing
 
 
 def _recover(log: PartitionLog, last: LastSession, producer_expiration_ms: int) -> bool:

@@ -447,6 +447,12 @@ class LogReader:
         with self._listing:
             self._segments_version = -1
 
+    def begin_anew(self) -> None:
+        """Nothing that was listed or opened counts any more."""
+        with self._listing:
+            self._segments.clear()
+            self._segments_version = -1
+
     def forget(self, base: int) -> None:
         """A segment's files are gone; views that were handed out live on."""
         with self._listing:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from eoslog._core import build_marker
-from eoslog.errors import CorruptRecord
+from eoslog.errors import CorruptRecord, LockTimeout
 from eoslog.model import AppendOrigin
 from eoslog.storage import checkpoints
+from eoslog.storage.session import Session
 from tests.storage.helpers import batch, opened, payloads, state
 
 LOG = "0" * 20 + ".log"
@@ -330,3 +332,68 @@ def test_a_reader_of_an_unclean_directory_finds_times_without_the_index_files(wr
         for asked in range(62):
             found = next((i for i, t in enumerate(times) if t >= asked), None)
             assert log.offset_for_time(asked, expected[1]) == found, asked
+
+
+@pytest.fixture
+def idle(tmp_path):
+    """The path of a partition of five records that a living writer has not come to."""
+    with opened(str(tmp_path)) as log:
+        for n in range(5):
+            log.append(batch(1, producer_id=7, sequence=n, timestamp=1000 + n))
+    writer = Session(str(tmp_path))
+    yield str(tmp_path)
+    writer.close()
+
+
+def test_a_reader_beside_idle_writers_reads_what_a_clean_end_left_and_then_what_they_write(idle):
+    with opened(idle, read_only=True, clean=True) as reader:
+        assert (reader.log_end, reader.stable_end, reader.high_watermark) == (5, 5, 5)
+        before = payloads(reader)
+        assert [offset for offset, _ in before] == [0, 1, 2, 3, 4]
+        assert reader.offset_for_time(1003, 5) == 3
+        with opened(idle, clean=True, segment_bytes=1000) as writer:
+            assert (reader.log_end, reader.high_watermark) == (5, 5)
+            for n in range(5, 40):
+                writer.append(batch(1, producer_id=7, sequence=n, timestamp=1000 + n))
+                assert reader.log_end == n + 1
+                assert reader.high_watermark == 5
+            writer.flush()
+            assert reader.high_watermark == 40
+            assert len(writer.reader.bases()) > 2
+            assert payloads(reader) == payloads(writer)
+            assert payloads(reader)[:5] == before
+            assert [reader.offset_for_time(1000 + n, 40) for n in range(40)] == list(range(40))
+            writer.delete_records(6)
+            assert reader.log_start == 6
+
+
+def test_a_reader_beside_idle_writers_hears_that_the_topic_is_deleted(idle):
+    with opened(idle, read_only=True, clean=True) as reader:
+        assert not reader.core.deleted
+        with closing(Session(idle)) as session:
+            session.ensure_slot(reader.slot)
+            session.control.mark_deleted(reader.slot)
+        assert reader.core.deleted
+    with (
+        pytest.raises(LockTimeout, match="not recovered"),
+        opened(idle, read_only=True, clean=True),
+    ):
+        pass
+
+
+def test_what_a_reader_found_beside_writers_does_not_count_once_they_have_been_there(idle):
+    with opened(idle, read_only=True, clean=True) as reader:
+        reader.core.stand_apart()  # the scan begins anew
+        with opened(idle, clean=True) as writer:
+            writer.append(batch(1, producer_id=7, sequence=5))
+            assert not reader.core.publish_apart(reader.topic_id, 0)
+            assert reader.log_end == 6
+            writer.append(batch(1, producer_id=7, sequence=6))
+            assert reader.log_end == 7
+
+
+def test_a_reader_beside_idle_writers_is_refused_what_their_recovery_may_cut(idle):
+    with pytest.raises(LockTimeout, match="not recovered"), opened(idle, read_only=True):
+        pass
+    with opened(idle), opened(idle, read_only=True) as reader:
+        assert reader.log_end == 5
