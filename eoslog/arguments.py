@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from eoslog.errors import ConfigError
 
-__all__ = ["as_directory", "as_mapping", "as_names"]
+__all__ = ["as_directory", "as_int", "as_list_of", "as_mapping", "as_names", "as_path"]
 
 
 def as_mapping(what: str, value: Any) -> Mapping[Any, Any]:
@@ -24,6 +25,43 @@ def as_names(what: str, values: tuple[Any, ...]) -> list[str]:
         if not isinstance(value, str):
             raise ConfigError(f"{what}: expected topic names one by one ('a', 'b'), got {value!r}")
     return list(values)
+
+
+def as_int(what: str, value: Any, expected: str = "an int") -> int:
+    """A whole number of any kind as an int. Raises ConfigError for anything else, booleans too."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise ConfigError(f"{what}: expected {expected}, got {value!r}")
+
+
+def as_list_of(kind: type, what: str, names: str, values: Any) -> list[Any]:
+    """Several values of one kind; whole numbers of any kind count as ints.
+
+    Raises:
+        ConfigError: it is one value, or one of them is of another kind.
+    """
+    if isinstance(values, str | bytes):
+        raise ConfigError(f"{what}: expected a list of {names}, got the string {values!r}")
+    if not isinstance(values, Iterable):
+        raise ConfigError(f"{what}: expected a list of {names}, got {values!r}")
+    if kind is int:
+        return [as_int(what, value, f"a list of {names}") for value in values]
+    found = list(values)
+    for value in found:
+        if not isinstance(value, kind):
+            raise ConfigError(f"{what}: expected a list of {names}, got {value!r} in it")
+    return found
+
+
+def as_path(path: Any) -> str:
+    """The path of what is there. Raises ConfigError where it is no path."""
+    found = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: None)()
+    if not isinstance(found, str):
+        raise ConfigError(f"path: expected a path, got {path!r}")
+    return found
 
 
 def as_directory(path: Any) -> str:

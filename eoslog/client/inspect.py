@@ -21,6 +21,7 @@ import os
 from typing import Any
 
 from eoslog import _core
+from eoslog.arguments import as_path
 from eoslog.client.record_decoders import Decoder, decoder_of
 from eoslog.errors import CorruptRecord
 from eoslog.storage import checkpoints, files, running_broker, segment_files
@@ -64,7 +65,7 @@ def inspect(
         ConfigError: a directory that is no partition directory; an unknown decoder.
         LockTimeout: a broker has the directory open.
     """
-    path = os.fspath(path)
+    path = as_path(path)
     decode = decoder_of(decoder)
     if not read_only_anyway:
         running_broker.refuse(path)

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from eoslog.arguments import as_int
 from eoslog.errors import ConfigError
 from eoslog.model import OffsetAndMetadata, TopicPartition
 
@@ -48,6 +49,28 @@ def starts_of(offsets: Mapping[Any, Any]) -> dict[TopicPartition, int]:
         ConfigError: a key is no partition, or a value no whole number.
     """
     return {(tp := _partition(p)): _number(tp, offset) for p, offset in offsets.items()}
+
+
+def bound_of(what: str, bound: Any) -> int | dict[TopicPartition, int] | None:
+    """Where a scan begins or ends: one offset for all partitions, one each, or None.
+
+    Raises:
+        ConfigError: it is none of these, as {"a-0": 5}, which would bound nothing.
+    """
+    if bound is None:
+        return None
+    if not isinstance(bound, Mapping):
+        return as_int(what, bound, "an offset or {TopicPartition: offset}")
+    found = {}
+    for key, offset in bound.items():
+        try:
+            partition = _partition(key)
+        except ConfigError:
+            raise ConfigError(
+                f"{what}: expected {{TopicPartition: offset}}, got key {key!r}"
+            ) from None
+        found[partition] = as_int(f"{what}: {partition}", offset, "an offset")
+    return found
 
 
 def _partition(value: object) -> TopicPartition:

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eoslog import _core
+from eoslog.arguments import as_int, as_list_of, as_path
 from eoslog.client import arrow
+from eoslog.client.offsets import bound_of
 from eoslog.errors import ConfigError, CorruptRecord, OffsetOutOfRange, UnknownTopicOrPartition
 from eoslog.model import IsolationLevel, TopicPartition
 from eoslog.storage import running_broker, segment_files
@@ -97,7 +99,9 @@ class Scan:
         """Made by `Log.scan` and `read_segments`."""
         if binary not in ("view", "copy"):
             raise ConfigError(f'binary is "view" or "copy", not {binary!r}')
-        if not 1 <= batch_rows <= (1 << 31) - 1:
+        if columns is not None:
+            columns = as_list_of(str, "columns", "names", columns)
+        if not 1 <= as_int("batch_rows", batch_rows) <= (1 << 31) - 1:
             raise ConfigError(f"batch_rows must be 1 to 2147483647, not {batch_rows}")
         self._sources = list(sources)
         self._columns = list(arrow.COLUMNS if columns is None else columns)
@@ -226,8 +230,13 @@ def scan(
         ConfigError: an unknown column, isolation or way of binary.
     """
     committed = _is_committed(isolation)
+    if not isinstance(topic, str):
+        raise ConfigError(f"topic: expected one topic's name, got {topic!r}")
+    start, end = bound_of("start", start), bound_of("end", end)
+    if partitions is not None:
+        partitions = as_list_of(int, "partitions", "numbers", partitions)
     known = engine.topic(topic).partitions
-    numbers = sorted(known) if partitions is None else list(partitions)
+    numbers = sorted(known) if partitions is None else partitions
     missing = [number for number in numbers if number not in known]
     if missing:
         raise UnknownTopicOrPartition(
@@ -311,7 +320,7 @@ def segment_range(
     then opens only the segments of its part. Arguments and errors as for `read_segments`.
     """
     committed = _is_committed(isolation)
-    path = os.fspath(path)
+    path = as_path(path)
     if not read_only_anyway:
         running_broker.refuse(path)
     segments = segment_files.list_segments(path)
@@ -372,7 +381,8 @@ def read_segments(
             the message names file and position. A scan with a `start` behind it goes on; where the
             bytes are no batches at all only read_uncommitted can, as nobody knows what they ended.
     """
-    path = os.fspath(path)
+    start, end = bound_of("start", start), bound_of("end", end)
+    path = as_path(path)
     if within is None:
         within = segment_range(path, isolation=isolation, read_only_anyway=read_only_anyway)
     elif not read_only_anyway:

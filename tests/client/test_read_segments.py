@@ -242,3 +242,19 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
     read_segments(directory).to_table()
     inspect(directory)
     assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in directory.iterdir()} == before
+
+
+def test_bounds_by_partition_hold_and_others_are_refused(tmp_path: Path) -> None:
+    place = write_partition(tmp_path / "a-0", [two(), two()])
+    assert offsets(read_segments(place, start={("a", 0): 1}, end={("a", 0): 3})) == [1, 2]
+    for bound in ({"a-0": 1}, {("a", 0): "1"}, 1.5):
+        with pytest.raises(errors.ConfigError, match=r"^start: .*expected"):
+            read_segments(place, start=bound)
+        with pytest.raises(errors.ConfigError, match=r"^end: .*expected"):
+            read_segments(place, end=bound)
+
+
+@pytest.mark.parametrize("call", [read_segments, inspect])
+def test_what_is_no_path_is_refused(call: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="path: expected a path, got None"):
+        call(None)

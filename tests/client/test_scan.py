@@ -135,3 +135,47 @@ def test_scan_and_files_tell_the_same(log: Any, tmp_path: Path) -> None:
     theirs = eoslog.read_segments(tmp_path / "data" / "t-0").to_table()
     assert mine.to_pylist() == theirs.to_pylist()
     assert eoslog.inspect(tmp_path / "data" / "t-0")["read_committed_offsets"] == list(range(150))
+
+
+@pytest.mark.parametrize("name", ["start", "end"])
+def test_a_bound_by_a_plain_pair_holds(log: Any, name: str) -> None:
+    append(log, 0, [b"a", b"b", b"c"])
+    found = offsets(log.scan("t", partitions=[0], **{name: {("t", 0): 2}}))
+    assert found == ([2] if name == "start" else [0, 1])
+
+
+@pytest.mark.parametrize("name", ["start", "end"])
+@pytest.mark.parametrize(
+    ("bound", "told"),
+    [
+        ({"t-0": 5}, "expected {TopicPartition: offset}, got key 't-0'"),
+        ({0: 1}, "expected {TopicPartition: offset}, got key 0"),
+        ({("t", 0): 5.5}, "t-0: expected an offset, got 5.5"),
+        ({("t", 0): "1"}, "t-0: expected an offset, got '1'"),
+        ("earliest", "expected an offset or {TopicPartition: offset}, got 'earliest'"),
+        (1.0, "expected an offset or {TopicPartition: offset}, got 1.0"),
+    ],
+)
+def test_a_bound_that_would_bound_nothing_is_refused(
+    log: Any, name: str, bound: Any, told: str
+) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        log.scan("t", **{name: bound})
+    assert str(caught.value) == f"{name}: {told}"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"partitions": 1}, "partitions: expected a list of numbers, got 1"),
+        ({"partitions": ["1"]}, "partitions: expected a list of numbers, got '1'"),
+        ({"batch_rows": "5"}, "batch_rows: expected an int, got '5'"),
+        ({"columns": "value"}, "columns: expected a list of names, got the string 'value'"),
+        ({"columns": [1]}, "columns: expected a list of names, got 1 in it"),
+        ({"topic": ["t"]}, r"topic: expected one topic's name, got ['t']"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named(log: Any, options: Any, told: str) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        log.scan(**{"topic": "t", **options})
+    assert str(caught.value) == told
