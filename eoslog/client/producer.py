@@ -400,7 +400,7 @@ class Producer(BoundConsumers, RecordAccumulator):
 
         Raises:
             CommitFailed: the group gave these partitions to somebody else: abort.
-            TransactionAbortable: not done within the timeout, for what its cause says: abort.
+            TransactionAbortable: not done within the timeout, or there is no such topic: abort.
             ProducerFenced: another instance took over.
         """
         with self._calls:

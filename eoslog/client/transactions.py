@@ -301,6 +301,7 @@ class TransactionManager:
                 ),
                 deadline,
                 "send_offsets_to_transaction",
+                final=(CommitOutcomeUnknown, UnknownTopicOrPartition),  # no wait makes a topic
             )
         except RequestTimedOut as error:
             failure = self.fail(error)  # the offsets may be in the log: only an abort is safe
@@ -440,16 +441,20 @@ class TransactionManager:
             f"id {self._identity.producer_id}, epoch {self._identity.producer_epoch}: {error}"
         )
 
-    def _coordinate(self, call: Callable[[], T], deadline: float, what: str) -> T:
+    def _coordinate(
+        self,
+        call: Callable[[], T],
+        deadline: float,
+        what: str,
+        final: tuple[type[EoslogError], ...] = (CommitOutcomeUnknown,),
+    ) -> T:
         """Call until it is not told to come again, or the deadline has passed."""
         pause = 0.005
         while True:
             try:
                 return call()
             except EoslogError as error:
-                if not getattr(error, "retriable", False) or isinstance(
-                    error, CommitOutcomeUnknown
-                ):
+                if not getattr(error, "retriable", False) or isinstance(error, final):
                     raise
                 if time.monotonic() + pause > deadline:
                     raise RequestTimedOut(
