@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Transaction", "group_metadata_of"]
 
+_NEEDED = ("bind_to", "group_metadata", "must_rewind", "note_committed", "progress", "rewind")
+
 logger = logging.getLogger("eoslog.client.transaction")
 
 
@@ -57,13 +59,19 @@ class Transaction:
         From here on the consumer is bound to the producer, as by `Consumer(config, producer=p)`.
 
         Raises:
-            ConfigError: the consumer commits by itself, which would not wait for this transaction,
-                or reads what may be aborted.
+            ConfigError: no consumer; or it commits by itself, which would not wait for this
+                transaction, or reads what may be aborted.
             CommitFailed: the group moved on; or the positions are not all that was read since the
                 last commit or rewind: a partition was given away meanwhile, or a transaction was
                 aborted that did not rewind this consumer. The transaction can only be aborted.
             IllegalState: the consumer is closed, or reads nothing.
         """
+        if not all(hasattr(consumer, name) for name in _NEEDED):
+            group = repr(consumer) if isinstance(consumer, str) else "group"
+            raise ConfigError(
+                f"commit_offsets: expected a consumer, got {consumer!r}; "
+                f"for a group id use send_offsets(offsets, {group})"
+            )
         _check_kind(consumer)
         self._consumers.add(consumer)
         offsets = consumer.progress()

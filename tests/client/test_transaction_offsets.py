@@ -112,6 +112,19 @@ def test_the_context_commits_with_the_consumers_position(log: Log, producer: Pro
     assert visible(log) == [b"v"]
 
 
+@pytest.mark.parametrize(
+    ("given", "group"), [("g", "'g'"), (None, "group"), ({TopicPartition("a", 0): 1}, "group")]
+)
+def test_what_is_no_consumer_is_refused_by_name(producer: Producer, given: Any, group: str) -> None:
+    with pytest.raises(ConfigError) as caught, producer.transaction() as tx:
+        tx.commit_offsets(given)
+    assert str(caught.value) == (
+        f"commit_offsets: expected a consumer, got {given!r}; "
+        f"for a group id use send_offsets(offsets, {group})"
+    )
+    assert producer.transaction_state == "READY"
+
+
 def test_an_exception_aborts_rewinds_and_goes_on(log: Log, producer: Producer) -> None:
     consumer = FakeConsumer()
     producer.bind(consumer)  # known before commit_offsets is reached
