@@ -269,11 +269,13 @@ class Fetcher:
                 # Good records come first; the error is raised when its record's turn comes.
                 if records:
                     break
-                if isinstance(error, EoslogError):
+                if isinstance(error, EoslogError) and not isinstance(error, SerializationError):
                     raise
-                raise SerializationError(
-                    f"{partition} at offset {position}: {type(error).__name__}: {error}"
-                ) from error
+                # It may lie behind what nobody is shown; without deserializers it is found.
+                [bad], _ = _core.decode_records(
+                    partition.topic, partition.partition, part.data, position, bound, aborted, 1
+                )
+                raise _undecodable(partition, bad.offset, error) from error
             records += found
             stopped_early = next_offset < min(part.next_offset, bound)
             position = next_offset
@@ -325,3 +327,12 @@ class Fetcher:
             except EoslogError as error:
                 # Somebody else may succeed; this reader goes on waiting.
                 logger.warning("%s is held up at offset %d: %s", state.partition, stable, error)
+
+
+def _undecodable(partition: TopicPartition, offset: int, error: Exception) -> SerializationError:
+    name, number = partition.topic, partition.partition
+    what = "" if isinstance(error, SerializationError) else f"{type(error).__name__}: "
+    return SerializationError(
+        f"{partition} at offset {offset}: {what}{error}; to skip this record: "
+        f"consumer.seek(TopicPartition({name!r}, {number}), {offset + 1})"
+    )

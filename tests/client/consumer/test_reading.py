@@ -207,6 +207,25 @@ def test_a_failing_deserializer_is_an_error_at_its_position_until_seek(host, log
     assert c.poll(0).value == 4
 
 
+@pytest.mark.parametrize(
+    ("deserializer", "told"),
+    [("long", "long: expected 8 bytes, got 3"), (lambda data: int(data), "ValueError: invalid")],
+)
+def test_a_record_that_cannot_be_deserialized_is_named_and_may_be_skipped(
+    host, log, deserializer, told
+):
+    log.put("no", producer_id=2, producer_epoch=0, base_sequence=0, transactional=True)
+    log.mark(2, 0, commit=False)
+    log.put("bad")
+    c = consumer(host, value_deserializer=deserializer)
+    told = f"t-0 at offset 2: {told}"
+    with pytest.raises(SerializationError, match=told) as caught:
+        c.poll(0)
+    assert str(caught.value).endswith("consumer.seek(TopicPartition('t', 0), 3)")
+    c.seek(T0, 3)
+    assert c.poll(0) is None
+
+
 def test_trouble_in_one_partition_does_not_lose_records_of_another(host, log):
     log.put("bad")
     host.partition("t", 1).put("good")
