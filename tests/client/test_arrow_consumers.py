@@ -181,3 +181,18 @@ def test_damage_reaches_whoever_reads_the_stream(log: Any, tmp_path: Path) -> No
             read += batch.column("value").to_pylist()
     assert read == VALUES[: len(read)]
     assert len(read) >= int(last.stem)
+
+
+def test_an_empty_batch_of_a_consumer_imports_no_pandas(log: Any) -> None:
+    pytest.importorskip("pandas")
+    code = (
+        "import sys, eoslog\n"
+        "with eoslog.open(sys.argv[1]) as log, log.consumer('t') as consumer:\n"
+        "    batch = consumer.consume_arrow(timeout=0)\n"
+        "batch.validate(full=True)\n"
+        "print(batch.num_rows, batch.num_columns, 'pandas' in sys.modules)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, log.path], capture_output=True, text=True, timeout=60
+    )
+    assert ran.stdout == "0 8 False\n", ran.stderr
