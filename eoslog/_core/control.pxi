@@ -104,6 +104,7 @@ cdef class ControlFile:
     cdef int chunk_count
     cdef int fd
     cdef bint writable
+    cdef bint closed
     cdef uint32_t generation
 
     def __cinit__(self, int fd, *, bint writable=True):
@@ -113,6 +114,8 @@ cdef class ControlFile:
         self.chunk_count = 0
 
     cdef int check(self) except -1:
+        if self.closed:                                   # nothing is mapped any more
+            raise errors.IllegalState("the log is closed")
         if self.generation != eoslog_fork_generation:
             raise errors.IllegalState("this handle was inherited through fork: open the directory again")
         return 0
@@ -140,7 +143,7 @@ cdef class ControlFile:
             for i in range(self.chunk_count):
                 munmap(self.chunks[i], CONTROL_CHUNK_SIZE)
         self.chunk_count = 0
-        self.generation = eoslog_fork_generation - 1      # further use raises instead of crashing
+        self.closed = True
 
     @staticmethod
     def chunks_for(int slot):

@@ -179,3 +179,11 @@ def test_arguments_of_the_wrong_kind_are_named(log: Any, options: Any, told: str
     with pytest.raises(errors.ConfigError) as caught:
         log.scan(**{"topic": "t", **options})
     assert str(caught.value) == told
+
+
+def test_a_scan_of_a_log_that_was_closed_says_so(log: Any) -> None:
+    append(log, 0, [b"a"])
+    scan = log.scan("t")
+    log.close()
+    with pytest.raises(errors.IllegalState, match="the log is closed"):
+        list(scan)
