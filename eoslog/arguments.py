@@ -9,7 +9,15 @@ from typing import Any
 
 from eoslog.errors import ConfigError
 
-__all__ = ["as_directory", "as_int", "as_list_of", "as_mapping", "as_names", "as_path"]
+__all__ = [
+    "as_directory",
+    "as_int",
+    "as_list_of",
+    "as_mapping",
+    "as_names",
+    "as_path",
+    "keys_of_log",
+]
 
 
 def as_mapping(what: str, value: Any) -> Mapping[Any, Any]:
@@ -74,3 +82,22 @@ def as_directory(path: Any) -> str:
     if not isinstance(found, str) or not found or "\0" in found:
         raise ConfigError(f"path: expected the path of a directory, got {path!r}")
     return os.path.abspath(found)
+
+
+def keys_of_log(
+    path: str, config: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The configuration of a client of an open log.
+
+    Raises:
+        ConfigError: it is no mapping; or it, or a keyword, names another directory.
+    """
+    given = {} if config is None else as_mapping("config", config)
+    for keys in (given, options):
+        for name in ("log.dir", "log_dir"):
+            other = keys.get(name, path)
+            if as_directory(other) != as_directory(path):
+                raise ConfigError(
+                    f"{name}: this log is {path!r}, for {other!r} open that one with eoslog.open"
+                )
+    return {"log.dir": path, **given}

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from eoslog.arguments import as_directory, as_mapping, as_names
+from eoslog.arguments import as_directory, as_int, as_mapping, as_names, keys_of_log
 from eoslog.client.offsets import offsets_of, starts_of
 from eoslog.client.recipes import run_transaction
 from eoslog.client.subscription import compiled
@@ -174,7 +174,8 @@ class Log(Owner):
         """The first offset whose timestamp is at or after a time; the high watermark if none is."""
         log = self._partition(topic, partition)
         end = log.high_watermark
-        found = log.offset_for_time(timestamp_ms, end)
+        when = as_int("timestamp_ms", timestamp_ms, "ms since 1970 as int")
+        found = log.offset_for_time(when, end)
         return end if found is None else found
 
     def snapshot(self, topics: Sequence[str] | None = None) -> dict[TopicPartition, int]:
@@ -234,8 +235,7 @@ class Log(Owner):
         from eoslog.client.producer import Producer
 
         self.engine.for_writing()
-        given = {} if config is None else as_mapping("config", config)
-        return self._own(Producer({"log.dir": self.path, **given}, **options))
+        return self._own(Producer(keys_of_log(self.path, config, options), **options))
 
     def consumer(self, *topics: str, group_id: str | None = None, **options: Any) -> Consumer:
         """A consumer on this directory, subscribed to the topics given."""
@@ -246,7 +246,7 @@ class Log(Owner):
         if group_id is not None:
             options["group_id"] = group_id
         names = as_names("topics", topics)
-        consumer = self._own(Consumer({"log.dir": self.path}, **options))
+        consumer = self._own(Consumer(keys_of_log(self.path, None, options), **options))
         if topics and group_id is not None:
             consumer.subscribe(names)
         elif topics:

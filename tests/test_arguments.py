@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,18 @@ WRONG: dict[str, tuple[Any, str]] = {
     "consumer": (lambda log: log.consumer(["t"]), "topics.*one by one"),
     "consumer of a group": (lambda log: log.consumer(["t"], group_id="g"), "topics.*one by one"),
     "producer": (lambda log: log.producer("t"), "config.*dict"),
+    "producer elsewhere": (lambda log: log.producer(log_dir="o"), "log_dir: this log is .*'o'"),
+    "producer by key": (lambda log: log.producer({"log.dir": "o"}), "log.dir: this log is .*'o'"),
+    "consumer elsewhere": (lambda log: log.consumer("t", log_dir="o"), "log_dir: this log is"),
+    "trace": (lambda log: log.trace(5), "trace: expected a function, got 5"),
+    "time as text": (
+        lambda log: log.offset_for_time("t", 0, "1005"),
+        "ms since 1970 as int.*'1005'",
+    ),
+    "time as datetime": (
+        lambda log: log.offset_for_time("t", 0, datetime.now(UTC)),
+        r"timestamp_ms: expected ms since 1970 as int, got datetime",
+    ),
 }
 
 
@@ -50,6 +63,11 @@ def test_a_partition_may_be_a_plain_pair(log: Any) -> None:
     assert log.delete_records({("t", 0): 2}) == {TopicPartition("t", 0): 2}
     log.reset_offsets("g", {("t", 0): 3})
     assert log.engine.groups.fetch_offsets("g")[TopicPartition("t", 0)].offset == 3
+
+
+def test_a_client_may_be_told_the_directory_that_it_is_in(log: Any) -> None:
+    log.producer({"log.dir": log.path}).close()
+    log.consumer("t", log_dir=Path(log.path)).close()
 
 
 @pytest.mark.parametrize("place", ["", "a\0b", b"here", 3, None])

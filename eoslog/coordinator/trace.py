@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+from eoslog.errors import ConfigError
+
+logger = logging.getLogger("eoslog.trace")
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -30,7 +35,9 @@ class Trace:
         self._listeners: tuple[Listener, ...] = ()
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Add a listener; the returned function removes it."""
+        """Add a listener; the returned function removes it. ConfigError if it cannot be called."""
+        if not callable(listener):
+            raise ConfigError(f"trace: expected a function, got {listener!r}")
         self._listeners = (*self._listeners, listener)
 
         def remove() -> None:
@@ -44,9 +51,12 @@ class Trace:
         return bool(self._listeners)
 
     def emit(self, request: str, transactional_id: str | None, **details: Any) -> None:
-        """Tell every listener."""
+        """Tell every listener; what one raises is logged, the request is none of its business."""
         for listener in self._listeners:
-            listener({"request": request, "transactional_id": transactional_id, **details})
+            try:
+                listener({"request": request, "transactional_id": transactional_id, **details})
+            except Exception:
+                logger.exception("a listener of log.trace failed at %s", request)
 
     def request(
         self, name: str, transactional_id: str | None, producer_id: int = -1,

@@ -449,6 +449,22 @@ def test_the_trace_names_every_request(world: World) -> None:
     assert len(events) == len(names)
 
 
+def test_a_listener_that_fails_is_logged_and_the_request_goes_on(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(event: dict[str, object]) -> None:
+        raise ZeroDivisionError
+
+    events: list[dict[str, object]] = []
+    world.coordinator.trace(broken)
+    world.coordinator.trace(events.append)
+    writer = Writer(world, "t")
+    writer.write(A0, b"1")
+    writer.commit()
+    assert events[-1]["request"] == "EndTxn"
+    assert "a listener of log.trace failed at EndTxn" in caplog.text
+
+
 def test_a_locked_partition_gets_its_marker_after_the_others(world: World) -> None:
     writer = Writer(world, "t")
     writer.write(A0, b"1")
