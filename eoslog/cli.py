@@ -17,6 +17,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 ok, 1 runtime, 2 usage, 3 not found, 4 conflict or fenced, 5 corruption
         found, 6 timed out, 130 interrupted.
     """
+    try:
+        return _main(arguments)
+    except KeyboardInterrupt:  # while it starts: `run` sees to those that come later
+        print("eoslog: interrupted", file=sys.stderr)
+        return 130
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     missing = [name for name in ("click", "rich") if find_spec(name) is None]
     if missing:
         print(

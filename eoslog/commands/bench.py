@@ -8,14 +8,18 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import eoslog
-from eoslog.commands.bench_work import PASSES, Bench, Figure, WrongResult, limit_of
 from eoslog.commands.face import Face
 
+if TYPE_CHECKING:
+    from eoslog.commands.bench_work import Bench, Figure
+
+PASSES = 3
+"""At least so many, whatever the time."""
 PICTURE = "eoslog-bench.png"
 
 
@@ -69,6 +73,8 @@ def bench(
       eoslog -d /mnt/disk bench          another disk
       eoslog --format json bench         for programs
     """  # noqa: D301
+    from eoslog.commands.bench_work import Bench  # not for every command: it imports numpy
+
     wanted = PICTURE if picture is None else picture
     if picture and find_spec("matplotlib") is None:
         raise click.UsageError("--picture needs matplotlib: pip install 'eoslog[demo]'")
@@ -90,6 +96,8 @@ def bench(
 
 
 def _measure(face: Face, work: Bench, seconds: float) -> int:
+    from eoslog.commands.bench_work import WrongResult
+
     begun = time.monotonic()
     passes = 0
     with face.progress(of="") as bar:
@@ -113,6 +121,8 @@ def _time_for_more(spent: float, passes: int, seconds: float) -> bool:
 
 
 def _row(figure: Figure, work: Bench) -> dict[str, Any]:
+    from eoslog.commands.bench_work import limit_of
+
     limit = limit_of(figure, work.figures)
     share = None
     if limit is not None:

@@ -21,8 +21,6 @@ import numpy as np
 
 import eoslog
 
-PASSES = 3
-"""At least so many, whatever the time."""
 TRIES = 40
 """Latencies taken in a pass."""
 _POLLED = 20_000

@@ -51,6 +51,21 @@ def test_an_interrupt_is_130(cli, monkeypatch):
     assert cli("topic", "list").code == 130
 
 
+def test_an_interrupt_while_it_starts_is_130_too(monkeypatch, capsys):
+    def interrupted(_name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry, "find_spec", interrupted)
+    assert entry.main(["topic", "list"]) == 130
+    assert capsys.readouterr().err == "eoslog: interrupted\n"
+
+
+def test_commands_that_need_no_numpy_do_not_wait_for_it():
+    code = "import sys, eoslog.commands; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n", done.stderr
+
+
 @pytest.mark.slow
 def test_a_reader_that_has_enough_ends_the_program_quietly(shop, place, tmp_path):
     lines = tmp_path / "lines"
