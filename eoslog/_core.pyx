@@ -102,6 +102,7 @@ __all__ = (
     "crc32c_software",
     "decode_records",
     "empty_batch",
+    "first_beyond_time",
     "first_older",
     "first_without_key",
     "iter_batches",

@@ -330,6 +330,21 @@ def first_older(Batch batch not None, int64_t horizon_ms):
     return -1
 
 
+def first_beyond_time(Batch batch not None):
+    """Index of the first record whose time is more than 64 bits hold, -1 when there is none.
+
+    Every record is walked, as readers do: CorruptRecord where one is not what the header says."""
+    cdef RecordBlock block = RecordBlock(batch)
+    cdef RecordFields record
+    cdef int32_t found = -1
+    cdef int64_t timestamp
+    while block.next(&record):
+        timestamp = add_timestamp(block.base_timestamp, record.timestamp_delta)
+        if found < 0 and (timestamp < block.base_timestamp) != (record.timestamp_delta < 0):
+            found = block.seen - 1
+    return found
+
+
 def recompressed(Batch batch not None, str compression):
     """The batch with its records in another codec."""
     cdef RecordBlock source = RecordBlock(batch)

@@ -8,7 +8,9 @@ from typing import Any
 
 from eoslog import _core
 from eoslog.client.delivery import Delivery
-from eoslog.errors import CorruptRecord
+from eoslog.errors import CorruptRecord, ErrorCode, InvalidRecord, UnsupportedFormat, error_for
+from eoslog.storage import codecs as _codecs  # noqa: F401  binds the codecs of batches
+from eoslog.storage import segment_files
 
 __all__ = ["EncodedBatches", "HalfBatch", "can_split", "chunks", "split"]
 
@@ -117,17 +119,25 @@ def split(batch: Any) -> list[EncodedBatches]:
 
 
 def chunks(
-    topic: str, partition: int, runs: Iterable[Any], size: int
+    topic: str, partition: int, runs: Iterable[Any], size: int, *, trusted: bool = False
 ) -> Iterator[list[EncodedBatches]]:
     """What goes to one partition in lists of about `size` bytes, looked at as it is taken.
 
+    Args:
+        topic: where it goes,
+        partition: and into which partition.
+        runs: whole batches, one or several a run.
+        size: bytes.
+        trusted: the records in them are not looked at.
+
     Raises:
         CorruptRecord: one of `runs` does not hold whole batches of data, and nothing else.
+        InvalidRecord, UnsupportedFormat, KafkaError: as `_check_records`.
     """
     chunk: list[EncodedBatches] = []
     held = 0
     for run in runs:
-        for part in _parts(topic, partition, memoryview(run), size):
+        for part in _parts(topic, partition, memoryview(run), size, trusted):
             chunk.append(part)
             held += len(part)
             if held >= size:
@@ -137,7 +147,9 @@ def chunks(
         yield chunk
 
 
-def _parts(topic: str, partition: int, run: memoryview, size: int) -> Iterator[EncodedBatches]:
+def _parts(
+    topic: str, partition: int, run: memoryview, size: int, trusted: bool
+) -> Iterator[EncodedBatches]:
     """A run cut where a batch ends, each part of at most `size` bytes or a single batch."""
     found = _core.iter_batches(run)
     whole = sum(batch.size for batch in found)
@@ -145,6 +157,9 @@ def _parts(topic: str, partition: int, run: memoryview, size: int) -> Iterator[E
         raise CorruptRecord(
             f"{topic}-{partition}: {whole} of {len(run)} bytes are whole batches of data"
         )
+    if not trusted:
+        for number, batch in enumerate(found):
+            _check_records(f"{topic}-{partition}: batch {number} of {len(found)}", batch)
     part: list[_core.Batch] = []
     begin = end = 0
     for batch in found:
@@ -154,3 +169,25 @@ def _parts(topic: str, partition: int, run: memoryview, size: int) -> Iterator[E
         part.append(batch)
         end += batch.size
     yield EncodedBatches(topic, partition, run[begin:end], part)
+
+
+def _check_records(where: str, batch: _core.Batch) -> None:
+    """Walk the records as readers will: they stop for ever at a batch that they can't read.
+
+    Raises:
+        InvalidRecord: its records are not as many, or not as its header says.
+        UnsupportedFormat: a codec that is not known. ConfigError: its library is missing.
+        CorruptRecord: its CRC is wrong.
+        KafkaError: INVALID_TIMESTAMP, 64 bits don't hold the time of a record.
+    """
+    fault = segment_files.fault_of(batch)
+    if fault is not None:
+        unknown = batch.compression.startswith("unknown")
+        raise (UnsupportedFormat if unknown else CorruptRecord)(f"{where}: {fault}")
+    try:
+        index = _core.first_beyond_time(batch)
+    except CorruptRecord as error:
+        raise InvalidRecord(f"{where}: {error}") from error
+    if index >= 0:
+        text = f"{where}: the time of record {index} is more than 64 bits hold"
+        raise error_for(ErrorCode.INVALID_TIMESTAMP, text)

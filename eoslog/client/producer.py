@@ -185,23 +185,27 @@ class Producer(BoundConsumers, RecordAccumulator):
 
         return produce_stream(self, topic, data)
 
-    def produce_batches(self, topic: str, partition: int, batches: Iterable[Any]) -> int:
+    def produce_batches(
+        self, topic: str, partition: int, batches: Iterable[Any], *, trusted: bool = False
+    ) -> int:
         """Append batches that are encoded already, behind what is buffered for the partition.
 
         Each item is one whole v2 batch, or several one behind the other, which then are appended as
         one as far as 1 MiB holds them. Producer id, epoch and sequence are stamped into it where it
         is writable, else into a copy; everything else stays as it is. Returns when all of them have
-        what `acks` promises.
+        what `acks` promises. Their records are walked first, unless `trusted`: eoslog encoded them.
 
         Returns:
             How many records they hold.
 
         Raises:
             CorruptRecord: not whole batches, or a CRC is wrong; those before may be appended.
+            InvalidRecord, UnsupportedFormat, KafkaError (INVALID_TIMESTAMP): no consumer could read
+                the records; those before may be appended.
             EoslogError: why one was refused; others may be appended (a transaction: abort it).
         """
         count = 0
-        for chunk in chunks(topic, partition, batches, GROUP_BYTES):
+        for chunk in chunks(topic, partition, batches, GROUP_BYTES, trusted=trusted):
             if self.gate:
                 self._refuse()
             self._sender.drain_for_batches(chunk)

@@ -1,0 +1,73 @@
+"""Batches that others encoded: what no consumer could read is refused before it is appended."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from eoslog import _core
+from eoslog.errors import ErrorCode, InvalidRecord, KafkaError, UnsupportedFormat
+from eoslog.log import Log
+from tests.client.helpers import stored
+
+ATTRIBUTES, LAST_DELTA, BASE_TIME, COUNT, RECORDS = 21, 23, 27, 57, 61
+T0 = 1_700_000_000_000
+
+
+def encoded(*changes: tuple[int, str, int], compression: str = "none") -> bytearray:
+    """A batch of three records with fields of its header changed, under a right CRC."""
+    records = [(T0 + i, b"k", b"v%d" % i, ()) for i in range(3)]
+    return sealed(bytearray(_core.build_batch(records, compression=compression)), *changes)
+
+
+def sealed(batch: bytearray, *changes: tuple[int, str, int]) -> bytearray:
+    for at, layout, value in changes:
+        struct.pack_into(layout, batch, at, value)
+    struct.pack_into(">I", batch, 17, _core.crc32c(bytes(batch[ATTRIBUTES:])))
+    return batch
+
+
+def garbage() -> bytearray:
+    batch = encoded()
+    batch[RECORDS:] = b"\xff" * (len(batch) - RECORDS)
+    return sealed(batch)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "why"),
+    [
+        (encoded((LAST_DELTA, ">i", 4), (COUNT, ">i", 5)), InvalidRecord, "counts 5 records"),
+        (encoded((LAST_DELTA, ">i", 1), (COUNT, ">i", 2)), InvalidRecord, "left over"),
+        (garbage(), InvalidRecord, "batch 1 of 2"),
+        (encoded((ATTRIBUTES, ">h", 4)), InvalidRecord, "zstd"),
+        (encoded((ATTRIBUTES, ">h", 7)), UnsupportedFormat, "codec 7"),
+        (encoded((BASE_TIME, ">q", 2**63 - 1)), KafkaError, "time of record 1"),
+    ],
+)
+def test_batches_that_no_consumer_could_read_are_refused(
+    log: Log, batch: bytearray, error: type[KafkaError], why: str
+) -> None:
+    with log.producer() as producer:
+        with pytest.raises(error, match=why) as caught:
+            producer.produce_batches("one", 0, [encoded() + batch])
+        assert "one-0" in str(caught.value)
+        if error is KafkaError:
+            assert caught.value.code == ErrorCode.INVALID_TIMESTAMP
+        assert stored(log) == []
+        producer.produce("one", b"good")
+    assert [value for _, _, value in stored(log)] == [b"good"]
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_whole_ones_of_any_time_are_taken(log: Log, codec: str) -> None:
+    times = (0, -1, -5, 2**63 - 3, -(2**63))
+    batches = [encoded((BASE_TIME, ">q", time), compression=codec) for time in times]
+    with log.producer() as producer:
+        assert producer.produce_batches("one", 0, batches) == 15
+    assert [value for _, _, value in stored(log)] == [b"v0", b"v1", b"v2"] * 5
+
+
+def test_trusted_ones_are_not_walked(log: Log) -> None:
+    with log.producer() as producer:
+        assert producer.produce_batches("one", 0, [garbage()], trusted=True) == 3
