@@ -27,7 +27,7 @@ from eoslog.errors import CorruptRecord, EoslogError, LockTimeout, StorageError
 from eoslog.storage import files
 from eoslog.storage.log_settings import FOR_EVER
 from eoslog.storage.partition_log import LOCK_TIMEOUT_S, PartitionLog, S
-from eoslog.storage.producer_expiry import written_before
+from eoslog.storage.producer_expiry import last_in_use, written_before
 from eoslog.storage.producer_snapshots import (
     drop_stray_snapshots,
     drop_torn_snapshots,
@@ -157,8 +157,10 @@ def _recover(log: PartitionLog, last: LastSession, producer_expiration_ms: int) 
             files.remove(os.path.join(log.path, name))
         changed = finish_renames(log.path, names) or bool(left)
         standing = files.names(log.path) if changed else names
-        # Before the scan touches the files.
-        horizon_ms = int(time.time() * 1000) - producer_expiration_ms
+        # Before the scan touches the files. A clock that is looked at once may be wrong: it counts
+        # as far as the last session had come; `ProducerExpiry` does the rest.
+        now_s = min(time.time(), last_in_use(log.path, standing))
+        horizon_ms = int(now_s * 1000) - producer_expiration_ms
         below = written_before(log.path, 1 << 62, horizon_ms / 1000) if horizon_ms > 0 else 0
         start = _scan(log, last, standing, read_only=False)
         found = files.names(log.path)  # the scan may have made files, and removed some

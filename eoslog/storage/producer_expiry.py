@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from eoslog.errors import EoslogError
 from eoslog.storage import files
-from eoslog.storage.segments import LOG, file_name, offsets_in
+from eoslog.storage.segments import LOG, SNAPSHOT, file_name, offsets_among, offsets_in
 
 if TYPE_CHECKING:
     from eoslog.storage.partition_log import PartitionLog
@@ -49,6 +49,21 @@ def written_before(path: str, end: int, time_s: float) -> int:
     if first == 0:
         return 0  # nothing is known of when what was deleted was written
     return bases[first] if first < len(bases) else end
+
+
+def last_in_use(path: str, names: Iterable[str]) -> float:
+    """When a partition is known to have been in use by the session before: seconds, 0 if unknown.
+
+    Args:
+        path: the partition's directory.
+        names: what lies in it; nothing of it was written to yet.
+    """
+    newest = 0.0
+    for suffix in (LOG, SNAPSHOT):
+        for offset in offsets_among(list(names), suffix)[-1:]:
+            found = files.status(os.path.join(path, file_name(offset, suffix)))
+            newest = max(newest, found.st_mtime if found is not None else 0.0)
+    return newest
 
 
 class ProducerExpiry:

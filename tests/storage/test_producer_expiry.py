@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -240,6 +241,33 @@ def test_a_session_begins_without_those_of_long_ago(tmp_path: Path) -> None:
         assert ids(log) == known
         log.close()
         session.close()
+
+
+def test_a_session_that_begins_with_a_clock_ahead_forgets_nobody_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path)
+    with opened(path) as log:
+        log.append(batch(1, producer_id=1, sequence=0))
+        log.roll()
+        log.append(batch(1, producer_id=2, sequence=0))
+        old = time.time() - 2 * DAY_S
+        os.utime(os.path.join(log.path, file_name(0, LOG)), (old, old))
+    ahead = time.time() + 400 * DAY_S
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    with closing(Session(path)) as session:
+        session.ensure_slot(SLOT)
+        log = PartitionLog(
+            session, "t", 0, slot=SLOT, topic_id=TOPIC_ID, strict=True, settings=LogSettings()
+        )
+        last = LastSession(clean=True, recovery_point=2)
+        open_partition(log, last, producer_expiration_ms=DAY_S * 1000)
+        assert ids(log) == [2]  # who was to be forgotten as the last session ended
+        monkeypatch.undo()
+        with pytest.raises(OutOfOrderSequence):
+            log.append(batch(1, producer_id=2, sequence=7))
+        assert log.append(batch(1, producer_id=2, sequence=0)).duplicate
+        log.close()
 
 
 def test_an_open_directory_forgets_who_has_not_written(tmp_path: Path) -> None:
