@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 from eoslog.errors import ConfigError
@@ -16,6 +18,7 @@ __all__ = [
     "as_mapping",
     "as_names",
     "as_path",
+    "as_seconds",
     "keys_of_log",
 ]
 
@@ -43,6 +46,13 @@ def as_int(what: str, value: Any, expected: str = "an int") -> int:
         except TypeError:
             pass
     raise ConfigError(f"{what}: expected {expected}, got {value!r}")
+
+
+def as_seconds(what: str, value: Any) -> float:
+    """A timeout. Raises ConfigError for what is no number, or not a number."""
+    if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
+        raise ConfigError(f"{what}: expected a timeout in seconds, got {value!r}")
+    return value  # type: ignore[return-value]
 
 
 def as_list_of(kind: type, what: str, names: str, values: Any) -> list[Any]:

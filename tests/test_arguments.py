@@ -70,6 +70,50 @@ def test_a_client_may_be_told_the_directory_that_it_is_in(log: Any) -> None:
     log.consumer("t", log_dir=Path(log.path)).close()
 
 
+PRODUCER: dict[str, tuple[Any, str]] = {
+    "poll": (lambda p: p.poll(None), "poll: expected a timeout in seconds, got None"),
+    "flush": (lambda p: p.flush("1"), "flush: expected a timeout in seconds, got '1'"),
+    "flush for nan": (lambda p: p.flush(float("nan")), "flush: .*seconds, got nan"),
+    "close": (lambda p: p.close("1"), "close: expected a timeout in seconds, got '1'"),
+    "init": (lambda p: p.init_transactions("1"), "timeout: expected a timeout in seconds, got '1'"),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCER)
+def test_a_producers_wrong_argument_is_named_and_it_goes_on(log: Any, name: str) -> None:
+    call, match = PRODUCER[name]
+    with log.producer(transactional_id="x") as producer:
+        with pytest.raises(ConfigError, match=match):
+            call(producer)
+        producer.init_transactions()
+
+
+CONSUMER: dict[str, tuple[Any, str]] = {
+    "consume": (lambda c: c.consume("5"), "num_messages: expected 1 or more, got '5'"),
+    "consume_arrow": (lambda c: c.consume_arrow("5"), "num_messages: expected 1 or more, got '5'"),
+    "poll": (lambda c: c.poll("1"), "timeout: expected a timeout in seconds, got '1'"),
+    "seek": (
+        lambda c: c.seek(TopicPartition("t", 0), "0"),
+        r"seek: expected an offset of 0 to 2\^63 - 1, got '0'",
+    ),
+    "seek_to_time": (
+        lambda c: c.seek_to_time(None, "1005"),
+        "timestamp_ms: expected ms since 1970 as int, got '1005'",
+    ),
+    "subscribe to None": (lambda c: c.subscribe(None), "subscribe: expected topic names .*None"),
+    "subscribe to 5": (lambda c: c.subscribe(5), "subscribe: expected topic names .*got 5"),
+}
+
+
+@pytest.mark.parametrize("name", CONSUMER)
+def test_a_consumers_wrong_argument_is_named_and_it_goes_on(log: Any, name: str) -> None:
+    call, match = CONSUMER[name]
+    with log.consumer("t", auto_offset_reset="earliest") as consumer:
+        with pytest.raises(ConfigError, match=match):
+            call(consumer)
+        assert [record.value for record in consumer.consume(3, 5)] == [b"0", b"1", b"2"]
+
+
 @pytest.mark.parametrize("place", ["", "a\0b", b"here", 3, None])
 def test_what_is_no_path_of_a_directory_is_refused(
     place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -158,3 +158,10 @@ def test_a_deletion_that_was_killed_is_finished_with_the_groups_offsets(path, po
             "g", [TopicPartition("t", 0), TopicPartition("kept", 0)]
         )
     assert {tp: o.offset for tp, o in found.items()} == {TopicPartition("kept", 0): 5}
+
+
+def test_writing_to_a_topic_that_is_not_there_says_how_to_make_it(path):
+    told = r"^no topic 'zz'; topics are not made by writing: create_topic\('zz'\)$"
+    with open_log(path) as log, log.producer() as producer:
+        with pytest.raises(UnknownTopicOrPartition, match=told):
+            producer.produce("zz", b"v")

@@ -101,5 +101,5 @@ cdef object serialized(object serializer, object value, str role):
 
 cdef int64_t timestamp_of(object timestamp) except -1:
     if not isinstance(timestamp, int) or timestamp < 0 or timestamp > NEVER:
-        raise errors.SerializationError(f"timestamp: expected ms since 1970, got {timestamp!r}")
+        raise errors.SerializationError(f"timestamp: expected an int, ms since 1970, got {timestamp!r}")
     return timestamp

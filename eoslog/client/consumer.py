@@ -10,12 +10,14 @@ Source: Kafka KafkaConsumer, KIP-62, KIP-98, KIP-447, KIP-848.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from eoslog import _core
+from eoslog.arguments import as_int, as_seconds
 from eoslog.client.consumer_arrow import empty_batch, next_batch
 from eoslog.client.consumer_offsets import ConsumerOffsets
 from eoslog.client.offsets import as_list
@@ -31,6 +33,8 @@ from eoslog.errors import (
     error_for,
 )
 from eoslog.model import TopicPartition
+
+logger = logging.getLogger("eoslog.consumer")
 
 _WAIT_SLICE_S = 0.05
 # The producer's states in which records that were read belong to an undecided transaction.
@@ -115,6 +119,7 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
                 raise IllegalState("a member of a group writes, the log was opened read_only")
             self._subscription.subscribe(topics, *listeners)
             self._membership.subscription_changed()
+            self._warn_of_missing(topics)
             return
         if not isinstance(topics, list):
             raise error_for(ErrorCode.INVALID_GROUP_ID, "a pattern needs a group.id")
@@ -124,6 +129,14 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
             for partition in sorted(self._engine.topic(topic).partitions)
         ]
         self._assign(partitions)
+
+    def _warn_of_missing(self, topics: Topics) -> None:
+        for topic in topics if isinstance(topics, list) else []:
+            try:
+                if not topic.startswith("^"):
+                    self._engine.topic(topic)
+            except UnknownTopicOrPartition:
+                logger.warning("subscribed topic %r does not exist (yet)", topic)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, without a group's help.
@@ -218,7 +231,7 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
         """
         limit = self._config.max_poll_records
         if num_messages is not None:
-            if num_messages < 1:
+            if as_int("num_messages", num_messages, "1 or more") < 1:
                 raise ConfigError(f"num_messages: expected 1 or more, got {num_messages}")
             capped = "max.poll.records" in self._config.given
             limit = min(num_messages, limit) if capped else num_messages
@@ -236,7 +249,7 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
         config = self._config
         if config.key_deserializer is not None or config.value_deserializer is not None:
             raise ConfigError("consume_arrow hands out bytes: set no deserializer")
-        if num_messages < 1:
+        if as_int("num_messages", num_messages, "1 or more") < 1:
             raise ConfigError(f"num_messages: expected 1 or more, got {num_messages}")
 
         def collect() -> Any:
@@ -265,7 +278,9 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
         """What `collect` finds as soon as it finds something, else None."""
         if not self._subscription.subscribed and not self._subscription.states:
             raise IllegalState("nothing to read: call subscribe() or assign() first")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None
+        if timeout is not None:
+            deadline = time.monotonic() + as_seconds("timeout", timeout)
         while True:
             now = time.monotonic()
             self._keep_up(now)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from eoslog import _core
+from eoslog.arguments import as_int
 from eoslog.client.fetcher import Fetcher
 from eoslog.client.membership import Membership
 from eoslog.client.offsets import Offsets, as_list, in_the_shape_of, offsets_of
@@ -124,7 +125,9 @@ class ConsumerOffsets:
             return
         who = self._membership.metadata()
         if self._subscription.subscribed and not self._membership.joined:
-            raise CommitFailed(f"group {group_id}: this consumer is no member (any more)")
+            gone = self._membership.lost
+            why = "is no member any more" if gone else "has not joined yet: call poll() first"
+            raise CommitFailed(f"group {group_id}: this consumer {why}")
         try:
             self._engine.groups.commit_offsets(
                 group_id,
@@ -214,8 +217,9 @@ class ConsumerOffsets:
     def seek(self, partition: TopicPartition, offset: int | None = None) -> None:
         """Go on reading a partition at an offset (default: the one in `partition`)."""
         with self._use:
-            target = partition.offset if offset is None else offset
-            if target is None or not 0 <= target < 1 << 63:
+            given = partition.offset if offset is None else offset
+            target = as_int("seek", given, "an offset of 0 to 2^63 - 1")
+            if not 0 <= target < 1 << 63:
                 raise ConfigError(f"seek: expected an offset of 0 to 2^63 - 1, got {target!r}")
             self._subscription.of(partition).move_to(target)
 
@@ -233,6 +237,7 @@ class ConsumerOffsets:
 
     def seek_to_time(self, partitions: Partitions | None, timestamp_ms: int) -> None:
         """Go to the first record at or after a time; to the end if there is none."""
+        timestamp_ms = as_int("timestamp_ms", timestamp_ms, "ms since 1970 as int")
         with self._use:
             for state in self._subscription.select(partitions):
                 self._fetcher.seek_to_time(state, timestamp_ms)

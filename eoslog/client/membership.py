@@ -76,6 +76,11 @@ class Membership:
         """Whether this is a member, as far as it knows."""
         return self.member_id != NO_MEMBER
 
+    @property
+    def lost(self) -> bool:
+        """Whether this was a member and has not come in again."""
+        return self._lost is not None
+
     def metadata(self) -> GroupMetadata:
         """What fences this member's commits; after a loss still that of the member it was.
 

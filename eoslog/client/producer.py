@@ -19,6 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from eoslog._core import RecordAccumulator
+from eoslog.arguments import as_seconds
 from eoslog.client.bound_consumers import BoundConsumers
 from eoslog.client.delivery import Delivery
 from eoslog.client.encoded_batch import chunks
@@ -229,7 +230,7 @@ class Producer(BoundConsumers, RecordAccumulator):
             EoslogError: the first delivery error that no callback and no Delivery has taken.
         """
         self._check_alive()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + as_seconds("flush", timeout)
         done = self._sender.flush(deadline)
         if done and self._transactions is not None and self.config.acks == -1:
             self._flush_transaction()
@@ -246,6 +247,7 @@ class Producer(BoundConsumers, RecordAccumulator):
     def poll(self, timeout: float = 0) -> int:
         """Serve callbacks, waiting up to `timeout` seconds for the first; how many were served."""
         self._check_alive()
+        timeout = as_seconds("poll", timeout)
         served = self._sender.acks.callbacks.serve()
         if served == 0 and timeout > 0:
             self._sender.acks.callbacks.wait(timeout)
@@ -431,7 +433,8 @@ class Producer(BoundConsumers, RecordAccumulator):
         return self._transactions
 
     def _deadline(self, timeout: float | None) -> float:
-        return time.monotonic() + (self.config.max_block_ms / 1000 if timeout is None else timeout)
+        wait = self.config.max_block_ms / 1000 if timeout is None else timeout
+        return time.monotonic() + as_seconds("timeout", wait)
 
     def _send_all(self, deadline: float, what: str) -> None:
         done = self._sender.flush(deadline)
@@ -460,6 +463,7 @@ class Producer(BoundConsumers, RecordAccumulator):
         if self.gate in (_CLOSED, _FORKED):
             return
         error: EoslogError | None = None
+        deadline = None if timeout is None else time.monotonic() + as_seconds("close", timeout)
         with self._calls:
             manager = self._transactions
             try:
@@ -469,7 +473,7 @@ class Producer(BoundConsumers, RecordAccumulator):
                     with contextlib.suppress(EoslogError):
                         self._abort(timeout)
                 self.gate = _CLOSED
-                self._sender.flush(None if timeout is None else time.monotonic() + timeout)
+                self._sender.flush(deadline)
                 self._sender.discard(IllegalState("the producer was closed before this was sent"))
                 error, self._sender.acks.untold = self._sender.acks.untold, None
             finally:

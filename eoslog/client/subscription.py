@@ -222,7 +222,7 @@ def normalise_topics(topics: Topics) -> Topics:
         return topics
     if isinstance(topics, str):
         return [topics] if _LEGAL_NAME.fullmatch(topics) else compiled("subscribe", topics)
-    names = list(topics)
+    names = list(topics) if isinstance(topics, Iterable) else [topics]
     for name in names:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"subscribe: expected topic names or a pattern, got {name!r}")

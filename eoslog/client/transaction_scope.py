@@ -98,6 +98,11 @@ class Transaction:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None:
             try:
+                if self._producer.transaction_state == "READY":
+                    raise IllegalState(
+                        "the transaction was already ended inside the `with` block, "
+                        "which ends it itself"
+                    )
                 self._producer.commit_transaction()
             except CommitOutcomeUnknown:
                 raise

@@ -85,6 +85,7 @@ _FATAL = (ProducerFenced, AuthorizationFailed, CommitOutcomeUnknown)
 # A newer epoch refuses a batch: abortable, the abort then tells whether this instance is fenced.
 # An id that expired is got again by the abort, which also tells whether it has a new owner.
 _FATAL_AT_COORDINATOR = (*_FATAL, InvalidProducerEpoch, InvalidTxnState)
+_BEGIN = "call begin_transaction(), or use `with producer.transaction()`"
 _GROUP_MOVED_ON = (UnknownMember, IllegalGeneration, StaleMemberEpoch, FencedMemberEpoch)
 
 
@@ -134,13 +135,25 @@ class TransactionManager:
         if self.state is ClientState.FATAL_ERROR and self.error is not None:
             raise self.error
         if self.state not in PREDECESSORS[to]:
-            allowed = ", ".join(sorted(s.value for s in PREDECESSORS[to]))
             if self.error is not None:
                 raise IllegalState(
                     f"{what}: {self.state.value} after: {self.error}"
                 ) from self.error
-            raise IllegalState(f"{what}: the state is {self.state.value}, must be one of {allowed}")
+            raise IllegalState(self._out_of_order(to, what))
         self.state = to
+
+    def _out_of_order(self, to: ClientState, what: str) -> str:
+        """Why a step is out of order, and what is to come first."""
+        if to is ClientState.INITIALIZING:
+            return "init_transactions was called already"
+        if self.state is ClientState.UNINITIALIZED:
+            return f"{what}: call init_transactions() first"
+        if self.state is _READY:
+            return f"{what}: no transaction is open: {_BEGIN}"
+        if self.state is _IN_TRANSACTION:
+            return f"{what}: a transaction is open already: commit or abort it first"
+        allowed = ", ".join(sorted(s.value for s in PREDECESSORS[to]))
+        return f"{what}: the state is {self.state.value}, must be one of {allowed}"
 
     def fail(
         self, error: EoslogError, fatal: tuple[type[EoslogError], ...] = _FATAL
@@ -164,6 +177,8 @@ class TransactionManager:
         if self.error is not None:
             raise self.error
         if self.state is not ClientState.IN_TRANSACTION:
+            if self.state in (ClientState.UNINITIALIZED, _READY):
+                raise IllegalState(self._out_of_order(_IN_TRANSACTION, what))
             raise IllegalState(f"{what}: no transaction is open, the state is {self.state.value}")
 
     # -- the user's calls ---------------------------------------------------------------------

@@ -105,8 +105,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.Abort as error:
         # click makes one of SIGINT, at a prompt too, and one of the answer "no".
         interrupted = KeyboardInterrupt in (type(error.__cause__), type(error.__context__))
-        print(f"eoslog: {'interrupted' if interrupted else 'not done'}", file=sys.stderr)
-        code = EXIT_INTERRUPTED
+        said = "interrupted" if interrupted else "not done; use -y to do it without being asked"
+        print(f"eoslog: {said}", file=sys.stderr)
+        code = EXIT_INTERRUPTED if interrupted else EXIT_RUNTIME
     except KeyboardInterrupt:
         print("eoslog: interrupted", file=sys.stderr)
         code = EXIT_INTERRUPTED

@@ -58,6 +58,8 @@ def parse_json(line: bytes) -> dict[str, Any]:
         if not isinstance(given, dict):
             raise TypeError("expected an object")
         return _record(given)
+    except json.JSONDecodeError as error:  # which counts lines too, from this one on
+        raise BadLine(line, f"{error.msg} at column {error.colno}") from None
     except RecursionError:
         raise BadLine(line, "nested too deep") from None
     except (ValueError, TypeError) as error:

@@ -196,7 +196,9 @@ class MetadataLog:
         """
         found = self.find(name)
         if found is None:
-            raise UnknownTopicOrPartition(f"no topic {name!r}")
+            raise UnknownTopicOrPartition(
+                f"no topic {name!r}; topics are not made by writing: create_topic({name!r})"
+            )
         return found
 
     def by_slot(self, slot: int) -> tuple[TopicInfo, PartitionInfo] | None:

@@ -241,6 +241,7 @@ def test_csv_has_columns_for_bytes_that_are_no_text(shop, stdin):
     [
         (b'{"keys": "k"}', "unknown 'keys': known are key, key_hex, value, value_hex, headers"),
         (b"[1]", "expected an object"),
+        (b'{"key": x}', "Expecting value at column 9, in '{\"key\": x}'"),
         (b"[" * 200_000, "nested too deep"),
         (b'{"value": "\xff"}', "no UTF-8: invalid start byte at byte 11"),
         ('{"value": "x"}'.encode("utf-16"), "no UTF-8"),

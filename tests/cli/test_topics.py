@@ -97,11 +97,12 @@ def test_each_mistake_has_its_exit_code_and_names_what_is_wrong(shop, arguments,
     assert "Traceback" not in found.err
 
 
-def test_delete_asks_first(shop, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+@pytest.mark.parametrize("answer", ["n\n", ""])
+def test_delete_asks_first(shop, monkeypatch, answer):
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     answered = shop("topic", "delete", "orders")
-    assert answered.code == 130
-    assert answered.err.endswith("eoslog: not done\n")
+    assert answered.code == 1
+    assert answered.err.endswith("eoslog: not done; use -y to do it without being asked\n")
     assert shop("topic", "describe", "orders").code == 0
 
 

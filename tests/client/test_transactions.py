@@ -72,6 +72,43 @@ def test_calls_out_of_order_raise_and_change_nothing(
             assert producer.transaction_state == state
 
 
+BEGIN = "no transaction is open: call begin_transaction(), or use `with producer.transaction()`"
+OPEN = "a transaction is open already: commit or abort it first"
+
+
+@pytest.mark.parametrize(
+    ("before", "call", "told"),
+    [
+        ([], "begin_transaction", "begin_transaction: call init_transactions() first"),
+        ([], "commit_transaction", "commit_transaction: call init_transactions() first"),
+        ([], "produce", "produce: call init_transactions() first"),
+        (["init_transactions"], "init_transactions", "init_transactions was called already"),
+        (["init_transactions"], "produce", f"produce: {BEGIN}"),
+        (["init_transactions"], "send_offsets", f"send_offsets_to_transaction: {BEGIN}"),
+        (["init_transactions"], "abort_transaction", f"abort_transaction: {BEGIN}"),
+        (["init_transactions", "begin_transaction"], "begin_transaction",
+         f"begin_transaction: {OPEN}"),
+    ],
+)  # fmt: skip
+def test_a_call_out_of_order_says_what_is_to_come_first(
+    log: Log, before: list[str], call: str, told: str
+) -> None:
+    with log.producer(transactional_id="order") as producer:
+        for name in before:
+            CALLS[name](producer)
+        with pytest.raises(IllegalState) as caught:
+            CALLS[call](producer)
+        assert str(caught.value) == told
+
+
+@pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
+def test_a_block_whose_transaction_was_ended_inside_says_so(producer: Producer, end: str) -> None:
+    told = "already ended inside the `with` block, which ends it itself"
+    with pytest.raises(IllegalState, match=told), producer.transaction():
+        getattr(producer, end)()
+    assert producer.transaction_state == "READY"
+
+
 def test_a_producer_without_an_id_has_no_transactions(log: Log) -> None:
     with log.producer() as producer:
         for name in set(CALLS) - {"produce"}:

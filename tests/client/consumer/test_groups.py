@@ -138,3 +138,17 @@ def test_a_member_that_lost_count_leaves_and_joins_anew(host, log, eager):
     assert a.assignment() == [T0, T1]
     a.close()
     assert host.groups.describe_group("g").members == []
+
+
+def test_a_consumer_that_never_polled_is_told_to(host):
+    c = consumer(host, assign=(), group_id="g")
+    c.subscribe("t")
+    with pytest.raises(CommitFailed, match=r"has not joined yet: call poll\(\) first"):
+        c.commit({T0: 1})
+
+
+def test_a_topic_that_is_not_there_yet_is_a_warning(host, caplog):
+    c = consumer(host, assign=(), group_id="g")
+    c.subscribe(["t", "zz", "^later.*"])
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told == ["subscribed topic 'zz' does not exist (yet)"]
