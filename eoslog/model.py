@@ -172,7 +172,10 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class TransactionOutcome:
-    """How the transaction that a previous instance left behind has ended."""
+    """How the transaction that a previous instance left behind has ended.
+
+    It is the last one that reached the log; one that had flushed nothing leaves no trace.
+    """
 
     transactional_id: str
     producer_id: int

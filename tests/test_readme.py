@@ -24,7 +24,8 @@ def test_it_is_at_most_150_lines_and_the_example_about_20():
 def test_its_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (example,) = blocks(README, "python")
-    exec(compile(example, "README.md", "exec"), {})
+    for _ in range(2):  # and once more, as whoever tries it will
+        exec(compile(example, "README.md", "exec"), {})
     assert (tmp_path / "shop" / "meta.properties").exists()
 
 

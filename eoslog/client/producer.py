@@ -304,7 +304,8 @@ class Producer(BoundConsumers, RecordAccumulator):
             timeout: seconds; None for max.block.ms. After a timeout it may be called again.
 
         Returns:
-            What became of the previous instance's last transaction; None if there was none.
+            How the last transaction that reached the log ended, None if there was none; one that
+            had flushed nothing leaves no trace.
 
         Raises:
             RequestTimedOut: the previous transaction cannot be settled yet.
@@ -313,8 +314,7 @@ class Producer(BoundConsumers, RecordAccumulator):
         **Durability**: the new epoch is durable on return.
         """
         with self._calls:
-            manager = self._manager("init_transactions")
-            return manager.initialize(self._deadline(timeout))
+            return self._manager("init_transactions").initialize(self._deadline(timeout))
 
     def begin_transaction(self) -> None:
         """Open a transaction; nothing is written yet. Raises IllegalState, or what was fatal."""
