@@ -39,6 +39,7 @@ from eoslog.errors import (
     TransactionAborted,
 )
 from eoslog.model import INTERNAL_TOPICS, RecordMetadata, TransactionOutcome
+from eoslog.storage import codecs
 
 __all__ = ["Delivery", "Producer", "Transaction"]
 
@@ -94,25 +95,20 @@ class Producer(BoundConsumers, RecordAccumulator):
             partitioner=settings.partitioner_class,
             ignore_keys=settings.partitioner_ignore_keys,
         )
-        from eoslog.storage import codecs
-
         codecs.require(settings.compression_type)
         self.config = settings
         self._engine = Engine.open(settings.log_dir)
         self._transactions: TransactionManager | None = None
         self._consumers = weakref.WeakValueDictionary()
         self._calls = threading.RLock()  # transactional calls, one at a time
+        plain = settings.enable_idempotence and settings.transactional_id is None
+        self._identity = Identity(self._engine.producer_ids.next_producer_id if plain else None)
         if settings.transactional_id is not None:
-            self._identity = Identity(None)
             self._transactions = TransactionManager(
                 self._engine, settings.transactional_id, settings.transaction_timeout_ms,
                 self._identity,
             )  # fmt: skip
             self.gate = _NO_TRANSACTION
-        elif settings.enable_idempotence:
-            self._identity = Identity(self._engine.producer_ids.next_producer_id)
-        else:
-            self._identity = Identity(None)
         self._sender = Sender(self, self._engine, settings, self._identity, self._transactions)
         _alive.add(self)
 
@@ -468,8 +464,7 @@ class Producer(BoundConsumers, RecordAccumulator):
             manager = self._transactions
             try:
                 if manager is not None and manager.state in _ABORTABLE:
-                    # A transaction that cannot be aborted here is aborted by the next init, or by
-                    # whoever it blocks once this process is gone.
+                    # Else the next init aborts it, or whoever it blocks once this process is gone.
                     with contextlib.suppress(EoslogError):
                         self._abort(timeout)
                 self.gate = _CLOSED
