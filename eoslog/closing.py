@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -36,11 +37,12 @@ class Owner(Closing):
 
     def __init__(self) -> None:
         """Nothing is made yet."""
-        self._owned: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._owned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._numbers = itertools.count()
         self._closed = False
 
     def _own(self, client: T) -> T:
-        self._owned.add(client)
+        self._owned[next(self._numbers)] = client  # closed in the order of their making
         return client
 
     def _let_go(self) -> None:
@@ -59,7 +61,7 @@ class Owner(Closing):
         self._closed = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._let_go)
-            for client in list(self._owned):
+            for client in reversed(list(self._owned.values())):
                 stack.callback(_close, client)
 
     def __exit__(
@@ -69,7 +71,7 @@ class Owner(Closing):
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            for client in list(self._owned):
+            for client in list(self._owned.values()):
                 with contextlib.suppress(Exception):  # the first error is the one to see
                     client.__exit__(kind, error, trace)
         self.close()

@@ -23,7 +23,8 @@ def disk():
     why = lacking_for_failing_disks()
     if why is not None:
         pytest.skip(f"not run: failing device: {why}")
-    with failing_disk() as made:
+    # A commit of the journal in the moment of the fault would end in a read-only file system.
+    with failing_disk("commit=300") as made:
         yield made
 
 

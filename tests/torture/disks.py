@@ -136,7 +136,7 @@ class Disk:
 
 
 @contextlib.contextmanager
-def failing_disk() -> Iterator[tuple[Disk, Path]]:
+def failing_disk(options: str = "") -> Iterator[tuple[Disk, Path]]:
     """An ext4 whose device refuses every write while a file is there: (the file system, that file).
 
     nbdkit's error filter below nbdfuse below a loop device.
@@ -154,7 +154,7 @@ def failing_disk() -> Iterator[tuple[Disk, Path]]:
         _until(socket.exists)
         fuse = subprocess.Popen(["nbdfuse", image, "--unix", socket], stderr=subprocess.DEVNULL)
         _until(lambda: image.stat().st_size > 0)
-        disk = Disk("ext4", device=image)
+        disk = Disk("ext4", options, device=image)
         yield disk, inject
     finally:
         if disk is not None:
