@@ -29,3 +29,12 @@ def producer(log: Log) -> Iterator[Producer]:
     with log.producer(transactional_id="x") as made:
         made.init_transactions()
         yield made
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Any]]:
+    """Clients to be closed at the end, the last one first."""
+    handles: list[Any] = []
+    yield handles
+    for handle in reversed(handles):
+        handle.close()

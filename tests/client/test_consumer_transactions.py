@@ -38,14 +38,6 @@ def engine(path):
 
 
 @pytest.fixture
-def opened():
-    handles = []
-    yield handles
-    for handle in reversed(handles):
-        handle.close()
-
-
-@pytest.fixture
 def producer(path, opened):
     def make(transactional_id="tx", **config):
         made = Producer({"log.dir": path, "transactional.id": transactional_id, **config})

@@ -34,14 +34,6 @@ INPUT = [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2"]
 
 
 @pytest.fixture
-def opened():
-    handles = []
-    yield handles
-    for handle in reversed(handles):
-        handle.close()
-
-
-@pytest.fixture
 def make_producer(log, opened):
     def make(name="tx", **options):
         made = log.producer(transactional_id=name, **options)
