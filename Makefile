@@ -80,7 +80,7 @@ bench-spark: build  ## Spark beside Parquet and its Kafka connector: ten minutes
 	@rm -rf .make/bench-spark && mkdir -p .make/bench-spark && cp -a tests bench .make/bench-spark/
 	$(call timed,bench,cd .make/bench-spark && $(abspath $(BIN))/python -m bench.spark --rows $(or $(ROWS),1000000) $(BENCH_ARGS))
 
-bench-instructions: build $(VENV)/.peers  ## Count the instructions of the hottest kernels (ARGS=--write)
+bench-instructions: build  ## Count the instructions of the hottest kernels (ARGS=--write)
 	@mkdir -p .make/counts && cd .make && rm -rf counts/bench && cp -a ../bench counts/ && cd counts && \
 		EOSLOG_SOURCE=$(CURDIR) $(abspath $(BIN))/python -m bench.instructions $(ARGS)
 
