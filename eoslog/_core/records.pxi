@@ -1,5 +1,25 @@
 # Records as objects, for consumers.
 from cpython.list cimport PyList_GET_SIZE
+from cpython.object cimport PyTypeObject
+
+cdef extern from *:
+    """
+    #include "structmember.h"
+    static int add_member(PyTypeObject* type, PyMemberDef* member) {
+        PyObject* descriptor = PyDescr_NewMember(type, member);
+        int failed = descriptor == NULL || PyDict_SetItemString(type->tp_dict, member->name, descriptor) < 0;
+        Py_XDECREF(descriptor);
+        return failed ? -1 : 0;
+    }
+    """
+    ctypedef struct PyMemberDef:
+        const char* name
+        int type
+        Py_ssize_t offset
+        int flags
+    enum: T_OBJECT_EX, READONLY
+    int add_member(PyTypeObject* type, PyMemberDef* member) except -1
+    void PyType_Modified(PyTypeObject* type)
 
 
 @cython.final
@@ -20,14 +40,14 @@ cdef class Record:
         leader_epoch: leader epoch of the batch.
     """
 
-    cdef readonly str topic
+    cdef str topic              # these three are read by slot, see `read_by_slot`
     cdef readonly int32_t partition
     cdef readonly int32_t leader_epoch
     cdef readonly int64_t offset
     cdef readonly int64_t timestamp
     cdef readonly int timestamp_type
-    cdef readonly object key
-    cdef readonly object value
+    cdef object key
+    cdef object value
     cdef list _headers          # None for no headers: most records have none
 
     def __init__(self, topic, partition, offset, timestamp=-1, timestamp_type=0, key=None, value=None,
@@ -64,6 +84,26 @@ cdef class Record:
     def __repr__(self):
         return (f"Record(topic={self.topic!r}, partition={self.partition}, offset={self.offset}, "
                 f"timestamp={self.timestamp}, key={self.key!r}, value={self.value!r})")
+
+
+cdef PyMemberDef record_members[3]
+
+
+cdef read_by_slot():
+    """Give Record's objects member descriptors, as `__slots__` has: the interpreter reads those by their
+    offset (PEP 659), 4 ns, where it calls the properties that Cython makes, 22 ns.
+    """
+    cdef Record record = Record.__new__(Record)
+    cdef const char* begin = <const char*><PyObject*>record
+    record_members[0] = PyMemberDef(b"topic", T_OBJECT_EX, <const char*>&record.topic - begin, READONLY)
+    record_members[1] = PyMemberDef(b"key", T_OBJECT_EX, <const char*>&record.key - begin, READONLY)
+    record_members[2] = PyMemberDef(b"value", T_OBJECT_EX, <const char*>&record.value - begin, READONLY)
+    for i in range(3):
+        add_member(<PyTypeObject*>Record, &record_members[i])
+    PyType_Modified(<PyTypeObject*>Record)
+
+
+read_by_slot()
 
 
 def decode_records(str topic, partition, data, start, end, AbortedTransactions aborted=None, limit=None,
