@@ -68,6 +68,7 @@ cdef class RecordAccumulator:
     """
 
     cdef dict topics
+    cdef TopicBuilders latest           # of `topics`, the one that was asked for last
     cdef dict active                    # builders with records, oldest first
     cdef list ready                     # sealed batches, oldest first
     cdef size_t batch_size
@@ -254,12 +255,15 @@ cdef class RecordAccumulator:
 
     cdef TopicBuilders topic_builders(self, object topic):
         cdef PyObject* found
+        if self.latest is not None and topic is self.latest.name:
+            return self.latest                      # nearly always: no look into a dict
         if not isinstance(topic, str):
             raise errors.SerializationError(f"topic: expected str, got {type(topic).__name__}")
         found = PyDict_GetItem(self.topics, topic)
-        if found != NULL:
-            return <TopicBuilders>found
-        return self.load_topic(topic)
+        if found == NULL:
+            return self.load_topic(topic)
+        self.latest = <TopicBuilders>found
+        return self.latest
 
     cdef TopicBuilders load_topic(self, str topic):
         cdef TopicBuilders entry, fresh
@@ -273,7 +277,7 @@ cdef class RecordAccumulator:
         self.move_on(fresh)
         entry = self.topics.setdefault(topic, fresh)
         if partitions < entry.count:                # deleted and made anew
-            self.topics[topic] = entry = fresh
+            self.topics[topic] = self.latest = entry = fresh
         entry.bulk_limit = max_message_bytes
         entry.grow(partitions)
         return entry
@@ -291,24 +295,13 @@ cdef class RecordAccumulator:
         return <int32_t>chosen
 
     cdef int32_t spread(self, TopicBuilders entry) noexcept:
-        """A partition by chance, the fuller ones less likely: weight = longest queue + 1 - own."""
-        cdef int32_t index, longest = 0
-        cdef int64_t total = 0, point
+        """A partition by chance, the fuller ones less likely."""
         self.random ^= self.random << 13
         self.random ^= self.random >> 7
         self.random ^= self.random << 17
         if entry.count == 1 or self.mode == RANDOM:
             return <int32_t>(self.random % <uint64_t>entry.count)
-        for index in range(entry.count):
-            longest = max(longest, (<PartitionBuilder>entry.builders[index]).outstanding)
-        for index in range(entry.count):
-            total += longest + 1 - (<PartitionBuilder>entry.builders[index]).outstanding
-        point = <int64_t>(self.random % <uint64_t>total)
-        for index in range(entry.count):
-            point -= longest + 1 - (<PartitionBuilder>entry.builders[index]).outstanding
-            if point < 0:
-                return index
-        return entry.count - 1
+        return entry.drawn(self.random)
 
     cdef void move_on(self, TopicBuilders entry) noexcept:
         entry.sticky = self.spread(entry)
@@ -495,6 +488,7 @@ cdef class RecordAccumulator:
                 self.load_topic(name)
             except errors.UnknownTopicOrPartition:
                 self.topics.pop(name, None)
+                self.latest = None
 
     def __len__(self):
         return self.buffered

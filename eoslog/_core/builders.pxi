@@ -89,6 +89,21 @@ cdef class TopicBuilders:
                 self.count += 1
         return 0
 
+    cdef int32_t drawn(self, uint64_t random) noexcept:
+        """A partition for a random number, by weights: longest queue + 1 - own."""
+        cdef int32_t index, longest = 0
+        cdef int64_t total = 0, point
+        for index in range(self.count):
+            longest = max(longest, (<PartitionBuilder>self.builders[index]).outstanding)
+        for index in range(self.count):
+            total += longest + 1 - (<PartitionBuilder>self.builders[index]).outstanding
+        point = <int64_t>(random % <uint64_t>total)
+        for index in range(self.count):
+            point -= longest + 1 - (<PartitionBuilder>self.builders[index]).outstanding
+            if point < 0:
+                return index
+        return self.count - 1
+
 
 cdef object serialized(object serializer, object value, str role):
     try:
