@@ -30,6 +30,11 @@ cdef class OneThread:
         """Whether this is a copy in a child process."""
         return self.generation != eoslog_fork_generation
 
+    @property
+    def last_here(self):
+        """Whether the calling thread was the last one that used it."""
+        return self.owner == PyThread_get_thread_ident()
+
     cdef bint free(self) noexcept:
         return self.depth == 0 and not self.closed and self.generation == eoslog_fork_generation
 

@@ -260,14 +260,21 @@ class ConsumerOffsets:
             return
         if before is not None:
             before.unbind(self)
-            if before.transactions is not None and self._subscription.unfinished:
-                self.must_rewind("records were handed out while it was bound to another producer")
+            manager = before.transactions
+            if manager is not None and manager.open and self._subscription.unfinished:
+                self.must_rewind("records were handed out in another producer's transaction")
         producer.bind(self)
 
     def note_abort(self, transactions: Any) -> None:
         """A transaction was aborted, by a producer with these `transactions`."""
         bound = None if self._producer is None else self._producer.transactions
-        if bound is not None and bound.transactional_id != transactions.transactional_id:
+        # Producers may take turns on one consumer: if the bound one has no transaction, it was read
+        # for the other's. Other threads have consumers of their own.
+        if (
+            bound is not None
+            and bound.transactional_id != transactions.transactional_id
+            and (bound.open or not self._use.last_here)
+        ):
             return
         if self._subscription.unfinished:
             self.must_rewind(

@@ -81,6 +81,7 @@ PREDECESSORS: Mapping[ClientState, frozenset[ClientState]] = {
     _S.FATAL_ERROR: frozenset(_S),
 }
 
+_OPEN = frozenset({_S.IN_TRANSACTION, _S.COMMITTING, _S.ABORTING, _S.ABORTABLE_ERROR})
 _FATAL = (ProducerFenced, AuthorizationFailed, CommitOutcomeUnknown)
 # A newer epoch refuses a batch: abortable, the abort then tells whether this instance is fenced.
 # An id that expired is got again by the abort, which also tells whether it has a new owner.
@@ -124,6 +125,11 @@ class TransactionManager:
         self._names: dict[Place, TopicPartition] = {}
 
     # -- states -------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> bool:
+        """Whether a transaction has begun and its end is not known."""
+        return self.state in _OPEN
 
     def transition(self, to: ClientState, what: str) -> None:
         """Change the state; an illegal step raises and changes nothing.

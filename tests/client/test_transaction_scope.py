@@ -178,6 +178,60 @@ def test_aborts_of_others_do_not_concern_a_bound_consumer(log, make_producer, co
     assert outputs(log) == INPUT[:2]
 
 
+def test_producers_take_turns_on_one_consumer(log, make_producer, consumer):
+    producers = [make_producer(), make_producer("other")]
+    c = consumer("in")
+    for turn in range(6):
+        work(producers[turn % 2], c, 1)
+    assert outputs(log) == INPUT
+
+
+@pytest.mark.parametrize("at_start", [True, False], ids=["bound", "by commit_offsets"])
+def test_of_producers_that_take_turns_one_aborts(log, make_producer, consumer, at_start):
+    producer, other = make_producer(), make_producer("other")
+    c = consumer("in", producer=producer if at_start else None)
+    work(producer, c, 1)
+    with pytest.raises(ZeroDivisionError), other.transaction() as tx:
+        pass_on(tx, c, 2)
+        raise ZeroDivisionError
+    with pytest.raises(CommitFailed, match="aborted"):
+        work(producer, c, 1)
+    work(producer, c, 5)
+    assert outputs(log) == INPUT
+
+
+def test_what_was_read_for_an_open_transaction_is_committed_by_no_other(
+    log, make_producer, consumer
+):
+    producer, other = make_producer(), make_producer("other")
+    c = consumer("in", producer=producer)
+    producer.begin_transaction()
+    pass_on(producer, c, 2)
+    with pytest.raises(CommitFailed, match="another producer's transaction"):
+        work(other, c, 1)
+    producer.abort_transaction()
+    work(other, c, 6)
+    assert outputs(log) == INPUT
+
+
+def test_aborts_of_other_threads_do_not_concern_a_bound_consumer(log, make_producer, consumer):
+    producer, other = make_producer(), make_producer("other")
+    c = consumer("in", producer=producer)
+    first = c.poll(20)  # its transaction comes later
+
+    def aborts():
+        other.begin_transaction()
+        other.abort_transaction()
+
+    thread = threading.Thread(target=aborts)
+    thread.start()
+    thread.join()
+    with producer.transaction() as tx:
+        tx.produce("out", first.value)
+        tx.commit_offsets(c)
+    assert outputs(log) == INPUT[:1]
+
+
 def test_what_is_committed_before_an_abort_does_not_concern_it(log, producer, consumer):
     c = consumer("in")
     assert len(c.consume(2, 20)) == 2
