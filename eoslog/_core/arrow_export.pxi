@@ -171,14 +171,22 @@ cdef class Streamed:
     cdef object field
     cdef object columns
     cdef bytes error
+    cdef int broken                     # not 0: the errno that it ended with, at each call from then on
 
-    cdef int failed(self, error):
-        self.error = f"{type(error).__name__}: {error}".encode("utf-8", "replace")
-        return ENOMEM if isinstance(error, MemoryError) else EIO
+    cdef int failed(self, error) noexcept:
+        """An errno, whatever else goes wrong: with 0 the stream would end as if it were whole."""
+        cdef int code = ENOMEM if isinstance(error, MemoryError) else EIO
+        self.error = b"an error that cannot be told"
+        try:
+            self.error = f"{type(error).__name__}: {error}".encode("utf-8", "replace")
+        except BaseException:
+            pass                        # no memory, or an error that has no text
+        return code
 
 
 cdef int stream_schema(ArrowArrayStream* stream, ArrowSchema* schema) noexcept with gil:
     cdef Streamed streamed = <Streamed>stream.private_data
+    memset(schema, 0, sizeof(ArrowSchema))
     try:
         fill_schema(schema, streamed.field)
         return 0
@@ -188,16 +196,18 @@ cdef int stream_schema(ArrowArrayStream* stream, ArrowSchema* schema) noexcept w
 
 cdef int stream_next(ArrowArrayStream* stream, ArrowArray* array) noexcept with gil:
     cdef Streamed streamed = <Streamed>stream.private_data
+    memset(array, 0, sizeof(ArrowArray))    # released: the end
+    if streamed.broken:
+        return streamed.broken
     try:
         PyErr_CheckSignals()                # an interrupt ends the stream: the consumer may be no Python
         column = next(streamed.columns, None)
-        if column is None:
-            memset(array, 0, sizeof(ArrowArray))
-        else:
+        if column is not None:
             fill_array(array, column)
         return 0
     except BaseException as error:
-        return streamed.failed(error)
+        streamed.broken = streamed.failed(error)
+        return streamed.broken
 
 
 cdef const char* stream_error(ArrowArrayStream* stream) noexcept with gil:

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import eoslog
+from eoslog import _core
+from eoslog.client import arrow
 from eoslog.model import TopicPartition
 from eoslog.storage import segments
 
@@ -196,3 +199,33 @@ def test_an_empty_batch_of_a_consumer_imports_no_pandas(log: Any) -> None:
         [sys.executable, "-c", code, log.path], capture_output=True, text=True, timeout=60
     )
     assert ran.stdout == "0 8 False\n", ran.stderr
+
+
+class Untold(Exception):
+    """What no text can be made of, as where no memory is left."""
+
+    def __str__(self) -> str:
+        raise MemoryError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("a\0b"), ValueError("\ud800"), MemoryError(), KeyboardInterrupt(), Untold()],
+)
+def test_a_stream_that_failed_never_ends_as_if_it_were_whole(error: BaseException) -> None:
+    def batches() -> Iterator[arrow.Column]:
+        numbers = arrow.Column(2, 0, (None, np.array([5, 7], np.int32)))
+        yield arrow.Column(2, 0, (None,), children=(numbers,))
+        raise error
+
+    class Stream:
+        def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+            return _core.arrow_stream(arrow.fields_of(["partition"], view=True), batches())
+
+    reader = pa.RecordBatchReader.from_stream(Stream())
+    assert reader.read_next_batch().to_pydict() == {"partition": [5, 7]}
+    for _ in range(3):
+        with pytest.raises((OSError, MemoryError)):
+            reader.read_next_batch()
+    with pytest.raises((OSError, MemoryError)):
+        pa.table(Stream())
