@@ -152,6 +152,16 @@ class Acknowledger:
             with self.space:
                 self.space.notify_all()
 
+    def demand_delivered(self, batches: list[EncodedBatches]) -> None:
+        """Raise why the first of these that failed did: then `flush` need not."""
+        for batch in batches:
+            try:
+                batch.delivery.result(0)
+            except EoslogError as error:
+                if self.untold is error:
+                    self.untold = None
+                raise
+
     def wait_for_space(self, enough: Callable[[], bool], timeout: float) -> None:
         """Wait (s) until memory was given back, unless there is enough of it already."""
         with self.space:

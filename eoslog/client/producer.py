@@ -208,9 +208,8 @@ class Producer(BoundConsumers, RecordAccumulator):
             self._sender.drain_for_batches(chunk)
             while not all(batch.delivery.done() for batch in chunk):
                 self._sender.flush(None)
-            for batch in chunk:
-                batch.delivery.result(0)
-                count += batch.count
+            self._sender.acks.demand_delivered(chunk)
+            count += sum(batch.count for batch in chunk)
         return count
 
     def flush(self, timeout: float | None = None) -> int:

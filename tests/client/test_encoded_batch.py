@@ -7,7 +7,13 @@ import struct
 import pytest
 
 from eoslog import _core
-from eoslog.errors import ErrorCode, InvalidRecord, KafkaError, UnsupportedFormat
+from eoslog.errors import (
+    ErrorCode,
+    InvalidRecord,
+    KafkaError,
+    RecordTooLarge,
+    UnsupportedFormat,
+)
 from eoslog.log import Log
 from tests.client.helpers import stored
 
@@ -71,3 +77,18 @@ def test_whole_ones_of_any_time_are_taken(log: Log, codec: str) -> None:
 def test_trusted_ones_are_not_walked(log: Log) -> None:
     with log.producer() as producer:
         assert producer.produce_batches("one", 0, [garbage()], trusted=True) == 3
+
+
+def test_why_a_batch_was_refused_is_said_once(log: Log) -> None:
+    """What was caught at the call is raised by no flush, nor as the log is closed."""
+    log.create_topic("small", config={"max.message.bytes": 60})
+    with log.producer() as producer:
+        with pytest.raises(RecordTooLarge):
+            producer.produce_batches("small", 0, [encoded(), encoded()])
+        assert producer.flush() == 0
+        producer.produce("one", b"x" * 100)
+        producer.flush()
+        log.alter_topic("one", {"max.message.bytes": 60})
+        producer.produce("one", b"y" * 100)
+        with pytest.raises(RecordTooLarge):
+            producer.flush()
