@@ -106,7 +106,8 @@ def keys_of_log(
     for keys in (given, options):
         for name in ("log.dir", "log_dir"):
             other = keys.get(name, path)
-            if as_directory(other) != as_directory(path):
+            # By whatever link it is reached, as when it is opened.
+            if os.path.realpath(as_directory(other)) != os.path.realpath(path):
                 raise ConfigError(
                     f"{name}: this log is {path!r}, for {other!r} open that one with eoslog.open"
                 )

@@ -70,6 +70,15 @@ def test_a_client_may_be_told_the_directory_that_it_is_in(log: Any) -> None:
     log.consumer("t", log_dir=Path(log.path)).close()
 
 
+def test_the_directory_of_a_client_may_be_named_by_a_link(log: Any, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(log.path)
+    with log.producer({"log.dir": link}) as producer:
+        producer.produce("t", b"3")
+    with log.consumer("t", log_dir=str(link), auto_offset_reset="earliest") as consumer:
+        assert [record.value for record in consumer.consume(4, 20)] == [b"0", b"1", b"2", b"3"]
+
+
 PRODUCER: dict[str, tuple[Any, str]] = {
     "poll": (lambda p: p.poll(None), "poll: expected a timeout in seconds, got None"),
     "flush": (lambda p: p.flush("1"), "flush: expected a timeout in seconds, got '1'"),
