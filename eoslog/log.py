@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eoslog.arguments import as_directory, as_int, as_mapping, as_names, keys_of_log
+from eoslog.client import health
 from eoslog.client.offsets import offsets_of, starts_of
 from eoslog.client.recipes import run_transaction
 from eoslog.client.subscription import compiled
 from eoslog.closing import Owner
 from eoslog.config import LogConfig
 from eoslog.engine import Engine
-from eoslog.errors import CorruptRecord, IllegalState, StorageError, UnknownTopicOrPartition
+from eoslog.errors import EoslogError, IllegalState, UnknownTopicOrPartition
 from eoslog.model import (
     BackupReport,
     CheckReport,
@@ -28,7 +28,6 @@ from eoslog.model import (
     TopicPartition,
     TransactionDescription,
 )
-from eoslog.storage import files, log_checker
 from eoslog.storage.partition_log import PartitionLog
 
 if TYPE_CHECKING:
@@ -89,12 +88,17 @@ class Log(Owner):
         self._engine = engine
 
     def __repr__(self) -> str:
-        return f"Log({self.path!r}, durability={self._engine.durability!r})"
+        return f"Log({self.path!r}, durability={self.durability!r})"
 
     @property
     def path(self) -> str:
         """The directory."""
         return self._engine.path
+
+    @property
+    def durability(self) -> str:
+        """What acknowledged means here: "strict" (on the disk) or "os" (in the page cache)."""
+        return self._engine.durability
 
     @property
     def engine(self) -> Engine:
@@ -161,14 +165,7 @@ class Log(Owner):
 
     def offsets(self, topic: str, partition: int) -> Offsets:
         """The published ends of a partition now."""
-        log = self._partition(topic, partition)
-        start, stable, high, end = (
-            log.log_start,
-            log.last_stable_offset,
-            log.high_watermark,
-            log.log_end,
-        )
-        return Offsets(start, min(stable, high), high, end)
+        return health.offsets_of_log(self._partition(topic, partition))
 
     def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """The first offset whose timestamp is at or after a time; the high watermark if none is."""
@@ -272,11 +269,7 @@ class Log(Owner):
     def transactions(self, open_only: bool = True) -> list[TransactionDescription]:
         """Transactional ids as their coordinators hold them."""
         found = self.engine.transactions.describe_transactions()
-        return [
-            t
-            for t in found
-            if not open_only or t.state in ("Ongoing", "PrepareCommit", "PrepareAbort")
-        ]
+        return [t for t in found if not open_only or t.state in health.OPEN_STATES]
 
     def abort_transaction(self, transactional_id: str) -> bool:
         """Abort an id's open transaction and fence its producer; whether there was one.
@@ -421,64 +414,22 @@ class Log(Owner):
 
     def check(self, full: bool = False) -> CheckReport:
         """Read every batch by its CRC and compare the indexes; `full` decodes every record too."""
-        engine = self.engine
-        flushed = log_checker.recovery_points(engine.path)  # before the ends, which never lie below
-        found = [*engine.transaction_partitions(), *engine.group_partitions()]
-        for key in engine.user_partitions():
-            try:
-                found.append(engine.partition(*key))
-            except CorruptRecord:
-                pass  # it is read as its files are
-            except StorageError:
-                if files.is_dir(os.path.join(engine.path, "{}-{}".format(*key))):
-                    raise  # else the check says that it is missing
-        logs = {log.name: log for log in found}
-        # Under a living topic's name the directory of a deleted one may stand yet.
-        deleted = {topic.name for topic in engine.metadata.deleted.values()}
-        report = log_checker.check(
-            engine.path,
-            full=full,
-            ends={name: log.log_end for name, log in logs.items()},
-            versions=lambda name: logs[name].cleaned_version if name in logs else 0,
-            flushed=flushed,
-            ids={name: log.topic_id for name, log in logs.items() if log.topic not in deleted},
-        )
-        # Points know names only: those of a deleted topic stay until its namesake is used.
-        left = {k: flushed.get(k, 0) for k in engine.user_partitions() if k[0] not in deleted}
-        missing = log_checker.missing(engine.path, left)
-        return dataclasses.replace(report, problems=[*missing, *report.problems])
+        return health.check(self.engine, full=full)
 
     def trace(self, callback: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
         """Get an event for each coordinator request; call what is returned to stop."""
         return self.engine.transactions.trace(callback)
 
     def stats(self) -> dict[str, Any]:
-        """Counts, sizes (bytes) and lags of everything that is open or can be."""
-        partitions = {}
-        for name, number in self.engine.user_partitions():
-            offsets = self.offsets(name, number)
-            log = self.engine.partition(name, number)
-            partitions[f"{name}-{number}"] = {
-                **offsets._asdict(),
-                "lso_lag": offsets.high_watermark - offsets.last_stable,
-                "bytes": log.reader.size(),
-                "segments": len(log.reader.bases()),
-                **self.engine.cleaning.describe(log),
-                "open_transactions": 0 if self.engine.read_only else len(log.open_transactions()),
-            }
-        return {
-            "path": self.path,
-            "durability": self.engine.durability,
-            "topics": len(self.engine.metadata.topics),
-            "groups": len(self.engine.groups.list_groups()),
-            "transactional_ids": len(self.engine.transactions.describe_transactions()),
-            "open_transactions": len(self.transactions()),
-            "transaction_log_bytes": sum(
-                log.reader.size() for log in self.engine.transaction_partitions()
-            ),
-            "cleaning": self.engine.cleaning.stats(),
-            "partitions": partitions,
-        }
+        """Counts, sizes (bytes) and lags; `offline` names the partitions that cannot be opened."""
+        return health.stats(self.engine)
+
+    def offline_partitions(self) -> dict[TopicPartition, EoslogError]:
+        """The partitions that cannot be opened as they are, and why; every other one works.
+
+        What is damaged inside of one that opens is found by `check`.
+        """
+        return health.offline_partitions(self.engine)
 
     def partitions_of(self, topic: str) -> list[TopicPartition]:
         """Every partition of a topic."""

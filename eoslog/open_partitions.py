@@ -226,7 +226,9 @@ class OpenPartitions:
         point = self.last_run.partition(log.topic, log.partition).recovery_point
         if point > 0 and not recreated and not files.is_dir(log.path):
             raise StorageError(
-                f"{log.path} is missing; it held offsets up to {point}", path=log.path
+                f"the directory of {log.name} is missing, it held offsets up to {point}: "
+                "put it back from a backup, or delete the topic",
+                path=log.path,
             )
         with self.session.bootstrap():
             if files.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):

@@ -18,11 +18,13 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from eoslog.engine import Engine
 from eoslog.errors import (
     ConfigError,
+    CorruptRecord,
     IllegalState,
     LogPoisoned,
     StorageError,
@@ -59,8 +61,9 @@ def backup(
             with built_aside(target, ".copying") as work:
                 partitions, size = _copy(engine, work, progress)
                 files.failpoint("backup.copied")
-                _settle(work)
-                problems = log_checker.check(work).problems if check else ()
+                _settle(work, source)
+                found = log_checker.check(work).problems if check else ()
+                problems = [replace(one, path=one.path.replace(work, target)) for one in found]
         except _TopicDeleted:
             continue
         return BackupReport(target, partitions, size, problems)
@@ -189,11 +192,17 @@ def _files(log: PartitionLog, view: dict[str, Any]) -> Iterator[tuple[str, int]]
     yield file_name(view["active_base"], LOG), view["end_position"]
 
 
-def _settle(path: str) -> None:
-    """Open a copy and close it: it is recovered, and clean."""
+def _settle(path: str, source: str) -> None:
+    """Open a copy and close it: it is recovered, and clean.
+
+    Raises:
+        CorruptRecord: what is damaged, by its place in the original, where it is to be looked for.
+    """
     engine = Engine.open(path, create=False)
     try:
         for _ in _logs(engine, {}):
             pass
+    except CorruptRecord as error:
+        raise type(error)(f"not copied: {str(error).replace(path, source)}") from error
     finally:
         engine.close()

@@ -22,10 +22,10 @@ from eoslog.commands import (
     topics,
     transactions,
 )
-from eoslog.commands.face import FORMATS, Face
+from eoslog.commands.face import EXIT_CORRUPT, FORMATS, Face
 
 EXIT_RUNTIME, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONFLICT = 1, 2, 3, 4
-EXIT_CORRUPT, EXIT_TIMED_OUT, EXIT_INTERRUPTED = 5, 6, 130
+EXIT_TIMED_OUT, EXIT_INTERRUPTED = 6, 130
 
 _EXITS: tuple[tuple[int, tuple[type[BaseException], ...]], ...] = (
     (

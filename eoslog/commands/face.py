@@ -33,6 +33,7 @@ from eoslog.errors import StorageError, UnknownTopicOrPartition
 if TYPE_CHECKING:
     from eoslog import Log
 
+EXIT_CORRUPT = 5
 FORMATS = ("table", "json", "jsonl", "csv")
 Row = Mapping[str, Any]
 
@@ -132,6 +133,19 @@ class Face:
     def say(text: str) -> None:
         """A remark for people, on stderr."""
         click.echo(text, err=True)
+
+    def end_if_offline(self, offline: Mapping[Any, Any]) -> None:
+        """End with EXIT_CORRUPT where partitions cannot be opened, saying which, and why.
+
+        Args:
+            offline: reasons by partition.
+        """
+        if not offline:
+            return
+        for name, why in offline.items():
+            self.say(f"eoslog: {name} is offline: {why}")
+        self.say("eoslog: `eoslog check` tells what is damaged")
+        raise click.exceptions.Exit(EXIT_CORRUPT)
 
     @staticmethod
     def progress(*, of: str = "items") -> Progress:

@@ -12,9 +12,8 @@ from typing import Any
 import click
 
 import eoslog
-from eoslog.commands.face import Face, counted
+from eoslog.commands.face import EXIT_CORRUPT, Face, counted
 
-_EXIT_CORRUPT = 5
 READ_ONLY_ANYWAY = click.option(
     "--read-only-anyway", is_flag=True, help="Read though a broker is running on the directory."
 )
@@ -29,8 +28,7 @@ READ_ONLY_ANYWAY = click.option(
 def init(face: Face, durability: str | None) -> None:
     """Make the directory a log; harmless where it is one."""
     with eoslog.open(face.directory, durability=durability) as log:
-        stats = log.stats()
-        face.say(f"{os.path.abspath(face.directory)}: durability {stats['durability']}")
+        face.say(f"{os.path.abspath(face.directory)}: durability {log.durability}")
 
 
 @click.command()
@@ -67,7 +65,7 @@ def dump(
                 face.say(f"== {path}")
             _dump_tables(face, content)
     if any(map(_damaged, found.values())):
-        raise click.exceptions.Exit(_EXIT_CORRUPT)
+        raise click.exceptions.Exit(EXIT_CORRUPT)
 
 
 def _damaged(content: Any) -> bool:
@@ -145,7 +143,7 @@ def check(face: Face, paths: tuple[str, ...], full: bool, read_only_anyway: bool
         + ("all well" if report.ok else counted(len(report.problems), "problem"))
     )
     if not report.ok:
-        raise click.exceptions.Exit(_EXIT_CORRUPT)
+        raise click.exceptions.Exit(EXIT_CORRUPT)
 
 
 @click.command()
@@ -180,7 +178,7 @@ def repair(face: Face, path: str | None, mode: str | None, cut: bool, as_kafka: 
     found = counted(len(report.problems), "problem")
     face.say(f"{counted(report.partitions, 'partition')}, {found}{gone}")
     if not report.ok and chosen == "report":
-        raise click.exceptions.Exit(_EXIT_CORRUPT)
+        raise click.exceptions.Exit(EXIT_CORRUPT)
 
 
 @click.command()
@@ -204,7 +202,7 @@ def backup(face: Face, target: str, check: bool) -> None:
     show_problems(face, report.problems)
     face.say(f"{report.path}: {counted(report.partitions, 'partition')}, {report.bytes} bytes")
     if report.problems:
-        raise click.exceptions.Exit(_EXIT_CORRUPT)
+        raise click.exceptions.Exit(EXIT_CORRUPT)
 
 
 def show_problems(face: Face, problems: Any) -> None:
@@ -281,17 +279,22 @@ def _append_locks(place: str) -> dict[int, list[str]]:
 @click.command()
 @click.pass_obj
 def stats(face: Face) -> None:
-    """Print counts, sizes and lags."""
+    """Print counts, sizes and lags.
+
+    Exit code 5 if partitions are offline: they are named, the others are shown.
+    """
     with face.log() as log:
         found = log.stats()
+    offline = found["offline"]
     if face.form in ("json", "jsonl"):
         face.show_one(found)
-        return
-    partitions = found.pop("partitions", {})
-    if face.form == "table":
-        face.show_one(found)
-        click.echo()
-    face.show([{"partition": name, **about} for name, about in partitions.items()])
+    else:
+        partitions = found.pop("partitions")
+        if face.form == "table":
+            face.show_one(found)
+            click.echo()
+        face.show([{"partition": name, **about} for name, about in partitions.items()])
+    face.end_if_offline(offline)
 
 
 @click.command()
@@ -322,7 +325,7 @@ def compact(face: Face, topic: str | None, roll: bool) -> None:
 def durability(face: Face) -> None:
     """Print what an acknowledgement means in this directory."""
     with face.log(read_only=True) as log:
-        kept = log.stats()["durability"]
+        kept = log.durability
     meaning = {
         "strict": "on the disk: survives a power cut",
         "os": "in the page cache: survives a kill",

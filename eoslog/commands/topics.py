@@ -34,14 +34,26 @@ def create(face: Face, name: str, partitions: int, config: tuple[str, ...]) -> N
 @topic.command("list")
 @click.pass_obj
 def list_topics(face: Face) -> None:
-    """List the topics."""
+    """List the topics.
+
+    Exit code 5 if partitions are offline: they are counted, and named on stderr.
+    """
     with face.log() as log:
+        offline = log.offline_partitions()
         rows = []
         for name in log.topics():
-            about = log.describe_topic(name)
-            held = [p.offsets.last_stable - p.offsets.log_start for p in about.partitions]
-            rows.append({"topic": name, "partitions": len(held), "offsets": sum(held)})
-        face.show(rows, ("topic", "partitions", "offsets"))
+            every = log.partitions_of(name)
+            ends = [log.offsets(tp.topic, tp.partition) for tp in every if tp not in offline]
+            rows.append(
+                {
+                    "topic": name,
+                    "partitions": len(every),
+                    "offsets": sum(at.last_stable - at.log_start for at in ends),
+                    "offline": len(every) - len(ends),
+                }
+            )
+        face.show(rows, ("topic", "partitions", "offsets", "offline"))
+    face.end_if_offline(offline)
 
 
 @topic.command("describe")

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_empty_lists_print_no_rows_and_valid_json(cli):
     cli("init")
     assert cli("topic", "list").out == ""
     assert json.loads(cli("topic", "list", form="json").out) == []
-    assert cli("topic", "list", form="csv").out == "topic,partitions,offsets\n"
+    assert cli("topic", "list", form="csv").out == "topic,partitions,offsets,offline\n"
 
 
 def test_help_and_version(cli):
@@ -139,3 +140,25 @@ def test_a_backup_is_a_log_that_can_be_opened(shop, tmp_path):
     again = shop("backup", tmp_path / "saved")
     assert again.code == 2
     assert "not new" in again.err
+
+
+def test_a_partition_that_is_offline_is_named_and_the_rest_is_shown(shop, place):
+    with eoslog.open(place) as log, log.producer() as producer:
+        log.create_topic("logs")
+        producer.produce_many("orders", [b"x"] * 3, partition=0)
+        producer.produce_many("orders", [b"x"] * 4, partition=1)
+    shutil.rmtree(place / "orders-1")
+    listed, stats = shop("topic", "list"), shop("stats")
+    assert [(row["topic"], row["offsets"], row["offline"]) for row in listed.rows] == [
+        ("logs", 0, 0),
+        ("orders", 3, 1),
+    ]
+    assert list(stats.rows[0]["offline"]) == ["orders-1"]
+    shown = shop("stats", form="csv").out.splitlines()
+    assert [row.partition(",")[0] for row in shown[1:]] == ["orders-0", "logs-0"]
+    for found in (listed, stats):
+        assert found.code == 5
+        assert "orders-1 is offline: the directory of orders-1 is missing" in found.err
+        assert "`eoslog check`" in found.err
+    assert shop("durability").code == shop("init").code == 0
+    assert shop("backup", place.parent / "copy").code == 1

@@ -270,9 +270,25 @@ def test_damage_goes_along_and_is_reported(log: Log, tmp_path: Path) -> None:
     first.write_bytes(data)
     report = log.backup(tmp_path / "copy")
     assert [Path(problem.path) for problem in report.problems] == [
-        tmp_path / "copy.copying" / "t-0" / first.name
+        tmp_path / "copy" / "t-0" / first.name
     ]
     assert not log.backup(tmp_path / "unchecked", check=False).problems
+
+
+def test_damage_that_no_copy_can_be_opened_with_is_named_by_its_place_in_the_log(
+    log: Log, tmp_path: Path
+) -> None:
+    with log.producer() as producer:
+        producer.produce("t", b"x" * 100, partition=0)
+    file = tmp_path / "log" / "t-0" / f"{0:020}.log"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(
+        errors.CorruptRecord, match=f"not copied: {file} at byte.*see `eoslog repair`"
+    ):
+        log.backup(tmp_path / "copy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
 
 
 def test_targets_that_are_not_new_are_refused_and_left_alone(log: Log, tmp_path: Path) -> None:
