@@ -118,9 +118,11 @@ class ProducerConfig(Settings):
         "message.max.bytes": "max.request.size",
         "partitioner": "partitioner.class",
         "path": "log.dir",
+        "create": "log.create",
     }
 
     log_dir: str | None = setting(None, optional(path))
+    log_create: bool = setting(True, boolean)  # make the directory a log where there is none
     client_id: str = setting("", any_text)
     acks: int = setting(ACKS_ALL, _acks)
     enable_idempotence: bool = setting(True, boolean)
@@ -274,11 +276,13 @@ class ConsumerConfig(Settings):
         "auto.commit": "enable.auto.commit",
         "auto.commit.enable": "enable.auto.commit",
         "path": "log.dir",
+        "create": "log.create",
         "fetch.wait.max.ms": "fetch.max.wait.ms",
         "max.partition.fetch.size": "max.partition.fetch.bytes",
     }
 
     log_dir: str | None = setting(None, optional(path))
+    log_create: bool = setting(True, boolean)  # make the directory a log where there is none
     client_id: str = setting("", any_text)
     group_id: str | None = setting(None, optional(text))
     group_instance_id: str | None = setting(None, optional(text))

@@ -15,7 +15,12 @@ from eoslog.client.subscription import compiled
 from eoslog.closing import Owner
 from eoslog.config import LogConfig
 from eoslog.engine import Engine
-from eoslog.errors import EoslogError, IllegalState, UnknownTopicOrPartition
+from eoslog.errors import (
+    EoslogError,
+    IllegalState,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
 from eoslog.model import (
     BackupReport,
     CheckReport,
@@ -114,16 +119,32 @@ class Log(Owner):
     # --- topics ---------------------------------------------------------------------------------
 
     def create_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, Any] | None = None,
+        *,
+        exist_ok: bool = False,
     ) -> TopicDescription:
         """Create a topic; Kafka's topic configuration.
 
+        Args:
+            name: letters, digits, ".", "_" and "-", at most 249.
+            partitions: 1 to 10,000.
+            config: Kafka's keys, as {"retention.ms": 86_400_000}; the rest are defaults.
+            exist_ok: leave one that is there as it is, with the partitions and settings that it
+                has: the answer tells them.
+
         Raises:
-            TopicAlreadyExists, InvalidTopic, ConfigError
+            TopicAlreadyExists, InvalidTopic, InvalidPartitions, ConfigError
 
         Durability: durable on return.
         """
-        self.engine.for_writing().create_topic(name, partitions, config)
+        try:
+            self.engine.for_writing().create_topic(name, partitions, config)
+        except TopicAlreadyExists:
+            if not exist_ok or name not in self.topics():  # it may just be being deleted
+                raise
         return self.describe_topic(name)
 
     def delete_topic(self, name: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 import eoslog
 from eoslog import engine as engine_module
 from eoslog.config import ConsumerConfig, TopicConfig
-from eoslog.errors import CorruptRecord, ErrorCode, KafkaError
+from eoslog.errors import CorruptRecord, ErrorCode, KafkaError, StorageError
 from eoslog.log import Log
 from eoslog.model import OffsetAndMetadata, TopicPartition
 from eoslog.storage import codecs
@@ -229,6 +229,17 @@ def test_partitions_take_turns_after_a_fetch_of_so_many_bytes(log, key, batches)
     with log.consumer("t", auto_offset_reset="earliest", **{key: limit}) as consumer:
         turns = [consumer.poll(10).partition for _ in range(12)]
     assert turns == ([0] * batches + [1] * batches) * (6 // batches)
+
+
+@pytest.mark.parametrize("client", [eoslog.Producer, eoslog.Consumer])
+@pytest.mark.parametrize("keys", [{"log.create": "false"}, {"create": False}])
+def test_a_client_makes_no_log_where_it_was_told_not_to(tmp_path, client, keys):
+    place = tmp_path / "missing"
+    with pytest.raises(StorageError, match=f"no log to open: .*{place}"):
+        client({"log.dir": place, **keys})
+    assert not place.exists()
+    client({"log.dir": place}).close()
+    client({"log.dir": place, **keys}).close()
 
 
 def test_the_producers_thread_bears_its_client_id(log):

@@ -51,6 +51,7 @@ SHOWN: dict[type[Settings], dict[str, str]] = {
         + "retention_runs_every_log_retention_check_interval_ms_and_compaction_every_round",
     },
     ProducerConfig: {
+        "log.create": EFFECTS + "a_client_makes_no_log_where_it_was_told_not_to",
         "log.dir": PRODUCER + "a_books_configuration_works_offline",
         "client.id": EFFECTS + "the_producers_thread_bears_its_client_id",
         "acks": "faults/test_producer.py::test_A01_acks_0_loses_and_never_repeats",
@@ -81,6 +82,7 @@ SHOWN: dict[type[Settings], dict[str, str]] = {
         "eoslog.test.lose.acks": "client/test_producer_idempotence.py::test_many_lost_acknowledgements_store_each_record_once_in_order",
     },
     ConsumerConfig: {
+        "log.create": EFFECTS + "a_client_makes_no_log_where_it_was_told_not_to",
         "log.dir": "rows/test_h_consumer.py::test_H03_exactly_once_demands_a_bound_producer",
         "client.id": EFFECTS + "a_members_client_id_is_shown",
         "group.id": EFFECTS + "a_members_client_id_is_shown",

@@ -31,6 +31,17 @@ def test_duplicate_and_unknown_topics_are_typed_errors(path):
             log.offsets("t", 1)
 
 
+def test_a_topic_that_may_be_there_is_left_as_it_is(path):
+    with open_log(path) as log:
+        made = log.create_topic("t", 3, {"retention.ms": 1000}, exist_ok=True)
+        assert log.create_topic("t", 5, exist_ok=True) == made
+        assert len(made.partitions) == 3
+        with pytest.raises(ConfigError):
+            log.create_topic("t", config={"nonsense": 1}, exist_ok=True)
+        log.delete_topic("t")
+        assert len(log.create_topic("t", 5, exist_ok=True).partitions) == 5
+
+
 def test_topics_are_found_by_a_pattern_for_their_whole_name(path):
     with open_log(path) as log:
         for name in ("orders", "orders-old", "visits"):

@@ -48,7 +48,7 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
     """Reads records; see the module for the three guarantees.
 
     Args:
-        config: Kafka's keys, `log.dir` says which directory.
+        config: Kafka's keys; `log.dir` says which directory, which is made unless `create=False`.
         producer: a transactional producer whose transactions will carry the offsets.
         engine: the directory, where it is open already; it then outlives the consumer.
         keywords: more keys, as `group_id=`.
@@ -415,4 +415,4 @@ def _open_engine(settings: ConsumerConfig) -> Any:
 
     if settings.log_dir is None:
         raise ConfigError("log.dir is missing: which directory is the log?")
-    return Engine.open(settings.log_dir)
+    return Engine.open(settings.log_dir, create=settings.log_create)

@@ -66,7 +66,7 @@ class Producer(BoundConsumers, RecordAccumulator):
     IllegalState there, and closing it does nothing.
 
     Args:
-        config: Kafka's keys; `log.dir` says which directory.
+        config: Kafka's keys; `log.dir` says which directory, which is made unless `create=False`.
         options: more keys in snake_case, as `transactional_id="etl-1"`.
 
     Raises:
@@ -97,7 +97,7 @@ class Producer(BoundConsumers, RecordAccumulator):
         )
         codecs.require(settings.compression_type)
         self.config = settings
-        self._engine = Engine.open(settings.log_dir)
+        self._engine = Engine.open(settings.log_dir, create=settings.log_create)
         self._transactions: TransactionManager | None = None
         self._consumers = weakref.WeakValueDictionary()
         self._calls = threading.RLock()  # transactional calls, one at a time

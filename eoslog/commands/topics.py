@@ -22,13 +22,18 @@ def topic() -> None:
 @topic.command("create")
 @click.argument("name")
 @click.option("-p", "--partitions", type=int, default=1, show_default=True)
+@click.option("--if-not-exists", is_flag=True, help="Leave one that is there as it is.")
 @config_option
 @click.pass_obj
-def create(face: Face, name: str, partitions: int, config: tuple[str, ...]) -> None:
+def create(
+    face: Face, name: str, partitions: int, if_not_exists: bool, config: tuple[str, ...]
+) -> None:
     """Make a topic."""
     with face.log() as log:
-        log.create_topic(name, partitions, key_values(config))
-        face.say(f"created {name} with {counted(partitions, 'partition')}")
+        there = name in log.topics()
+        made = log.create_topic(name, partitions, key_values(config), exist_ok=if_not_exists)
+        has = counted(len(made.partitions), "partition")
+        face.say(f"{name} is there, with {has}" if there else f"created {name} with {has}")
 
 
 @topic.command("list")

@@ -162,3 +162,11 @@ def test_a_partition_that_is_offline_is_named_and_the_rest_is_shown(shop, place)
         assert "`eoslog check`" in found.err
     assert shop("durability").code == shop("init").code == 0
     assert shop("backup", place.parent / "copy").code == 1
+
+
+def test_a_topic_that_may_be_there_is_made_once(shop):
+    assert shop("topic", "create", "orders").code == 4
+    again = shop("topic", "create", "orders", "-p", 9, "--if-not-exists")
+    assert (again.code, again.err) == (0, "orders is there, with 2 partitions\n")
+    first = shop("topic", "create", "logs", "--if-not-exists")
+    assert (first.code, first.err) == (0, "created logs with 1 partition\n")
