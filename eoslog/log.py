@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from eoslog.arguments import as_directory, as_int, as_mapping, as_names, keys_of_log
+from eoslog.arguments import as_directory, as_int, as_list_of, as_mapping, as_names, keys_of_log
 from eoslog.client import health
-from eoslog.client.offsets import offsets_of, starts_of
+from eoslog.client.offsets import named_offsets, offsets_of, starts_of
 from eoslog.client.recipes import run_transaction
 from eoslog.client.subscription import compiled
 from eoslog.closing import Owner
@@ -36,6 +36,7 @@ from eoslog.model import (
 from eoslog.storage.partition_log import PartitionLog
 
 if TYPE_CHECKING:
+    from eoslog._core import Record
     from eoslog.client.consumer import Consumer
     from eoslog.client.kafka_cluster import Moved
     from eoslog.client.producer import Producer
@@ -203,6 +204,7 @@ class Log(Owner):
         Never below an earlier snapshot. Source: protocol of closed cuts, docs/architecture.md.
         """
         if topics is not None:
+            topics = as_list_of(str, "topics", "names", topics)
             for name in topics:
                 self.engine.topic(name)
         partitions = [TopicPartition(*key) for key in self.engine.user_partitions()]
@@ -245,6 +247,24 @@ class Log(Owner):
             self.engine, topic, partitions=partitions, start=start, end=end, isolation=isolation,
             columns=columns, batch_rows=batch_rows, binary=binary,
         )  # fmt: skip
+
+    def read(
+        self,
+        topic: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        start: int | Mapping[TopicPartition, int] | None = None,
+        end: int | Mapping[TopicPartition, int] | None = None,
+        isolation: str = "read_committed",
+    ) -> Iterator[Record]:
+        """The records of a topic up to its end as of now, partition by partition; then it stops.
+
+        Arguments and errors are those of `scan`, whose twin this is, without Arrow. Nothing is
+        committed or remembered: a consumer does that, and goes on with what comes later.
+        """
+        return self.scan(
+            topic, partitions=partitions, start=start, end=end, isolation=isolation
+        ).records()
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -312,10 +332,16 @@ class Log(Owner):
         return self.engine.groups.describe_group(group_id)
 
     def reset_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
+        self, group_id: str, offsets: Mapping[TopicPartition, int | str | OffsetAndMetadata]
     ) -> None:
-        """Set the committed offsets of a group without members. Raises NonEmptyGroup."""
-        wanted = offsets_of(as_mapping("offsets", offsets))
+        """Set the committed offsets of a group without members. Raises NonEmptyGroup.
+
+        Args:
+            group_id: the group; it need not have been used yet.
+            offsets: the next offset to read by partition, or "earliest" or "latest", the log start
+                or the last stable offset as they are now.
+        """
+        wanted = offsets_of(named_offsets(as_mapping("offsets", offsets), self.offsets))
         self.engine.for_writing().groups.reset_offsets(group_id, wanted)
 
     def delete_group(self, group_id: str) -> None:

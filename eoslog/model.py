@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
@@ -52,16 +52,18 @@ class AppendOrigin(Enum):
 class TopicPartition:
     """A partition of a topic, with an offset where a call wants one.
 
+    To begin reading it may be "earliest" or "latest" too (`Consumer.assign`, `seek`).
+
     Equal and hashed by topic and partition alone, so that it is a key of offset maps.
     """
 
     __slots__ = ("offset", "partition", "topic")
 
-    def __init__(self, topic: str, partition: int = 0, offset: int | None = None) -> None:
+    def __init__(self, topic: str, partition: int = 0, offset: int | str | None = None) -> None:
         """Name a partition."""
         self.topic = topic
         self.partition = partition
-        self.offset = offset
+        self.offset: Any = offset
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TopicPartition):
@@ -75,7 +77,7 @@ class TopicPartition:
         return hash((self.topic, self.partition))
 
     def __repr__(self) -> str:
-        at = "" if self.offset is None else f", offset={self.offset}"
+        at = "" if self.offset is None else f", offset={self.offset!r}"
         return f"TopicPartition({self.topic!r}, {self.partition}{at})"
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from eoslog.client.delivery import Delivery
 from eoslog.errors import ConfigError
 from eoslog.log import open as open_log
 from eoslog.model import TopicPartition
@@ -38,6 +39,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "producer elsewhere": (lambda log: log.producer(log_dir="o"), "log_dir: this log is .*'o'"),
     "producer by key": (lambda log: log.producer({"log.dir": "o"}), "log.dir: this log is .*'o'"),
     "consumer elsewhere": (lambda log: log.consumer("t", log_dir="o"), "log_dir: this log is"),
+    "snapshot of a string": (lambda log: log.snapshot("t"), "topics: expected a list of names"),
     "trace": (lambda log: log.trace(5), "trace: expected a function, got 5"),
     "time as text": (
         lambda log: log.offset_for_time("t", 0, "1005"),
@@ -65,6 +67,13 @@ def test_a_partition_may_be_a_plain_pair(log: Any) -> None:
     assert log.engine.groups.fetch_offsets("g")[TopicPartition("t", 0)].offset == 3
 
 
+def test_a_group_may_be_set_to_an_end_by_its_name(log: Any) -> None:
+    log.delete_records({("t", 0): 1})
+    for name, offset in (("earliest", 1), ("latest", 3)):
+        log.reset_offsets("g", {TopicPartition("t", 0): name})
+        assert log.describe_group("g").offsets[TopicPartition("t", 0)].offset == offset
+
+
 def test_a_client_may_be_told_the_directory_that_it_is_in(log: Any) -> None:
     log.producer({"log.dir": log.path}).close()
     log.consumer("t", log_dir=Path(log.path)).close()
@@ -83,6 +92,10 @@ PRODUCER: dict[str, tuple[Any, str]] = {
     "poll": (lambda p: p.poll(None), "poll: expected a timeout in seconds, got None"),
     "flush": (lambda p: p.flush("1"), "flush: expected a timeout in seconds, got '1'"),
     "flush for nan": (lambda p: p.flush(float("nan")), "flush: .*seconds, got nan"),
+    "result": (
+        lambda p: Delivery().result("1"),
+        "timeout: expected a timeout in seconds, got '1'",
+    ),
     "close": (lambda p: p.close("1"), "close: expected a timeout in seconds, got '1'"),
     "init": (lambda p: p.init_transactions("1"), "timeout: expected a timeout in seconds, got '1'"),
 }
@@ -103,8 +116,21 @@ CONSUMER: dict[str, tuple[Any, str]] = {
     "poll": (lambda c: c.poll("1"), "timeout: expected a timeout in seconds, got '1'"),
     "seek": (
         lambda c: c.seek(TopicPartition("t", 0), "0"),
-        r"seek: expected an offset of 0 to 2\^63 - 1, got '0'",
+        r"""seek: expected an offset of 0 to 2\^63 - 1, "earliest" or "latest", got '0'""",
     ),
+    "seek to a negative offset": (lambda c: c.seek(("t", 0), -2), '"earliest" or .* got -2'),
+    "seek in names": (lambda c: c.seek("t", 0), "expected a TopicPartition, got 't'"),
+    "assign at a negative offset": (
+        lambda c: c.assign([TopicPartition("t", 0, -2)]),
+        r't-0: expected an offset of .*, "earliest" or "latest", got -2',
+    ),
+    "assign at a word": (lambda c: c.assign([TopicPartition("t", 0, "start")]), "got 'start'"),
+    "committed in names": (lambda c: c.committed("t"), "expected TopicPartitions, got 't'"),
+    "committed": (
+        lambda c: c.committed([], "1"),
+        "timeout: expected a timeout in seconds, got '1'",
+    ),
+    "lag in names": (lambda c: c.current_lag("t"), "expected TopicPartitions, got 't'"),
     "seek_to_time": (
         lambda c: c.seek_to_time(None, "1005"),
         "timestamp_ms: expected ms since 1970 as int, got '1005'",

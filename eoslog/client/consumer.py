@@ -79,6 +79,11 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
             producer.bind(self)
         engine.consumers[id(self)] = self
 
+    def __repr__(self) -> str:
+        group = "no group" if self._config.group_id is None else f"group {self._config.group_id!r}"
+        state = "closed" if self.closed else f"{len(self._subscription.states)} partitions"
+        return f"<Consumer {group}, {state}>"
+
     # What to read.
 
     def subscribe(
@@ -141,10 +146,12 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, without a group's help.
 
-        A partition with an offset starts there; another one at its committed offset, else as
-        auto.offset.reset says. Partitions that stay assigned go on where they are.
+        A partition with an offset, "earliest" or "latest", starts there; another one at its
+        committed offset, else as auto.offset.reset says. Partitions that stay assigned go on where
+        they are.
 
         Raises:
+            ConfigError: an offset is none, or negative.
             IllegalState: topics were subscribed to.
             UnknownTopicOrPartition: a partition does not exist.
         """
@@ -158,10 +165,11 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
                 raise UnknownTopicOrPartition(
                     f"{partition}: {partition.topic} has {len(info.partitions)} partitions"
                 )
-        added = self._subscription.assign(partitions)
-        if self._config.auto_offset_reset != "none":
-            # "latest" means now, not the time of the first poll.
-            self._fetcher.locate(added)
+        moved = self._subscription.assign(partitions)
+        if self._config.auto_offset_reset == "none":
+            moved = [state for state in moved if state.reset is not None]
+        # "latest" means now, not the time of the first poll.
+        self._fetcher.locate(moved)
 
     def unsubscribe(self) -> None:
         """Commit as on close, leave the group, and read nothing.

@@ -12,15 +12,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from eoslog import _core
-from eoslog.arguments import as_int
+from eoslog.arguments import as_int, as_seconds
 from eoslog.client.fetcher import Fetcher
 from eoslog.client.membership import Membership
-from eoslog.client.offsets import Offsets, as_list, in_the_shape_of, offsets_of
+from eoslog.client.offsets import (
+    Offsets,
+    as_list,
+    as_partition,
+    in_the_shape_of,
+    offsets_of,
+    place_of,
+)
 from eoslog.client.subscription import SubscriptionState
 from eoslog.config import ConsumerConfig
 from eoslog.errors import (
     CommitFailed,
-    ConfigError,
     EoslogError,
     ErrorCode,
     IllegalGeneration,
@@ -171,7 +177,8 @@ class ConsumerOffsets:
             KafkaError: UNSTABLE_OFFSET_COMMIT, still undecided after the timeout.
         """
         with self._use:
-            wait = self._config.default_api_timeout_ms / 1000 if timeout is None else timeout
+            default = self._config.default_api_timeout_ms / 1000
+            wait = default if timeout is None else as_seconds("timeout", timeout)
             wanted = as_list(partitions)
             found = self._engine.groups.fetch_offsets(self._group(), wanted, timeout=wait)
             offsets = [found[p].offset if p in found else None for p in wanted]
@@ -190,6 +197,30 @@ class ConsumerOffsets:
             return in_the_shape_of(
                 partitions, [s.partition for s in states], [s.position for s in states]
             )
+
+    def current_lag(self, partitions: Any = None) -> Any:
+        """How many offsets there are from the position to the end that can be read at present.
+
+        That end is the last stable offset, with read_uncommitted the high watermark. Offsets, not
+        records: markers, aborted and compacted records count.
+
+        Args:
+            partitions: one partition, or many; default: all assigned ones.
+
+        Returns:
+            For one partition its lag, None while its committed offset is undecided; for many
+            {TopicPartition: lag or None}.
+
+        Raises:
+            IllegalState: a partition is not assigned.
+            NoOffset: there is no starting point.
+            UnknownTopicOrPartition: its topic was deleted.
+        """
+        with self._use:
+            states = list(self._subscription.select(partitions))
+            self._fetcher.locate(states)
+            lags = {s.partition: self._fetcher.lag(s) for s in states}
+            return lags[partitions] if isinstance(partitions, TopicPartition) else lags
 
     def positions(self) -> dict[TopicPartition, int]:
         """The positions of all assigned partitions that have one: what there is to commit."""
@@ -214,14 +245,15 @@ class ConsumerOffsets:
 
     # Moving.
 
-    def seek(self, partition: TopicPartition, offset: int | None = None) -> None:
-        """Go on reading a partition at an offset (default: the one in `partition`)."""
+    def seek(self, partition: TopicPartition, offset: int | str | None = None) -> None:
+        """Go on reading a partition at an offset (default: the one in `partition`).
+
+        "earliest" and "latest" do as `seek_to_beginning` and `seek_to_end`.
+        """
         with self._use:
-            given = partition.offset if offset is None else offset
-            target = as_int("seek", given, "an offset of 0 to 2^63 - 1")
-            if not 0 <= target < 1 << 63:
-                raise ConfigError(f"seek: expected an offset of 0 to 2^63 - 1, got {target!r}")
-            self._subscription.of(partition).move_to(target)
+            tp = as_partition(partition)
+            place = place_of("seek", tp.offset if offset is None else offset)
+            self._subscription.of(tp).go_to(place)
 
     def seek_to_beginning(self, partitions: Partitions | None = None) -> None:
         """Go to the first record that is kept; default: in all assigned partitions."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from eoslog.arguments import as_seconds
 from eoslog.errors import DeliveryTimeout, EoslogError
 from eoslog.model import RecordMetadata
 
@@ -53,6 +54,8 @@ class Delivery:
             EoslogError: why the record was not delivered.
         """
         if not self._done:
+            if timeout is not None:
+                timeout = as_seconds("timeout", timeout)
             waiter = threading.Event()
             if self._waiters is None:
                 self._waiters = []

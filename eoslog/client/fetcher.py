@@ -74,6 +74,11 @@ class Fetcher:
         """Where reading ends at present."""
         return int(getattr(self.log(state), self._bound_name))
 
+    def lag(self, state: PartitionState) -> int | None:
+        """Offsets from the position to where reading ends at present; None without a position."""
+        end = self.bound(state)
+        return None if state.position is None else max(end - state.position, 0)
+
     def locate(self, states: Iterable[PartitionState]) -> None:
         """Find the starting points of partitions that have none, without waiting.
 

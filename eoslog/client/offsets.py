@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from eoslog.arguments import as_int
 from eoslog.errors import ConfigError
 from eoslog.model import OffsetAndMetadata, TopicPartition
+from eoslog.model import Offsets as Ends
 
 Offsets = (
     Mapping[TopicPartition, int]
@@ -16,6 +17,37 @@ Offsets = (
     | Iterable[TopicPartition]
     | TopicPartition
 )
+
+
+_EARLIEST, _LATEST = "earliest", "latest"
+_PLACE = f'an offset of 0 to 2^63 - 1, "{_EARLIEST}" or "{_LATEST}"'
+
+
+def place_of(what: str, place: Any) -> int | str:
+    """Where reading goes on: an offset, or "earliest" or "latest", the two ends of a log.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if place in (_EARLIEST, _LATEST):
+        return str(place)
+    offset = as_int(what, place, _PLACE)
+    if not 0 <= offset < 1 << 63:
+        raise ConfigError(f"{what}: expected {_PLACE}, got {offset}")
+    return offset
+
+
+def named_offsets(
+    offsets: Mapping[Any, Any], ends: Callable[[str, int], Ends]
+) -> dict[TopicPartition, Any]:
+    """The same with a number where "earliest" or "latest" stands; `ends` tells a partition's."""
+    found = {as_partition(key): offset for key, offset in offsets.items()}
+    for tp, offset in found.items():
+        if offset == _EARLIEST:
+            found[tp] = ends(tp.topic, tp.partition).log_start
+        elif offset == _LATEST:
+            found[tp] = ends(tp.topic, tp.partition).last_stable
+    return found
 
 
 def offsets_of(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -29,7 +61,7 @@ def offsets_of(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
         ConfigError: it is none of these, or an offset is missing or negative.
     """
     if isinstance(offsets, Mapping):
-        return {_partition(p): _offset(p, offset) for p, offset in offsets.items()}
+        return {as_partition(p): _offset(p, offset) for p, offset in offsets.items()}
     if isinstance(offsets, TopicPartition):
         return {offsets: _offset(offsets, offsets.offset)}
     if hasattr(offsets, "timestamp_type"):
@@ -39,7 +71,7 @@ def offsets_of(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
         items = list(offsets)
     except TypeError:
         raise ConfigError(f"offsets: expected a dict or TopicPartitions, got {offsets!r}") from None
-    return {(tp := _partition(p)): _offset(tp, tp.offset) for p in items}
+    return {(tp := as_partition(p)): _offset(tp, tp.offset) for p in items}
 
 
 def starts_of(offsets: Mapping[Any, Any]) -> dict[TopicPartition, int]:
@@ -48,7 +80,7 @@ def starts_of(offsets: Mapping[Any, Any]) -> dict[TopicPartition, int]:
     Raises:
         ConfigError: a key is no partition, or a value no whole number.
     """
-    return {(tp := _partition(p)): _number(tp, offset) for p, offset in offsets.items()}
+    return {(tp := as_partition(p)): _number(tp, offset) for p, offset in offsets.items()}
 
 
 def bound_of(what: str, bound: Any) -> int | dict[TopicPartition, int] | None:
@@ -64,7 +96,7 @@ def bound_of(what: str, bound: Any) -> int | dict[TopicPartition, int] | None:
     found = {}
     for key, offset in bound.items():
         try:
-            partition = _partition(key)
+            partition = as_partition(key)
         except ConfigError:
             raise ConfigError(
                 f"{what}: expected {{TopicPartition: offset}}, got key {key!r}"
@@ -73,7 +105,8 @@ def bound_of(what: str, bound: Any) -> int | dict[TopicPartition, int] | None:
     return found
 
 
-def _partition(value: object) -> TopicPartition:
+def as_partition(value: object) -> TopicPartition:
+    """One partition, as such or as (topic, partition). Raises ConfigError for anything else."""
     if isinstance(value, TopicPartition):
         return value
     if isinstance(value, tuple) and list(map(type, value)) == [str, int]:
@@ -108,10 +141,9 @@ def as_list(partitions: TopicPartition | Iterable[TopicPartition]) -> list[Topic
     """
     if isinstance(partitions, TopicPartition):
         return [partitions]
-    try:
-        return [_partition(p) for p in partitions]
-    except TypeError:
-        raise ConfigError(f"expected TopicPartitions, got {partitions!r}") from None
+    if isinstance(partitions, str) or not isinstance(partitions, Iterable):
+        raise ConfigError(f"expected TopicPartitions, got {partitions!r}")
+    return [as_partition(p) for p in partitions]
 
 
 def in_the_shape_of(asked: Any, partitions: list[TopicPartition], offsets: list[int | None]) -> Any:

@@ -28,6 +28,7 @@ from eoslog.storage.segment_files import SegmentFiles
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from eoslog._core import Record
     from eoslog.engine import Engine
     from eoslog.storage.partition_log import PartitionLog
 
@@ -44,6 +45,9 @@ BATCH_BYTES = 64 << 20
 
 COPY_BYTES = 8 << 20
 """The same where values are copied: what memory is used again for while it is still warm."""
+
+ROWS = 10_000
+"""Records that `Scan.records` makes at once."""
 
 _NO_END = (1 << 63) - 1
 
@@ -185,6 +189,14 @@ class Scan:
         for start in range(0, rows, self._batch_rows):
             yield columns if rows <= self._batch_rows else columns.slice(start, self._batch_rows)
 
+    def records(self) -> Iterator[Record]:
+        """One iteration record by record, of all columns; pyarrow is not needed.
+
+        Raises: as iterating over batches, after the records before the trouble.
+        """
+        for source in self._sources:
+            yield from _records(source)
+
     def reader(self) -> pa.RecordBatchReader:
         """One iteration as a pyarrow reader."""
         return arrow.require_pyarrow().RecordBatchReader.from_batches(self.schema, iter(self))
@@ -207,6 +219,30 @@ class Scan:
 
     def __repr__(self) -> str:
         return f"Scan({len(self._sources)} partitions, columns={self._columns})"
+
+
+def _records(source: Source) -> Iterator[Record]:
+    offset, end = source.start, source.end
+    if offset < end:
+        aborted = None
+        if source.aborted is not None:
+            aborted = _core.AbortedTransactions(source.aborted(offset, end))
+        for piece in source.pieces(offset, end):
+            while True:
+                try:
+                    found, after = _core.decode_records(
+                        source.topic, source.partition, piece.data, offset, end, aborted, ROWS
+                    )
+                except CorruptRecord as error:
+                    if not piece.path:
+                        raise
+                    raise type(error)(f"{piece.path}: {error}") from error
+                yield from found
+                if after == offset:
+                    break  # all of the piece is read
+                offset = after
+    if source.damage is not None:
+        raise source.damage
 
 
 def scan(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from eoslog import _core
-from eoslog.client.offsets import as_list
+from eoslog.client.offsets import as_list, place_of
 from eoslog.errors import ConfigError, IllegalState
 from eoslog.model import TopicPartition
 
@@ -95,6 +95,13 @@ class PartitionState(_core.FetchedRecords):
         self.rewind()
         self.start = self.committed = None
 
+    def go_to(self, place: int | str) -> None:
+        """Go on reading at an offset, or at the end of the log that `place_of` knows by name."""
+        if isinstance(place, str):
+            self.ask_reset(place)
+        else:
+            self.move_to(place)
+
     def ask_reset(self, policy: str) -> None:
         """Go to one end of the log when the position is next needed."""
         self.drop_fetched()
@@ -136,24 +143,28 @@ class SubscriptionState:
         self.on_assign, self.on_revoke, self.on_lost = on_assign, on_revoke, on_lost
 
     def assign(self, partitions: Iterable[TopicPartition]) -> list[PartitionState]:
-        """Read exactly these partitions; returns the new ones, those kept stay where they are."""
+        """Read exactly these partitions; those kept stay where they are, if told nothing else.
+
+        Returns:
+            The new ones, and those that are told to go to one end of their log.
+        """
         if self.subscribed:
             raise IllegalState("assign() after subscribe(): call unsubscribe() first")
-        wanted = list(partitions)
+        wanted = [(p, None if p.offset is None else place_of(str(p), p.offset)) for p in partitions]
         states = {}
-        added = []
-        for partition in wanted:
+        moved = []
+        for partition, place in wanted:
             state = self.states.get(partition)
-            if state is None:
-                state = PartitionState(partition)
-                added.append(state)
+            if state is None or isinstance(place, str):
+                state = state or PartitionState(partition)
+                moved.append(state)
             states[state.partition] = state
-            if partition.offset is not None and partition.offset >= 0:
-                state.move_to(partition.offset)
+            if place is not None:
+                state.go_to(place)
         self.remove([p for p in self.states if p not in states])
         self.states = states
         self.manual = bool(states)
-        return added
+        return moved
 
     def add(self, partitions: Iterable[TopicPartition]) -> None:
         """Partitions that the group granted."""

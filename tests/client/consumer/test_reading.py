@@ -116,6 +116,63 @@ def test_where_reading_starts(host, log):
     assert drain(consumer(host, auto_offset_reset="none", group_id="g")) == ["b"]
 
 
+def test_reading_starts_at_the_end_that_is_named(host, log):
+    log.put(*"ab")
+    host.groups.commit_offsets("g", "", -1, {T0: OffsetAndMetadata(1)})
+    first, last = TopicPartition("t", 0, "earliest"), TopicPartition("t", 0, "latest")
+    assert drain(consumer(host, assign=[first], group_id="g", auto_offset_reset="none")) == [*"ab"]
+    c = consumer(host, assign=[last], auto_offset_reset="none")
+    log.put("c")  # "latest" is the moment of assign
+    assert drain(c) == ["c"]
+    c.assign([T0])
+    assert drain(c) == []
+    c.assign([first])
+    assert drain(c) == [*"abc"]
+    c.seek(T0, "earliest")
+    assert drain(c, 2) == [*"abc"]
+    c.seek(last)
+    assert drain(c) == []
+    with pytest.raises(ConfigError, match="t-0: .*got -1"):
+        c.assign([T1, TopicPartition("t", 0, -1)])
+    assert c.assignment() == [T0]
+    c.seek(T0, 0)
+    c.rewind()
+    assert drain(c) == ["c"]  # where reading began
+
+
+@pytest.mark.parametrize(("isolation", "lag"), [("read_committed", 2), ("read_uncommitted", 3)])
+def test_the_lag_is_what_lies_between_the_position_and_the_end(host, log, isolation, lag):
+    log.put(*"ab")
+    log.append(
+        _core.build_batch(
+            [(0, None, b"open", ())],
+            producer_id=7, producer_epoch=0, base_sequence=0, transactional=True,
+        )
+    )  # fmt: skip
+    c = consumer(host, assign=(T0, T1), isolation_level=isolation)
+    assert c.current_lag(T0) == lag
+    assert c.current_lag() == {T0: lag, T1: 0}
+    c.poll(0)
+    assert c.current_lag([T0]) == {T0: lag - 1}
+    c.seek_to_end()
+    assert c.current_lag() == {T0: 0, T1: 0}
+    c.seek(T0, 9)
+    assert c.current_lag(T0) == 0
+    with pytest.raises(IllegalState):
+        c.current_lag(TopicPartition("t", 2))
+    with pytest.raises(NoOffset):
+        consumer(host, auto_offset_reset="none").current_lag()
+
+
+def test_the_lag_is_not_known_while_the_committed_offset_is_undecided(host, log):
+    log.put(*"ab")
+    host.groups.txn_offset_commit("g", "tx", 5, 0, "", -1, None, {T0: OffsetAndMetadata(1)})
+    c = consumer(host, group_id="g")
+    assert c.current_lag(T0) is None
+    host.group_partition("g").mark(5, 0, commit=True)
+    assert c.current_lag(T0) == 1
+
+
 def test_latest_means_the_moment_of_assign(host, log):
     c = consumer(host, auto_offset_reset="latest")
     log.put("new")
