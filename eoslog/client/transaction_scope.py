@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from eoslog.errors import (
@@ -29,8 +29,9 @@ logger = logging.getLogger("eoslog.client.transaction")
 class Transaction:
     """One transaction of a producer, as a context manager.
 
-    Leaving it commits. An exception aborts, rewinds the consumers that take part (the bound ones,
-    and those given to `commit_offsets`, which binds them) to their committed offsets, and goes on.
+    Leaving it commits. An exception aborts and goes on; `abort` aborts without one. Both rewind the
+    consumers that take part (the bound ones, and those given to `commit_offsets`, which binds them)
+    to their committed offsets.
     A commit whose outcome is unknown does neither: what was read may have been committed.
 
     A consumer that could not be rewound, or has handed out records that its positions do not tell
@@ -42,6 +43,7 @@ class Transaction:
         self._producer = producer
         self._consumers: set[Any] = set()
         self._sent: dict[Any, Mapping[TopicPartition, int]] = {}
+        self._aborted = False
 
     def __enter__(self) -> Transaction:
         self._producer.begin_transaction()
@@ -95,13 +97,30 @@ class Transaction:
         """As `Producer.send_offsets_to_transaction`."""
         self._producer.send_offsets_to_transaction(offsets, group_metadata)
 
+    def abort(self) -> None:
+        """Abort on purpose: nothing of it counts, the consumers that take part are rewound.
+
+        The block goes on, and its end does nothing more. What it still produces is refused.
+
+        Raises:
+            RequestTimedOut: call it again, and nothing else.
+            ProducerFenced: another instance took over, and has aborted this transaction: close.
+        """
+        with self._rewinding():
+            try:
+                self._producer.abort_transaction()
+            finally:  # a delivery callback may have raised, behind the abort
+                self._aborted = self._producer.transaction_state == "READY"
+
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None:
+            if self._aborted:
+                return
             try:
                 if self._producer.transaction_state == "READY":
                     raise IllegalState(
                         "the transaction was already ended inside the `with` block, "
-                        "which ends it itself"
+                        "which ends it itself; tx.abort() is the way to abort it there"
                     )
                 self._producer.commit_transaction()
             except CommitOutcomeUnknown:
@@ -115,16 +134,23 @@ class Transaction:
             self._undo()
 
     def _undo(self) -> None:
+        with self._rewinding():
+            try:
+                # What fails here must not hide why; the state says what the producer may still do.
+                with contextlib.suppress(EoslogError):
+                    self._producer.abort_transaction()
+            except Exception:
+                logger.exception("a delivery callback failed while a transaction was aborted")
+
+    @contextlib.contextmanager
+    def _rewinding(self) -> Iterator[None]:
+        """Whatever comes in the block, what the consumers have read is read again."""
         self._consumers.update(self._producer.bound_consumers())  # some were bound under way
         for consumer in self._consumers:
             # Until it is rewound: another thread may be using it, an interrupt may come first.
             consumer.must_rewind("it was in use when the transaction was aborted")
         try:
-            # What fails here must not hide why; the state says what the producer may still do.
-            with contextlib.suppress(EoslogError):
-                self._producer.abort_transaction()
-        except Exception:
-            logger.exception("a delivery callback failed while a transaction was aborted")
+            yield
         finally:
             for consumer in self._consumers:
                 with contextlib.suppress(EoslogError):

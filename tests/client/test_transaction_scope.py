@@ -11,7 +11,7 @@ import pytest
 
 import eoslog
 from eoslog.client.consumer import Consumer
-from eoslog.errors import CommitFailed
+from eoslog.errors import CommitFailed, IllegalState
 from eoslog.model import TopicPartition
 
 T0, T1 = TopicPartition("in", 0), TopicPartition("in", 1)
@@ -104,6 +104,47 @@ def test_an_abort_rewinds_although_a_callback_raises(log, make_producer, consume
     with pytest.raises(expected), producer.transaction() as tx:
         tx.produce("out", c.poll(20).value, on_delivery=failing(told))
         raise ZeroDivisionError
+    work(producer, c, 6)
+    assert outputs(log) == INPUT
+
+
+def test_a_transaction_that_is_aborted_on_purpose_leaves_nothing_and_reads_again(
+    log, producer, consumer
+):
+    c = consumer("in", producer=producer)
+    with producer.transaction() as tx:
+        pass_on(tx, c, 2)
+        tx.commit_offsets(c)
+        tx.abort()
+        assert producer.transaction_state == "READY"
+        with pytest.raises(IllegalState, match="begin_transaction"):
+            tx.produce("out", b"late")
+        with pytest.raises(IllegalState, match="abort_transaction"):
+            tx.abort()
+    work(producer, c, 6)
+    assert outputs(log) == INPUT
+    assert c.committed([T0, T1]) == [T0, T1]
+    assert [tp.offset for tp in c.committed([T0, T1])] == [3, 3]
+
+
+def test_an_error_behind_an_abort_on_purpose_is_the_one_to_see(log, producer, consumer):
+    c = consumer("in", producer=producer)
+    with pytest.raises(ZeroDivisionError), producer.transaction() as tx:
+        pass_on(tx, c, 2)
+        tx.abort()
+        c.poll(20)
+        raise ZeroDivisionError
+    work(producer, c, 6)
+    assert outputs(log) == INPUT
+
+
+def test_an_abort_on_purpose_is_one_although_a_callback_raises(log, make_producer, consumer):
+    producer = make_producer(linger_ms=60_000)
+    c = consumer("in", producer=producer)
+    with producer.transaction() as tx:
+        tx.produce("out", c.poll(20).value, on_delivery=failing(RuntimeError))
+        with pytest.raises(RuntimeError):
+            tx.abort()
     work(producer, c, 6)
     assert outputs(log) == INPUT
 
