@@ -29,6 +29,14 @@ def test_its_example_runs(tmp_path, monkeypatch):
     assert (tmp_path / "shop" / "meta.properties").exists()
 
 
+def test_the_everyday_tasks_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tasks = blocks((ROOT / "docs/python.md").read_text(), "python")
+    assert len(tasks) == 5
+    exec(compile("\n".join(tasks), "docs/python.md", "exec"), {})
+    assert "orders 0 0 " in capsys.readouterr().out
+
+
 def test_the_files_that_it_names_exist():
     names = re.findall(r"`((?:docs|examples|bench|tests)/[\w./-]*)`", README)
     assert names
