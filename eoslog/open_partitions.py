@@ -226,7 +226,7 @@ class OpenPartitions:
         point = self.last_run.partition(log.topic, log.partition).recovery_point
         if point > 0 and not recreated and not files.is_dir(log.path):
             raise StorageError(
-                f"the directory of {log.name} is missing, it held offsets up to {point}: "
+                f"the directory of {log.name} is missing; it held offsets up to {point}: "
                 "put it back from a backup, or delete the topic",
                 path=log.path,
             )

@@ -41,7 +41,7 @@ DAMAGES = pytest.mark.parametrize(
     ("damage", "kind", "match"),
     [
         (take_log, CorruptRecord, "b-1.* a file is missing .*eoslog repair"),
-        (take_directory, StorageError, "directory of b-1 is missing, .* backup, or delete the top"),
+        (take_directory, StorageError, "directory of b-1 is missing; .* backup, or delete the top"),
     ],
     ids=["its file is gone", "its directory is gone"],
 )
