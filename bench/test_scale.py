@@ -125,7 +125,7 @@ def forget(path: Path) -> None:
 
 def test_open_of_many_partitions(contest: Contest, place: Path) -> None:
     path = place / "log"
-    live(make_many, path).fine()
+    live(make_many, path, timeout=1800).fine()
 
     @contextlib.contextmanager
     def opening(*, cold: bool) -> Iterator[contextlib.ExitStack]:
