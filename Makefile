@@ -108,10 +108,10 @@ rows: build  ## Run the tests of the mission's rows with the figures of long run
 	$(call timed,rows,EOSLOG_ROW_SCALE=$(or $(SCALE),10) .ci/test $(BIN) tests/rows tests/protocol $(PYTEST_ARGS))
 
 asan: build  ## Build the core with ASan and UBSan and run its tests on it
-	$(call timed,asan,.ci/asan $(VENV) $(or $(ASAN_ARGS),tests/core tests/fuzz tests/storage tests/properties -m 'not process'))
+	$(call timed,asan,.ci/asan $(VENV) -m pytest -p no:cacheprovider -q $(or $(ASAN_ARGS),tests/core tests/fuzz tests/storage tests/properties -m 'not process'))
 
-fuzz: build  ## Fuzz every parser for SECONDS=60 in all; FUZZ_ARGS='--target record'
-	$(call timed,fuzz,.ci/fuzz $(VENV) $(SECONDS_) $(FUZZ_ARGS))
+fuzz: build  ## Fuzz every parser for SECONDS=60 in all; SANITIZE=1 with gcc's sanitizers; FUZZ_ARGS='--target record'
+	$(call timed,fuzz,$(if $(SANITIZE),.ci/asan $(VENV) -m tests.fuzz.run --finds $(abspath .make/fuzz) --seconds,.ci/fuzz $(VENV)) $(SECONDS_) $(FUZZ_ARGS))
 
 simulate: build  ## Simulate crashes for SECONDS (60) from SEED (1) on
 	@rm -rf .make/simulation && mkdir -p .make/simulation && cp -a tests .make/simulation/
