@@ -31,6 +31,7 @@ LINES = (
     ("tests.torture.storms", "Hanging", 9),
     ("tests.torture.storms", "ManyTopics", 24),
     ("tests.torture.fuzzed", "Fuzzed", 40),
+    ("tests.torture.properties", "Properties", 3),
 )
 
 
