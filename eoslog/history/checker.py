@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from eoslog.history.anomalies import Anomaly, Report
-from eoslog.history.events import Drain, History, Txn, Write
+from eoslog.history.events import Drain, Event, History, Txn, Write
 
 Found = Iterator[tuple[str, str]]
 
@@ -20,6 +20,7 @@ class Facts:
 
     Attributes:
         places: value -> every (partition, offset) at which anybody saw it.
+        read_to: partition -> the offset up to which everything was read before it was deleted.
         lossy: `acks` whose writes the fault model may lose.
     """
 
@@ -29,6 +30,11 @@ class Facts:
         self.places: dict[str, set[tuple[str, int]]] = defaultdict(set)
         self.contents: dict[tuple[str, int], set[str]] = defaultdict(set)
         self.found: dict[str, tuple[str, int]] = {}
+        self.read_to: dict[str, int] = defaultdict(int)
+        for event in sorted(history.events["delete"], key=lambda e: int(e["from"])):
+            partition, before = event["partition"], int(event["before"])
+            if event["from"] <= self.read_to[partition] < before and self._was_read(event):
+                self.read_to[partition] = before
         for read in history.reads:
             self._see(read.partition, read.offset, read.value)
         for write in history.writes.values():
@@ -39,6 +45,17 @@ class Facts:
             for offset, value in drain.values.items():
                 self._see(drain.partition, offset, value)
                 self.found[value] = (drain.partition, offset)
+
+    def _was_read(self, deletion: Event) -> bool:
+        """Whether who deleted had read it: an answer that a cut of the power gave is forgotten."""
+        partition = deletion["partition"]
+        return any(
+            scan["process"] == deletion["process"]
+            and scan["time"] <= deletion["time"]
+            and scan.get("from", {}).get(partition, 0) <= deletion["from"]
+            and scan["to"].get(partition, 0) >= deletion["before"]
+            for scan in self.history.events["scan"]
+        )
 
     def settled(self, txn: Txn) -> int | None:
         """When it was over for certain: its own end, or the init of a later instance."""
@@ -60,8 +77,15 @@ class Facts:
         drain = self.history.drains.get(write.partition)
         if drain is None:
             return False
-        offsets = [o for p, o in self.places.get(write.value, ()) if p == write.partition]
-        return drain.log_start == 0 or (bool(offsets) and min(offsets) >= drain.log_start)
+        offset = self.first(write)
+        if offset is None:  # nobody saw it, so that it is not among what was read and then deleted
+            return drain.log_start <= self.read_to[write.partition]
+        return offset >= drain.log_start
+
+    def first(self, write: Write) -> int | None:
+        """The first offset of its partition at which anybody saw it."""
+        offsets = (o for p, o in self.places.get(write.value, ()) if p == write.partition)
+        return min(offsets, default=None)
 
     def effective(self, txn: Txn) -> bool | None:
         """Whether it was committed: by its producer's word, else by its writes; None is unknown."""
@@ -331,15 +355,23 @@ def _copies(facts: Facts) -> Found:
     """A copy has all that was acknowledged before it was begun, and no part of a transaction."""
     for event in facts.history.events["copy"]:
         seen = {(partition, value) for partition, _, value in event["reads"]}
+        starts = event.get("from", {})
+        deleted = {
+            write.value
+            for write in facts.history.writes.values()
+            for first in [facts.first(write)]
+            if first is not None and first < starts.get(write.partition, 0)
+        }
         for txn in facts.history.txns.values():
-            there = [(w.partition, w.value) in seen for w in txn.writes]
-            if any(there) and not all(there):
-                missing = txn.writes[there.index(False)].value
-                yield "torn-txn", f"{txn.id}: a copy has part of it, without {missing!r}"
+            due = [write for write in txn.writes if write.value not in deleted]
+            missing = [write.value for write in due if (write.partition, write.value) not in seen]
+            if 0 < len(missing) < len(due):
+                yield "torn-txn", f"{txn.id}: a copy has part of it, without {missing[0]!r}"
         for write in facts.history.writes.values():
-            due = write.outcome == "ok" and write.acks == "all" and write.value in facts.found
+            acked = write.outcome == "ok" and write.acks == "all"
+            asked = write.value in facts.found and write.value not in deleted
             before = write.done is not None and write.done < event["start"]
-            if due and before and (write.partition, write.value) not in seen:
+            if acked and asked and before and (write.partition, write.value) not in seen:
                 yield "stale-read", f"{write.value!r} was acknowledged before a copy without it"
 
 

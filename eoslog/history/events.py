@@ -14,7 +14,9 @@ A history is JSON lines, one file a process, in the order in which that process 
     scan      ok                start, isolation, from {"t-0": offset}, to {"t-0": offset}, reads
     bounds    ok                start, partition, lso, hw
     snapshot  ok                start, cut {"t-0": offset}
-    copy      ok                start, reads: everything that a backup holds
+    copy      ok                start, from {"t-0": offset}, reads: everything that a backup holds
+    delete    invoke, ok        partition, from, before: records are deleted, after a scan of the
+                                same process has read those in [from, before)
     commit, committed, reset    ok; start, group, offsets {"t-0": next}
     drain     ok                partition, log_start, log_end, log [[offset, value], ...]
 

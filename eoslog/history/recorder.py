@@ -90,14 +90,18 @@ class Recorder:
         report = log.backup(path)
         assert not report.problems, report.problems
         with eoslog.open(path, read_only=True) as copy:
-            reads = [
-                [str_of(tp), offset, value]
+            ends = {
+                tp: copy.offsets(tp.topic, tp.partition)
                 for topic in topics
                 for tp in copy.partitions_of(topic)
-                for seen in [copy.offsets(tp.topic, tp.partition)]
+            }
+            reads = [
+                [str_of(tp), offset, value]
+                for tp, seen in ends.items()
                 for offset, value in values(copy, tp, seen.log_start, seen.last_stable)
             ]
-        self.write("copy", start=start, reads=reads)
+        starts = {str_of(tp): seen.log_start for tp, seen in ends.items()}
+        self.write("copy", **dict[str, Any]({"start": start, "from": starts, "reads": reads}))
 
     def snapshot(self, log: Log, topics: Sequence[str]) -> dict[TopicPartition, int]:
         """Take and record a snapshot."""
@@ -115,8 +119,18 @@ class Recorder:
             offsets={str_of(tp): o.offset for tp, o in found.items()},
         )  # fmt: skip
 
-    def scan(self, log: Log, topic: str) -> None:
-        """Read a topic up to its last stable offsets and record it."""
+    def delete(self, log: Log, tp: TopicPartition, part: float) -> None:
+        """Read a topic, then delete the first part of what a partition had; record both."""
+        end = self.scan(log, tp.topic)[tp]
+        first = log.offsets(tp.topic, tp.partition).log_start  # who moved it since, has read too
+        before = max(first, first + int((end - first) * part))
+        event = dict[str, Any]({"partition": str_of(tp), "from": first, "before": before})
+        self.write("delete", "invoke", **event)
+        log.delete_records({tp: before})
+        self.write("delete", **event)
+
+    def scan(self, log: Log, topic: str) -> dict[TopicPartition, int]:
+        """Read a topic up to its last stable offsets and record it; those offsets."""
         start = time.monotonic_ns()
         ends = {
             tp: (seen.log_start, seen.last_stable)
@@ -136,6 +150,7 @@ class Recorder:
                 "to": {str_of(tp): end for tp, (_, end) in ends.items()},
             }),
         )  # fmt: skip
+        return {tp: end for tp, (_, end) in ends.items()}
 
     def drain(self, log: Log, topics: Iterable[str]) -> None:
         """Record what is there in the end, when nothing is open or unflushed."""
@@ -314,7 +329,7 @@ def text(value: bytes | None) -> str:
 
 def values(log: Log, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[int, str]]:
     """(offset, value) of what read_committed shows in [start, end) of a partition."""
-    consumer = log.consumer(isolation_level="read_committed")
+    consumer = log.consumer(isolation_level="read_committed", auto_offset_reset="earliest")
     with consumer:
         consumer.assign([TopicPartition(tp.topic, tp.partition, start)])
         at = start

@@ -24,9 +24,10 @@ NAMED = (
     "clean.old.renamed", "clean.old.durable", "clean.checkpoint", "clean.finish.judged",
     "clean.finish.named", "clean.finish.removed",
     "staging.written", "staging.staged", "staging.used", "staging.published", "staging.committed",
-    "backup.lock", "backup.instant", "backup.file", "backup.copied",
+    "backup.lock", "backup.instant", "backup.file", "backup.copied", "aside.renaming",
+    "log.start.advanced", "partition.made", "producer.ack_lost", "snapshot.end_read",
 )  # fmt: skip
-"""Those of a life; export, import, moved groups and set-aside directories have tests of their own."""
+"""Those of a life; `moves.py` has those of export, import and moved groups."""
 
 
 class Kills:

@@ -32,6 +32,8 @@ CLEANED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01",
            "delete.retention.ms": "0", "file.delete.delay.ms": "0"}  # fmt: skip
 IDS = ("one", "two")
 OUTPUTS = (TopicPartition("out", 0), TopicPartition("out", 1), TopicPartition("kept", 0))
+DELETABLE = (TopicPartition("in", 0), *OUTPUTS[:2])
+"""Not those of compacted topics: their records may not be deleted."""
 
 
 class Life:
@@ -149,8 +151,12 @@ class Life:
         """Compaction of one topic, of what coordinators know, and retention."""
         self.log.clean()
 
+    def forget(self) -> None:
+        """The first records of a partition are deleted, up to half of those that are committed."""
+        self.recorder.delete(self.log, self.rng.choice(DELETABLE), self.rng.uniform(0, 0.5))
+
     STEPS = ((send, 10), (transact, 12), (transform, 6), (publish, 3), (topics, 2), (look, 2),
-             (care, 3), (back_up, 1))  # fmt: skip
+             (care, 3), (back_up, 1), (forget, 1))  # fmt: skip
 
     def step(self) -> None:
         """One step, drawn."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import eoslog
 from eoslog.history import Recorder, check, read_history
+from eoslog.history.events import History
 from eoslog.history.recorder import str_of, values
 from tests.faults.harness import Child, Life, live
 from tests.reference import codec
@@ -84,6 +85,15 @@ def reference_values(folder: Path, log_start: int, *, compacted: bool) -> list[t
         for record in batch.records
         if record.offset >= log_start
     ]  # fmt: skip
+
+
+def producers_of(folder: Path) -> set[int]:
+    """The producer ids of all batches that the files of a partition hold."""
+    return {
+        batch.producer_id
+        for file in folder.glob("*.log")
+        for batch in codec.iter_batches(file.read_bytes())
+    }
 
 
 def settle(child: Child, path: Path, history: Path, name: str, inits: list[str]) -> None:
@@ -161,14 +171,33 @@ def verify(
                     known = digests[0].get(key, {}).get("aborted", [])
                     if all(row in known for row in value["aborted"]):
                         value["aborted"] = known  # of some the index alone still knows
+                if other is bare and "producers" in value and value["ends"][0]:
+                    left = producers_of(path / key)  # who has only deleted records is forgotten
+                    live_rows = digests[0][key]
+                    live_rows["producers"] = [r for r in live_rows["producers"] if r[0] in left]
                 if forgetful and other is bare and "producers" in value:
                     known = digests[0][key]["producers"]
                     value["producers"] = [row for row in value["producers"] if row in known]
                 if value != digests[0].get(key):
                     wrong.append(f"digest of {key}: live {digests[0].get(key)}, {what} {value}")
-    report = check(read_history([str(history)]), lossy=lossy)
+    events = read_history([str(history)])
+    report = check(events, lossy=lossy)
     late = {"stale-read"} if crowded else set()
+    wrong += starts_of(events)
     return wrong + [str(anomaly) for anomaly in report.anomalies if anomaly.name not in late]
+
+
+def starts_of(history: History) -> list[str]:
+    """Log starts that nobody asked for, or that went back from what somebody was told."""
+    wrong = []
+    for partition, drain in history.drains.items():
+        told = {"invoke": 0, "ok": 0}
+        for event in history.events["delete"]:
+            if event["partition"] == partition:
+                told[event["type"]] = max(told[event["type"]], event["before"])
+        if not told["ok"] <= drain.log_start <= told["invoke"]:
+            wrong.append(f"{partition} begins at {drain.log_start}, deleted before {told}")
+    return wrong
 
 
 def _derived(folder: str, names: list[str]) -> set[str]:
