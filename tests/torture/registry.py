@@ -32,6 +32,7 @@ LINES = (
     ("tests.torture.storms", "ManyTopics", 24),
     ("tests.torture.fuzzed", "Fuzzed", 40),
     ("tests.torture.properties", "Properties", 3),
+    ("tests.torture.moves", "Moves", 20),
 )
 
 

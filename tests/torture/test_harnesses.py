@@ -5,14 +5,19 @@ What this machine cannot run is named and counted, and nothing else is left out.
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.torture import moves
 from tests.torture.harness import Step, excerpt
+from tests.torture.kills import NAMED
 from tests.torture.power import forget_answers
 from tests.torture.registry import harnesses
 from tests.torture.report import Report, done_before, parts_left, render
@@ -39,6 +44,16 @@ def test_a_step_finds_no_violation(harness):
     assert sum(done.counts.values()) > 0
 
 
+def test_every_failpoint_is_one_that_processes_are_killed_at():
+    source = Path(os.environ.get("EOSLOG_SOURCE") or Path(__file__).parents[2]) / "eoslog"
+    named = {
+        name
+        for path in source.rglob("*.py")
+        for name in re.findall(r"\bfailpoint\(\s*\"([a-z._]+)\"", path.read_text())
+    }
+    assert {*NAMED, *moves.GROUPS, *itertools.chain(*moves.STEPS.values())} == named
+
+
 def test_a_spoiled_directory_is_a_violation(tmp_path):
     """The oracle sees what it is there for: a record that vanished, a batch that appeared."""
     from tests.faults.harness import live
@@ -46,7 +61,7 @@ def test_a_spoiled_directory_is_a_violation(tmp_path):
 
     path, history = tmp_path / "log", tmp_path / "history"
     history.mkdir()
-    live(mixed, path, history, "one", 3, 20).fine()
+    live(mixed, path, history, "one", 5, 20).fine()
     assert verify(path, history, "before") == []
     events = [json.loads(line) for line in (history / "one.jsonl").read_text().splitlines()]
     sends = [event for event in events if event["f"] == "send" and event.get("txn")]
