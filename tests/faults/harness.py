@@ -137,17 +137,21 @@ class Running:
             ended = self._take()
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                self._take()
-                self._parse()
-                os.close(self._pipe)
-                self.life.status = status
-                return self.life
+                return self.ended(status)
             if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
                 self._parse()
                 raise AssertionError(f"still running after {timeout} s, told {self.life.told}")
             time.sleep(0.002 if not ended else 0.0005)
+
+    def ended(self, status: int) -> Life:
+        """Its life, once somebody has waited for it."""
+        self._take()
+        self._parse()
+        os.close(self._pipe)
+        self.life.status = status
+        return self.life
 
     def kill(self) -> Life:
         with contextlib.suppress(ProcessLookupError):

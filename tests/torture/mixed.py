@@ -181,7 +181,7 @@ def read_otherwise(rng: random.Random) -> None:
 
 
 def mixed(child: Child, path: Path, history: Path, name: str, seed: int, steps: int = 12) -> None:
-    """Open, take some steps, close; tells every error that stopped it, by name."""
+    """Open, take some steps, or each once (0), close; tells every error that stopped it, by name."""
     rng = random.Random(seed)
     read_otherwise(rng)
     with Recorder(str(history / f"{name}.jsonl"), name) as recorder:
@@ -193,8 +193,8 @@ def mixed(child: Child, path: Path, history: Path, name: str, seed: int, steps: 
                     with contextlib.suppress(TopicAlreadyExists):
                         log.create_topic(topic, partitions, config)
                 life = Life(log, recorder, rng, history.parent)
-                for _ in range(steps):
-                    life.step()
+                for step in [Life.step] * steps or [step for step, _ in Life.STEPS]:
+                    step(life)
                     child.tell("step", 1)
                 life.close()
         except EoslogError as error:  # a typed refusal is an answer; anything else is a finding

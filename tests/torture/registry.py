@@ -20,6 +20,7 @@ LINES = (
     ("tests.torture.simulated", "Flipped", 20),
     ("tests.torture.full", "Refusals", 10),
     ("tests.torture.syscalls", "Syscalls", 11),
+    ("tests.torture.syscalls", "Counted", 40),
     ("tests.torture.full", "Full", 14),
     ("tests.torture.full", "Failing", 12),
     ("tests.torture.stops", "Stops", 12),

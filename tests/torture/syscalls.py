@@ -1,14 +1,18 @@
-"""SIGKILL before the nth call of every system call, by strace: also where no failpoint lies."""
+"""SIGKILL before system calls, also where no failpoint lies: drawn ones by strace, and all of a few lives in turn."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
-from tests.faults.harness import Child, Life, start
+import eoslog
+from tests.faults.harness import Child, Life, live, start
+from tests.torture import tracer
 from tests.torture.harness import Round, Step
 from tests.torture.mixed import mixed
 
@@ -18,6 +22,9 @@ CALLS = {
     "futex": 60, "lseek": 20, "newfstatat": 150, "getdents64": 40, "write": 60, "munmap": 30,
 }  # fmt: skip
 """System calls and about how many of them a life makes."""
+COUNTS = {"transaction.state.log.num.partitions": 2, "offsets.topic.num.partitions": 2}
+_PARTS = 128
+_WORKLOADS = 2
 
 
 class Syscalls:
@@ -33,7 +40,7 @@ class Syscalls:
         """Nothing is shared."""
 
     def step(self, seed: int) -> Step:
-        """Three lives killed at a drawn call, one of them of a neighbour's, then the verdict."""
+        """Three lives killed at a drawn call, then the verdict."""
         with Round(seed) as round_:
             for _ in range(3):
                 call = round_.rng.choice(list(CALLS))
@@ -84,3 +91,57 @@ def _until_traced(pid: int) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("strace did not attach")
         time.sleep(0.001)
+
+
+class Counted:
+    """Every call that changes files, names, locks or descriptors, of some fixed workloads, counted through.
+
+    A workload is one life, its seed fixed, that takes each step of `mixed` once in a directory that another life of this seed
+    has left; its calls are numbered as they come, by whichever of its threads. The order of calls of two threads is not the
+    same in every run, and no two lives make exactly as many calls: each is judged, and of those that came to their end without
+    being killed the number is told.
+    """
+
+    name, goal = "counted calls", ("kills", 2_500)
+    whole = _PARTS * _WORKLOADS
+
+    def missing(self) -> str | None:
+        """x86_64, for the numbers of the calls, and the right to trace."""
+        if platform.machine() != "x86_64":
+            return "needs x86_64"
+        return None if tracer.can_trace() else "needs the right to trace"
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+    def step(self, seed: int) -> Step:
+        """One in 128 of the calls of a workload, a kill and a verdict each."""
+        workload = 1 + seed // _PARTS % _WORKLOADS
+        step = Step()
+        nth, calls = 1 + seed % _PARTS, self._killed(workload, 0, step)
+        while nth <= calls:
+            self._killed(workload, nth, step)
+            nth += _PARTS
+        return step
+
+    @staticmethod
+    def _killed(workload: int, nth: int, step: Step) -> int:
+        """A new directory, a life killed at its nth call, the verdict; how many calls it came to."""
+        with Round(workload) as round_:
+            live(_made, round_.path).fine()
+            round_.ended(live(mixed, round_.path, round_.history, round_.name(), workload))
+            arguments = (mixed, round_.path, round_.history, round_.name(), workload, 0)
+            life, calls = tracer.traced(*arguments, kill_at=nth)
+            round_.ended(life)
+            found = round_.verdict()
+        step.counts.update(found.counts)
+        step.counts["not come to"] += bool(nth) and not life.killed
+        step.violations += [
+            f"call {nth} of workload {workload}: {what}" for what in found.violations
+        ]
+        return calls
+
+
+def _made(child: Child, path: Path) -> None:
+    with eoslog.open(path, COUNTS):
+        pass
