@@ -19,7 +19,7 @@ from bench import data, probe
 from bench.contest import Contender, Contest, scaled
 from eoslog import _core
 from eoslog.model import AppendOrigin
-from tests.faults.harness import Child, live
+from tests.faults.harness import Child, live, start
 
 _TIME_MS = 1_700_000_000_000
 
@@ -125,7 +125,7 @@ def forget(path: Path) -> None:
 
 def test_open_of_many_partitions(contest: Contest, place: Path) -> None:
     path = place / "log"
-    live(make_many, path, timeout=1800).fine()
+    start(make_many, path).end(timeout=1800).fine()
 
     @contextlib.contextmanager
     def opening(*, cold: bool) -> Iterator[contextlib.ExitStack]:
