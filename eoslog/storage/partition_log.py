@@ -7,6 +7,7 @@ What a crash leaves and who repairs it: `log_loader.py`.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import time
@@ -230,9 +231,11 @@ class PartitionLog:
         """Do what the core could not do under the lock, or raise what it found."""
         try:
             self._make_ready(status, error, wait)
-        except FileNotFoundError:
-            if not self.core.deleted:  # else the core is asked again, and says so
+        except OSError as error:  # StorageError is one
+            if error.errno != errno.ENOENT or not self.core.deleted:
                 raise
+            # The core may look for the files before it looks at the slot.
+            raise refusal(self, S["GONE"], 0, wait) from error
 
     def _make_ready(self, status: int, error: int, wait: float) -> None:
         if status == S["NEXT_SEGMENT"]:

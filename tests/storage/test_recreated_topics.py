@@ -14,7 +14,9 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition
+from eoslog.errors import UnknownTopicOrPartition
 from tests.rows.tools import values
+from tests.storage.helpers import batch
 
 TP = TopicPartition("t", 0)
 
@@ -100,3 +102,23 @@ def test_who_opens_a_partition_with_the_metadata_of_before_its_deletion_is_told(
         log.create_topic("t")
         put(log, 3)
         assert values(log) == [b"0", b"1", b"2"]
+
+
+def test_who_appends_where_others_rolled_and_deleted_the_topic_is_told(tmp_path):
+    """Its own state ends in a segment before theirs, so that it asks for files before the slot."""
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t", config={"segment.bytes": 256})
+        partition = log.engine.partition("t", 0)
+        partition.append(batch(1))
+        others = (
+            f"import eoslog\n"
+            f"with eoslog.open({str(path)!r}) as log:\n"
+            f"    with log.producer() as producer:\n"
+            f"        for number in range(9):\n"
+            f"            producer.produce('t', 'x' * 99); producer.flush()\n"
+            f"    log.delete_topic('t')\n"
+        )
+        subprocess.run([sys.executable, "-c", others], check=True)
+        with pytest.raises(UnknownTopicOrPartition, match="deleted"):
+            partition.append(batch(1))
