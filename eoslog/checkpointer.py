@@ -70,6 +70,7 @@ class Checkpointer:
                 with contextlib.suppress(FileNotFoundError):
                     files.remove(os.path.join(self._session.path, POISON_FILE))
                 checkpoints.write_clean_shutdown(self._session.path)
+        files.failpoint("close.left")  # still in the session, which may be over
 
     def _settle_all(self) -> bool:
         """Alone: flush what dead processes left published, write snapshots and recovery points."""

@@ -129,9 +129,16 @@ class Recorder:
         log.delete_records({tp: before})
         self.write("delete", **event)
 
-    def scan(self, log: Log, topic: str) -> dict[TopicPartition, int]:
-        """Read a topic up to its last stable offsets and record it; those offsets."""
-        start = time.monotonic_ns()
+    def scan(self, log: Log, topic: str, since: int | None = None) -> dict[TopicPartition, int]:
+        """Read a topic up to its last stable offsets and record it; those offsets.
+
+        Args:
+            log: an open directory.
+            topic: of it.
+            since: when what is read was fixed (monotonic nanoseconds): before a read-only log was
+                opened beside no writer. None is now.
+        """
+        start = time.monotonic_ns() if since is None else since
         ends = {
             tp: (seen.log_start, seen.last_stable)
             for tp in log.partitions_of(topic)

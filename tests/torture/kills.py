@@ -18,6 +18,7 @@ POINTS = range(1, 8)
 NAMED = (
     "txn.init.appended", "txn.init.durable", "txn.added", "txn.marked", "txn.completed",
     "txn.flushed", "txn.prepared", "txn.decided", "topic.deleted", "topic.forgotten", "close.alone",
+    "close.left",
     "log.rolled", "flush.before", "flush.after", "fetch.read",
     "clean.group", "clean.written", "clean.durable", "clean.swap.made", "clean.swap.named",
     "clean.swap.durable", "clean.swap.begun", "clean.swap.published", "clean.swap.placed",

@@ -28,6 +28,8 @@ LINES = (
     ("tests.torture.stops", "Clocks", 5),
     ("tests.torture.crowds", "Transform", 21),
     ("tests.torture.crowds", "Producers", 9),
+    ("tests.torture.joins", "Joins", 8),
+    ("tests.torture.threads", "Threads", 8),
     ("tests.torture.storms", "Storm", 4),
     ("tests.torture.storms", "Hanging", 9),
     ("tests.torture.storms", "ManyTopics", 24),
