@@ -324,7 +324,9 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
         if auto_commit and now >= self._next_auto_commit:
             self._auto_commit_now(self._subscription.states)
         if subscribed and self._membership.due(now):
-            self._membership.step(may_revoke=not self._in_transaction())
+            # Who polls in transactions only has all committed when the next one begins.
+            free = not self._in_transaction() or not self._subscription.unfinished
+            self._membership.step(may_revoke=free)
         if self._commit_first:
             return
         self._next_duty = min(

@@ -60,12 +60,15 @@ class Fetcher:
         """The partition's log.
 
         Raises:
-            UnknownTopicOrPartition: there is none.
+            UnknownTopicOrPartition: there is none; or the group has not given it yet, for the topic
+                that it was given of was deleted.
         """
         # Asked for anew each time: a topic may be deleted, and made again under its name.
         partition = state.partition
         log = self._engine.partition(partition.topic, partition.partition)
         if state.log is not None and state.log.topic_id != log.topic_id:
+            if self._subscription.subscribed:
+                raise UnknownTopicOrPartition(f"{partition}: the topic was deleted and made again")
             state.forget()
         state.log = log
         return log

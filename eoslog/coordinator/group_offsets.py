@@ -57,6 +57,8 @@ class GroupOffsets:
         """Serve the groups of a directory open in this process, within its limits."""
         self._host = host
         self._config = config or LogConfig.of()
+        # Names of topic ids, kept after a deletion so that members can be told to let go.
+        self._topic_names: dict[bytes, str] = {}
         self._shards: dict[tuple[str, int], GroupShard] = {}
         self._shards_mutex = threading.Lock()
 
@@ -110,7 +112,7 @@ class GroupOffsets:
         def decide(table: GroupTable) -> Change:
             group = table.groups.get(group_id)
             check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=False)
-            self._check_owner(group, member_id, fitting, StaleMemberEpoch)
+            self._check_owner(group, member_id, topics, fitting, StaleMemberEpoch)
             self._check_topics(topics, UnknownTopicOrPartition)
             return self._commit_records(group_id, fitting)
 
@@ -170,7 +172,7 @@ class GroupOffsets:
         def decide(table: GroupTable) -> Change:
             group = table.groups.get(group_id)
             check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=True)
-            self._check_owner(group, member_id, offsets, IllegalGeneration)
+            self._check_owner(group, member_id, topics, offsets, IllegalGeneration)
             self._check_topics(topics, TransactionAbortable)
             return self._commit_records(group_id, offsets)
 
@@ -257,6 +259,7 @@ class GroupOffsets:
         self,
         group: Group | None,
         member_id: str,
+        topics: Mapping[str, bytes],
         offsets: OffsetMap,
         error: type[StaleMemberEpoch] | type[IllegalGeneration],
     ) -> None:
@@ -264,6 +267,17 @@ class GroupOffsets:
         # taken from this one; its late commit would send the new owner's progress back.
         if group is None or not member_id:
             return
+        # Who holds a partition of a deleted topic has not been given that of the one that has the
+        # name now: of several topics in a row, several members may hold "it" at one time.
+        known = self._names(group)
+        current = group.members[member_id].current
+        for topic_id, partition in current.assigned | current.pending:
+            held = TopicPartition(known.get(topic_id, ""), partition)
+            if held in offsets and topics[held.topic] != topic_id:
+                raise error(
+                    f"group {group.group_id}: {held} was given to {member_id} of a topic that "
+                    "was deleted"
+                )
         names = {topic.topic_id: topic.name for topic in group.topics.values()}
         for other_id, other in group.members.items():
             if other_id == member_id:
@@ -275,6 +289,11 @@ class GroupOffsets:
                         f"group {group.group_id}: {name}-{partition} belongs to {other_id}, "
                         f"not to {member_id}"
                     )
+
+    def _names(self, group: Group) -> dict[bytes, str]:
+        names = dict(self._topic_names)
+        names.update((topic.topic_id, topic.name) for topic in group.topics.values())
+        return names
 
     # Reads.
 

@@ -39,8 +39,6 @@ class GroupWatch(GroupOffsets):
         super().__init__(host, config)
         # When this process first missed a member that is given time.
         self._absent_since: dict[tuple[str, str], float] = {}
-        # Names of topic ids, kept after a deletion so that members can be told to let go.
-        self._topic_names: dict[bytes, str] = {}
 
     def _look_after_group(self, group_id: str) -> None:
         catalogue = self._catalogue()
@@ -100,11 +98,6 @@ class GroupWatch(GroupOffsets):
         }
         self._topic_names.update((topic.topic_id, name) for name, topic in catalogue.items())
         return catalogue
-
-    def _names(self, group: Group) -> dict[bytes, str]:
-        names = dict(self._topic_names)
-        names.update((topic.topic_id, topic.name) for topic in group.topics.values())
-        return names
 
     def _named(self, group: Group, owned: Collection[OwnedPartition]) -> frozenset[TopicPartition]:
         names = self._names(group)

@@ -76,11 +76,12 @@ def test_lost_partitions_are_told_to_on_lost_if_there_is_one(host, log, eager):
     assert told == ["lost"]
 
 
-def test_nothing_is_let_go_inside_an_open_transaction(host, log, eager):
+def test_nothing_uncommitted_is_let_go_inside_an_open_transaction(host, log, eager):
+    log.put("a")
     producer = FakeProducer()
     a = member(host, producer=producer)
-    a.poll(0)
     producer.transaction_state = "IN_TRANSACTION"
+    a.poll(0)
     member(FakeHost(host.disk, 1)).poll(0)
     a.poll(0)
     assert a.assignment() == [T0, T1]
