@@ -30,6 +30,7 @@ LINES = (
     ("tests.torture.crowds", "Producers", 9),
     ("tests.torture.joins", "Joins", 8),
     ("tests.torture.threads", "Threads", 8),
+    ("tests.torture.remade", "Remade", 12),
     ("tests.torture.storms", "Storm", 4),
     ("tests.torture.storms", "Hanging", 9),
     ("tests.torture.storms", "ManyTopics", 24),
