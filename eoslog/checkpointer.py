@@ -11,7 +11,7 @@ import logging
 import os
 from typing import Any
 
-from eoslog.errors import StorageError
+from eoslog.errors import StorageError, UnknownTopicOrPartition
 from eoslog.model import CLUSTER_METADATA_TOPIC
 from eoslog.open_partitions import OpenPartitions
 from eoslog.storage import checkpoints, files
@@ -127,5 +127,6 @@ def _raise_point(points: dict[tuple[str, int], int], log: PartitionLog, end: int
         return
     key = (log.topic, log.partition)
     old = points.get(key, 0)
-    log.flusher.sync_indexes(old, max(old, end))
-    points[key] = max(old, end)
+    with contextlib.suppress(UnknownTopicOrPartition):  # deleted just now
+        log.flusher.sync_indexes(old, max(old, end))
+        points[key] = max(old, end)

@@ -190,37 +190,50 @@ class LogFlusher:
         Raises:
             LogPoisoned: a sync failed. The next one would succeed over what was lost.
             TooManyOpenFiles: nothing is lost; it can be tried again.
+            UnknownTopicOrPartition: the topic was deleted, and its files go.
         """
-        bases = offsets_in(self._log.path, LOG)  # the empty active one as well
         try:
+            bases = offsets_in(self._log.path, LOG)  # the empty active one as well
             self._sync_indexes(bases, old_point, new_point)
-        except TooManyOpenFiles:
-            raise
         except OSError as error:
-            raise self.poison(error) from error
+            if self._core.deleted:
+                raise self._gone() from error
+            raise
+
+    def _gone(self) -> UnknownTopicOrPartition:
+        return UnknownTopicOrPartition(f"{self._log.name}: the topic was deleted")
 
     def _sync_indexes(self, bases: list[int], old_point: int, new_point: int) -> None:
         sealed = [b for b, end in pairwise(bases) if old_point <= end <= new_point]
-        for base in sealed:
-            for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
-                path = os.path.join(self._log.path, file_name(base, suffix))
-                try:
-                    fd = files.open_file(path)
-                except FileNotFoundError:
-                    continue  # there are no aborts in it
-                try:
-                    self._core.sync(fd)
-                finally:
-                    files.close(fd)
-        if sealed:
-            files.fsync_dir(self._log.path)
+        try:
+            for base in sealed:
+                for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
+                    self._sync_file(os.path.join(self._log.path, file_name(base, suffix)))
+            if sealed:
+                files.fsync_dir(self._log.path)
+        except TooManyOpenFiles:
+            raise
+        except OSError as error:
+            if self._core.deleted:
+                raise
+            raise self.poison(error) from error
+
+    def _sync_file(self, path: str) -> None:
+        try:
+            fd = files.open_file(path)
+        except FileNotFoundError:
+            return  # there are no aborts in it
+        try:
+            self._core.sync(fd)
+        finally:
+            files.close(fd)
 
     def _flush_now(self, *, leads: bool = False) -> None:
         try:
             self._flush_all(leads)
         except OSError as error:
             if self._core.deleted:
-                raise UnknownTopicOrPartition(f"{self._log.name}: the topic was deleted") from error
+                raise self._gone() from error
             raise
         if not leads:  # it serves whatever round they wait for
             self._log.session.control.wake(self._log.slot)

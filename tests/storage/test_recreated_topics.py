@@ -122,3 +122,23 @@ def test_who_appends_where_others_rolled_and_deleted_the_topic_is_told(tmp_path)
         subprocess.run([sys.executable, "-c", others], check=True)
         with pytest.raises(UnknownTopicOrPartition, match="deleted"):
             partition.append(batch(1))
+
+
+def test_a_topic_that_goes_under_a_checkpoint_is_told_and_poisons_nothing(tmp_path):
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t", config={"segment.bytes": 256})
+        put(log, 9)
+        partition = log.engine.partition("t", 0)
+        others = (
+            f"import eoslog\nwith eoslog.open({str(path)!r}) as log:\n    log.delete_topic('t')\n"
+        )
+        subprocess.run([sys.executable, "-c", others], check=True)
+        with pytest.raises(UnknownTopicOrPartition, match="deleted"):
+            partition.flusher.sync_indexes(0, partition.log_end)
+        assert not partition.core.poisoned
+        log.create_topic("t")
+        put(log, 1)
+        log.engine._checkpointer.checkpoint()
+        assert values(log, "t") == [b"0"]
+    assert not (path / "eoslog.poison").exists()
