@@ -42,6 +42,8 @@ SOURCE_TYPES: dict[str, tuple[DataType, ...]] = {
     "timestampType": (IntegerType(),),
     "headers": (HEADERS,),
 }
+# What a record may have none of.
+NULL_COLUMNS = ("key", "value", "headers")
 SINK_TYPES: dict[str, tuple[DataType, ...]] = {
     name: SOURCE_TYPES[name]
     for name in ("key", "value", "topic", "partition", "headers", "timestamp")
@@ -119,12 +121,18 @@ def check_source_schema(schema: StructType) -> None:
     string.
 
     Raises:
-        ConfigError: Naming the column and the types it may have, or no column at all.
+        ConfigError: Naming the column and the types it may have, or no column at all, or NOT NULL
+            where a record may have none.
     """
     if not schema.fields:
         raise ConfigError(f"the schema has no column: take some of {', '.join(SOURCE_TYPES)}")
     for field in schema.fields:
         _check(field, SOURCE_TYPES, "can't be read")
+        # Spark believes it: a null then ends the job, and `value IS NULL` finds none.
+        if field.name in NULL_COLUMNS and not field.nullable:
+            raise ConfigError(
+                f"column '{field.name}' can't be read as NOT NULL: a record may have none"
+            )
 
 
 def check_sink_schema(schema: StructType, topic_option: str | None) -> None:

@@ -75,6 +75,20 @@ def test_columns_and_the_users_schema_say_what_is_read(spark, log):
         reader(spark, log, subscribe="t").schema("worth string").load().count()
 
 
+@pytest.mark.parametrize("column", ["key", "value"])
+def test_a_schema_may_not_say_that_no_record_lacks_a_key_or_value(spark, log, column):
+    """Spark takes it for granted: a tombstone ended the read by a NullPointerException."""
+    log.create_topic("t", 1)
+    produce(log, "t", [(b"a", b"k", 0, None), (None, b"k", 0, None), (b"b", None, 0, None)])
+    given = reader(spark, log, subscribe="t").schema(f"{column} binary NOT NULL")
+    with pytest.raises(Exception, match=f"column '{column}' can't be read as NOT NULL"):
+        given.load().collect()
+    whole = "offset bigint NOT NULL, topic string NOT NULL, value string"
+    assert (
+        reader(spark, log, subscribe="t").schema(whole).load().where("value IS NULL").count() == 1
+    )
+
+
 def test_subscribing_by_name_pattern_and_assignment(spark, log):
     for name in ("orders-eu", "orders-us", "refunds"):
         log.create_topic(name, 2)
