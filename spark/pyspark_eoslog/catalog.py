@@ -21,7 +21,7 @@ from eoslog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
-from eoslog.model import TopicPartition
+from eoslog.model import INTERNAL_TOPICS, TopicPartition
 from eoslog.storage import checkpoints, running_broker, segment_files
 from pyspark_eoslog.segments import PartitionFiles
 
@@ -135,12 +135,14 @@ class LogCatalog:
 
     def latest(self, keys: Sequence[PartitionKey]) -> dict[PartitionKey, int]:
         """Whole transactions under read_committed, else the high watermarks."""
-        if not keys:
-            return {}
         if not self._committed:
             return {key: self.log.offsets(*key).high_watermark for key in keys}
-        cut = self.log.snapshot(sorted({topic for topic, _ in keys}))
-        return {key: cut[TopicPartition(*key)] for key in keys}
+        own = [key for key in keys if key[0] in INTERNAL_TOPICS]  # a snapshot has none of them
+        found = {key: self.log.offsets(*key).last_stable for key in own}
+        if len(own) < len(keys):
+            cut = self.log.snapshot(sorted({topic for topic, _ in keys} - INTERNAL_TOPICS))
+            found |= {key: cut[TopicPartition(*key)] for key in keys if key not in found}
+        return found
 
     def end(self, topic: str, partition: int) -> int:
         """The log end."""

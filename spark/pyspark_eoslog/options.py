@@ -60,6 +60,7 @@ _IGNORED_PREFIX = "option."
 _KNOWN = {name.lower(): name for name in _READ | _STREAM_READ | _WRITE | _SHARED | _IGNORED}
 _COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 _GREATEST = (1 << 63) - 1
+_MOST_ROWS = (1 << 31) - 1
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _TIMES = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -186,7 +187,7 @@ class Options:
             columns=_columns(values),
             key_format=values.choice("keyFormat", ("binary", "string"), "binary"),
             value_format=values.choice("valueFormat", ("binary", "string"), "binary"),
-            batch_rows=values.integer("batchRows", minimum=1) or 32768,
+            batch_rows=_or(values.integer("batchRows", minimum=1, maximum=_MOST_ROWS), 32768),
             max_records_per_trigger=values.integer("maxRecordsPerTrigger", minimum=1),
             max_offsets_per_trigger=values.integer("maxOffsetsPerTrigger", minimum=1),
             max_bytes_per_trigger=values.size("maxBytesPerTrigger", minimum=1),
@@ -242,7 +243,7 @@ class _Values:
     def text(self, name: str) -> str | None:
         return self.raw.get(name.lower())
 
-    def integer(self, name: str, *, minimum: int) -> int | None:
+    def integer(self, name: str, *, minimum: int, maximum: int = _GREATEST) -> int | None:
         text = self.text(name)
         if text is None:
             return None
@@ -252,8 +253,8 @@ class _Values:
             raise ConfigError(f"option '{name}' must be a whole number, got {text!r}") from None
         if value < minimum:
             raise ConfigError(f"option '{name}' must be at least {minimum}, got {value}")
-        if value > _GREATEST:
-            raise ConfigError(f"option '{name}' must be at most {_GREATEST}, got {value}")
+        if value > maximum:
+            raise ConfigError(f"option '{name}' must be at most {maximum}, got {value}")
         return value
 
     def size(self, name: str, *, minimum: int) -> int | None:
@@ -311,7 +312,7 @@ class _Values:
         for topic, inner in parsed.items():
             for partition, value in inner.items():
                 if not (
-                    partition.isdigit() and isinstance(value, int) and not isinstance(value, bool)
+                    partition.isdecimal() and isinstance(value, int) and not isinstance(value, bool)
                 ):
                     raise ConfigError(form)
                 if not (EARLIEST if words else 0) <= value <= _GREATEST:

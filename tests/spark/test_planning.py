@@ -191,3 +191,16 @@ def test_the_end_is_settled_at_load_whatever_a_stream_would_do_with_the_options(
     source = EoslogDataSource({"path": log.path, "subscribe": "t", **given})
     fill(log, 3, start=3)
     assert [one.end for one in source.reader(source.schema()).ranges] == [3]
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_internal_topics_are_read_beside_others(log, isolation):
+    """A snapshot, by which whole transactions are read, tells no end of theirs."""
+    log.create_topic("t", 1)
+    fill(log, 3)
+    log.reset_offsets("group", {TopicPartition("t", 0): 1})
+    parsed = options(log, subscribe="t,__consumer_offsets", isolationLevel=isolation)
+    ranges = pin_ranges(parsed)
+    assert read(parsed, [one for one in ranges if one.topic == "t"]) == [b"0", b"1", b"2"]
+    own = [one for one in ranges if one.topic == "__consumer_offsets"]
+    assert read(parsed, own) == [one.value for one in log.read("__consumer_offsets")] != []
