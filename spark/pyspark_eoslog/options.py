@@ -155,7 +155,8 @@ class Options:
                 "Spark keeps no options of a table: make it by CREATE TABLE name USING eoslog "
                 "OPTIONS (path '...', subscribe '...') without a list of columns, and write with "
                 "INSERT INTO name WITH (path='...', topic='...') (key, value) ..., or into a "
-                "temporary view, or by writeStream.option('path', ...).toTable(name)"
+                "temporary view, or by writeStream.option('path', ...).toTable(name); "
+                "instead of CREATE TABLE ... AS SELECT write.options(...).saveAsTable(name)"
             )
         version = values.integer("txnVersion", minimum=0)
         app_id = values.text("txnAppId")

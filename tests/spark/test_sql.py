@@ -52,6 +52,29 @@ def test_what_is_selected_from_a_table_and_saved_is_no_copy_of_it(spark, log, ta
         spark.sql("DROP TABLE kept")
 
 
+def test_create_table_as_select_is_refused_and_leaves_nothing(spark, log, table):
+    with pytest.raises(Exception) as caught:
+        spark.sql(
+            f"CREATE TABLE made USING eoslog OPTIONS (path '{log.path}', topic 't', subscribe 't') "
+            f"AS SELECT key, value FROM {table}"
+        )
+    assert "saveAsTable" in message_of(caught)
+    assert not spark.catalog.tableExists("made") and len(values(log, "t")) == 5
+
+
+def test_what_a_whole_table_saved_as_another_reads(spark, log, table):
+    log.create_topic("copy", 2)
+    whole = spark.table(table).write.format("eoslog").mode("append")
+    whole.options(path=log.path, topic="copy").saveAsTable("twin")
+    try:
+        produce(log, "copy", [(b"only here", None, 0, None)])
+        assert count(spark, "twin") == 5, "documented: the columns name the topic of the first"
+        read = spark.read.options(path=log.path, subscribe="copy").table("twin")
+        assert read.count() == 6
+    finally:
+        spark.sql("DROP TABLE twin")
+
+
 def test_insert_names_its_target(spark, log, table):
     target = f"WITH (path = '{log.path}', topic = 't')"
     spark.sql(f"INSERT INTO {table} {target} (key, value) VALUES (binary('k'), binary('5'))")
