@@ -218,6 +218,8 @@ class ConsumerOffsets:
         """
         with self._use:
             states = list(self._subscription.select(partitions))
+            for state in states:
+                self._fetcher.log(state)  # of a topic made anew no place is known any more
             self._fetcher.locate(states)
             lags = {s.partition: self._fetcher.lag(s) for s in states}
             return lags[partitions] if isinstance(partitions, TopicPartition) else lags

@@ -345,6 +345,17 @@ def test_a_seek_in_a_topic_that_was_made_again_holds(log):
     assert found == [b"new6", b"new7"]
 
 
+def test_the_lag_in_a_topic_that_was_made_again_is_known_at_once(log):
+    write(log, [b"old%d" % i for i in range(5)])
+    with log.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition("t", 0)])
+        assert len(consumer.consume(10, timeout=20)) == 5
+        log.delete_topic("t")
+        log.create_topic("t")
+        write(log, [b"new0", b"new1"])
+        assert consumer.current_lag() == {T0: 2}
+
+
 def test_a_commit_that_was_not_asked_for_yet_can_be_aborted(log, producer):
     """A callback that raises, or a timeout, while what is buffered is sent."""
 
