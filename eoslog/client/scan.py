@@ -228,10 +228,11 @@ def _records(source: Source) -> Iterator[Record]:
         if source.aborted is not None:
             aborted = _core.AbortedTransactions(source.aborted(offset, end))
         for piece in source.pieces(offset, end):
+            most = ROWS
             while True:
                 try:
                     found, after = _core.decode_records(
-                        source.topic, source.partition, piece.data, offset, end, aborted, ROWS
+                        source.topic, source.partition, piece.data, offset, end, aborted, most
                     )
                 except CorruptRecord as error:
                     if not piece.path:
@@ -241,6 +242,7 @@ def _records(source: Source) -> Iterator[Record]:
                 if after == offset:
                     break  # all of the piece is read
                 offset = after
+                most *= 2  # a batch is unpacked again each time: not often, however large it is
     if source.damage is not None:
         raise source.damage
 

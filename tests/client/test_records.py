@@ -64,6 +64,21 @@ def test_a_snapshot_bounds_it(log: Any) -> None:
     assert values(log.read("t", end=ends))[-1] == "1-3"
 
 
+def test_a_large_batch_is_not_unpacked_for_each_few_records(
+    log: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create_topic("large")
+    with log.producer(compression_type="zstd", batch_size=1 << 20, linger_ms=60_000) as producer:
+        producer.produce_many("large", [b"%d" % number for number in range(1000)])
+    decode, calls = _core.decode_records, []
+    monkeypatch.setattr(
+        _core, "decode_records", lambda *args: calls.append(args[-1]) or decode(*args)
+    )
+    monkeypatch.setattr(scan, "ROWS", 10)
+    assert [int(record.value) for record in log.read("large")] == list(range(1000))
+    assert calls[:3] == [10, 20, 40] and len(calls) < 10  # 101 where each is of ten
+
+
 def test_records_are_those_of_the_columns(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     monkeypatch.setattr(scan, "ROWS", 2)
