@@ -176,7 +176,7 @@ cdef class Partition:
         cdef SegmentFiles old
         take_mutex(&self.state)
         try:
-            if leaving >= 0 and leaving != self.state.segment.base:
+            if self.state.left or (leaving >= 0 and leaving != self.state.segment.base):
                 return None
             old = self.state.files
             left = self.state.segment.base
@@ -197,7 +197,8 @@ cdef class Partition:
         cdef bint taken
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
-            taken = self.state.segment.base == base and take_indexes(&self.state.files, index_fd, time_fd, txn_fd)
+            taken = (not self.state.left and self.state.segment.base == base
+                     and take_indexes(&self.state.files, index_fd, time_fd, txn_fd))
             pthread_mutex_unlock(&self.state.mutex)
         return taken
 
@@ -244,6 +245,18 @@ cdef class Partition:
             base = self.state.segment.base
             pthread_mutex_unlock(&self.state.mutex)
         return base, f.log, f.index, f.time, f.txn
+
+    def leave_files(self):
+        """Give back the descriptors that the fold is in, (log, index, time index, abort index), for ever:
+        who has this partition yet is answered GONE, and reads no file that has the number by then."""
+        cdef SegmentFiles f
+        with nogil:
+            pthread_mutex_lock(&self.state.mutex)
+            f = self.state.files
+            self.state.files = SegmentFiles(-1, -1, -1, -1)
+            self.state.left = True
+            pthread_mutex_unlock(&self.state.mutex)
+        return f.log, f.index, f.time, f.txn
 
     # --- fold ---------------------------------------------------------------------------------
 

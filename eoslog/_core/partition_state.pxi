@@ -92,6 +92,7 @@ cdef struct PartitionState:
     int32_t rolled_count, rolled_capacity
     int64_t next_offset
     uint32_t segments_version
+    bint left                   # its files are closed, or will be: nobody reads or appends here
     bint stale                  # ahead of the log, or half loaded: nobody judges or repairs by it
     int lock_fd
     int64_t lock_at
@@ -218,6 +219,8 @@ cdef void take_interval(PartitionState* state) noexcept nogil:
 cdef int catch_up(PartitionState* state) noexcept nogil:
     """Fold up to the published end, and forget whom the published horizon lets go; as `fold_to`."""
     cdef int rc
+    if state.left:
+        return GONE
     if state.stale:
         return STALE
     rc = fold_to(state, atomic_load_i64(&state.slot.log_end), -1, True)

@@ -103,7 +103,7 @@ cdef bint prepare_next(PartitionState* state, SegmentFiles files, const char* pa
     """Take over made and synced files, unless there are some or a rolled segment's are not taken yet;
     and memory for the producers as they will be."""
     cdef ProducerEntry* grown
-    if state.next_files.log >= 0 or state.rolled_files.log >= 0:
+    if state.left or state.next_files.log >= 0 or state.rolled_files.log >= 0:
         return False
     if state.rolled_capacity < state.table.count + 1024:
         grown = <ProducerEntry*>realloc(state.rolled_entries, (<size_t>state.table.count + 4096) * sizeof(ProducerEntry))

@@ -61,13 +61,18 @@ class LogFlusher:
         self._fds: dict[int, tuple[int, int]] = {}  # base -> (descriptor, log end when opened)
         self._entered = -1  # base of the newest segment that a writer's descriptor was given for
         self._retired: list[int] = []
+        self._closed = False
         self._flushing = threading.Lock()
         self._met = False  # a thread met the mutex and may sleep: who leaves wakes one
-        self._changing = threading.Lock()  # `_fds`: no fold goes back while some are let go
+        self._changing = (
+            threading.Lock()
+        )  # `_fds`, `_retired`: no fold goes back while some are let go
 
     def keep(self, base: int, fd: int, opened_at: int) -> None:
         """Flush the segment through this descriptor; of two the one that was opened first stays."""
         with self._changing:
+            if self._closed:  # `close` had it, or has it from the fold
+                return
             held = self._fds.setdefault(base, (fd, opened_at))
             if held[0] == fd:
                 return
@@ -79,6 +84,8 @@ class LogFlusher:
     def replace(self, base: int, fd: int, opened_at: int) -> None:
         """Take a writer's descriptor for the segment that the fold is in."""
         with self._changing:
+            if self._closed:
+                return
             held = self._fds.get(base)
             self._fds[base] = (fd, opened_at)
             self._entered = max(self._entered, base)
@@ -88,6 +95,8 @@ class LogFlusher:
     def retire(self, base: int, fd: int) -> None:
         """The descriptor of a segment is needed no more."""
         with self._changing:
+            if self._closed:
+                return
             held = self._fds.get(base)
             if held is not None and held[0] == fd:
                 del self._fds[base]
@@ -95,7 +104,8 @@ class LogFlusher:
             self._close_later(fd)
 
     def _close_later(self, fd: int) -> None:
-        self._retired.append(fd)
+        with self._changing:
+            self._retired.append(fd)
         self.close_retired()
 
     def close_retired(self) -> None:
@@ -103,9 +113,25 @@ class LogFlusher:
         if not self._retired:
             return
         with _core.TryMutex(self._flushing) as mine:
-            while mine and self._retired:
-                files.close(self._retired.pop())
+            while mine and (fd := self._next_retired()) >= 0:
+                files.close(fd)
         self._core.pass_flush_on()  # to a thread that met the mutex
+
+    def _next_retired(self) -> int:
+        with self._changing:
+            return self._retired.pop() if self._retired else -1
+
+    def close(self, log_fd: int) -> None:
+        """Close what is open here, and the fold's own descriptor, each of them once: another thread
+        may be at the partition of a deleted topic yet. A flush that is under way writes through
+        them: where there is one, it closes them.
+        """
+        with self._changing:
+            self._closed = True
+            held = {log_fd, *self._retired, *(fd for fd, _ in self._fds.values())} - {-1}
+            self._retired = list(held)
+            self._fds.clear()
+        self.close_retired()
 
     def flush(self, target: int) -> None:
         """Return when everything below `target` is durable.
@@ -150,6 +176,8 @@ class LogFlusher:
                 left = _SLICE_S if late else deadline - now
                 self._core.await_flush(target, counters, min(left, _SLICE_S))
         finally:
+            if self._closed:  # under way
+                self.close_retired()
             if owes or self._met:
                 self._met = False
                 self._core.pass_flush_on()
@@ -176,9 +204,13 @@ class LogFlusher:
 
     def sync(self) -> None:
         """Fdatasync what is published, whatever the directory's durability: for a clean close."""
-        with self._flushing:
-            if self._log.durable_end < self._log.log_end:
-                self._flush_now()
+        try:
+            with self._flushing:
+                if self._log.durable_end < self._log.log_end:
+                    self._flush_now()
+        finally:
+            if self._closed:  # under way
+                self.close_retired()
         self._core.pass_flush_on()  # to a thread that met the mutex
 
     def sync_indexes(self, old_point: int, new_point: int) -> None:
@@ -350,7 +382,11 @@ class LogFlusher:
         if held is None:
             opened_at = self._log.log_end
             held = (files.open_file(os.path.join(self._log.path, file_name(base, LOG))), opened_at)
-            self._fds[base] = held
+            with self._changing:
+                if self._closed:
+                    self._retired.append(held[0])
+                else:
+                    self._fds[base] = held
         return held
 
     def _rewrite(self, base: int, fd: int, start: int, end: int) -> None:
@@ -380,7 +416,3 @@ class LogFlusher:
                 return
             yield from (part for part in parts if part.segment_base == base)
             start = parts[-1].next_offset
-
-    def descriptors(self) -> set[int]:
-        """Everything that is open here, for close."""
-        return {fd for fd, _ in list(self._fds.values())} | set(self._retired)

@@ -45,6 +45,8 @@ def refusal(log: PartitionLog, status: int, error: int, wait: float) -> EoslogEr
             f"{name}: append lock not free within {wait:g} s; held by process "
             f"{view['holder_pid']} for {age:.1f} s",
         )
+    if status == S["GONE"] and not log.core.deleted:
+        return IllegalState(f"{name}: the log is closed")
     if status == S["GONE"]:
         return UnknownTopicOrPartition(f"{name}: the topic was deleted")
     if status == S["POISONED"]:

@@ -189,7 +189,8 @@ class WriterFiles:
         self._log.flusher.keep(base, fds[0], base)
         if self._core.segment_base == new_base:
             _, log_fd, *_ = self._core.current_files()
-            self._log.flusher.replace(new_base, log_fd, new_base)
+            if log_fd >= 0:
+                self._log.flusher.replace(new_base, log_fd, new_base)
         for fd in fds[1:]:
             files.close(fd)
         files.failpoint("log.rolled")
@@ -212,12 +213,13 @@ class WriterFiles:
 
     def close(self) -> None:
         """Close what is open here and at the flusher; remove prepared files that were not used."""
-        _, *fds = self._core.current_files()
-        held = self._log.flusher.descriptors()
         session = self._log.session
         if _core.fork_generation() == session._generation:
-            for fd in {*fds, *held}:
+            log_fd, *indexes = self._core.leave_files()
+            prepared, _ = self._core.take_prepared()
+            for fd in (*indexes, *prepared):
                 files.close(fd)
+            self._log.flusher.close(log_fd)
             for name in files.names(self._path) if files.is_dir(self._path) else ():
                 if name.endswith(PREPARED) and name.startswith(f"{session.process_number}-"):
                     files.remove(os.path.join(self._path, name))

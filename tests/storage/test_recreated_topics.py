@@ -142,3 +142,24 @@ def test_a_topic_that_goes_under_a_checkpoint_is_told_and_poisons_nothing(tmp_pa
         log.engine._checkpointer.checkpoint()
         assert values(log, "t") == [b"0"]
     assert not (path / "eoslog.poison").exists()
+
+
+def test_who_has_a_partition_yet_when_another_thread_lets_its_topic_go_is_told(tmp_path):
+    """There is something to fold for it: it reads no file that may have the number by then."""
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t")
+        put(log, 1)
+        partition = log.engine.partition("t", 0)
+        others = (
+            f"import eoslog\n"
+            f"with eoslog.open({str(path)!r}) as log:\n"
+            f"    with log.producer() as producer:\n"
+            f"        producer.produce('t', 'x')\n"
+            f"    log.delete_topic('t')\n"
+        )
+        subprocess.run([sys.executable, "-c", others], check=True)
+        log.engine.partitions.drop("t", 0)
+        for use in (lambda: partition.append(batch(1)), partition.fold):
+            with pytest.raises(UnknownTopicOrPartition, match="deleted"):
+                use()

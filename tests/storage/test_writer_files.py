@@ -158,10 +158,33 @@ def test_of_two_descriptors_of_a_segment_one_is_kept_and_the_other_closed(
         fds = [os.open(tmp_path / "t-0" / file_name(0, LOG), os.O_RDWR) for _ in range(2)]
         flusher = LogFlusher(log, -1, 0)
         use(flusher, fds)
-        assert flusher.descriptors() == {fds[kept]}
+        os.fstat(fds[kept])
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fds[1 - kept])
-        os.close(fds[kept])
+        flusher.close(-1)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fds[kept])
+
+
+def test_what_a_flush_under_way_writes_through_is_closed_by_it_and_once(tmp_path: Path) -> None:
+    """The number may be another file's by then: written to, or closed again."""
+    with opened(str(tmp_path)) as log:
+        own, others = (os.open(tmp_path / "t-0" / file_name(0, LOG), os.O_RDWR) for _ in range(2))
+        flusher = LogFlusher(log, -1, 0)
+        flusher.keep(0, own, 5)
+        with flusher._flushing:  # as a thread has it that flushes
+            flusher.close(own)
+            os.fstat(own)
+        flusher.sync()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(own)
+        os.dup2(others, own)
+        flusher.retire(0, own)
+        flusher.keep(0, own, 5)
+        flusher.close(-1)
+        os.fstat(own)
+        os.close(own)
+        os.close(others)
 
 
 def test_what_is_appended_and_rolled_over_while_segments_are_listed_is_not_passed_by(
