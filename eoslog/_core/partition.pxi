@@ -4,12 +4,6 @@
 # Each call takes the partition's mutex without the GIL: who holds it may be waiting for the GIL.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 
-cdef enum Change:               # what is published under the lock, besides an append
-    SEAL
-    ADVANCE
-    SWAP
-    EXPIRE
-
 
 @cython.final
 cdef class Partition:
@@ -389,14 +383,7 @@ cdef class Partition:
         self.control.check()
         with nogil:
             pthread_mutex_lock(&self.state.mutex)
-            if what == SEAL:
-                rc = seal_locked(&self.state, deadline)
-            elif what == ADVANCE:
-                rc = advance_log_start_locked(&self.state, first, second != 0, deadline)
-            elif what == SWAP:
-                rc = mark_swap_locked(&self.state, second != 0, first, deadline)
-            else:
-                rc = expire_producers_locked(&self.state, first, second, deadline)
+            rc = change_locked(&self.state, what, first, second, deadline)
             if rc == IO_FAILED or rc == RELOAD:
                 failed = errno
             pthread_mutex_unlock(&self.state.mutex)

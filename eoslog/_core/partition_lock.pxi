@@ -199,3 +199,20 @@ cdef int mark_swap_locked(PartitionState* state, bint begins, int64_t cleaned_to
     unlock_partition(state)
     wake_word(state.lane, EVERYBODY)
     return rc
+
+
+cdef enum Change:               # what is published under the lock, besides an append
+    SEAL
+    ADVANCE
+    SWAP
+    EXPIRE
+
+
+cdef int change_locked(PartitionState* state, Change what, int64_t first, int64_t second, uint64_t deadline) noexcept nogil:
+    if what == SEAL:
+        return seal_locked(state, deadline)
+    if what == ADVANCE:
+        return advance_log_start_locked(state, first, second != 0, deadline)
+    if what == SWAP:
+        return mark_swap_locked(state, second != 0, first, deadline)
+    return expire_producers_locked(state, first, second, deadline)
