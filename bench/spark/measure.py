@@ -53,7 +53,8 @@ def in_turns(
     rounds: int,
     before: Callable[[str, int], object] = lambda name, number: None,
 ) -> dict[str, Measured]:
-    """Runs each case once a round, in an order that turns; the first round is dropped.
+    """Runs each case once a round, in an order that turns, each on a disk that has nothing left to
+    write; the first round is dropped.
 
     Args:
         cases: what to run, by name; gets the number of the round.
@@ -66,6 +67,7 @@ def in_turns(
         first = number % len(names)
         for name in names[first:] + names[:first]:
             before(name, number)
+            os.sync()  # nobody pays for what the one before left unflushed
             cpu, started = processor_seconds(), time.perf_counter()
             cases[name](number)
             wall = time.perf_counter() - started
