@@ -62,6 +62,12 @@ def test_a_write_that_is_not_there_was_read_before_it_was_deleted(
     assert [name for name in found(*events) if name != "stale-read"] == names
 
 
+def test_a_copy_may_show_what_was_decided_before_its_marker_was_written() -> None:
+    bound = {"f": "bounds", "type": "ok", "start": 99, "partition": "t-0", "lso": 1, "hw": 2}
+    assert found(copy(0, "a", "b"), bound, drain(0, "a", "b")) == []
+    assert found(scan("a", "b"), bound, drain(0, "a", "b")) == ["read-past-lso"]
+
+
 def test_a_copy_may_be_without_what_was_deleted_before_it_and_without_nothing_else() -> None:
     read, end = [scan("a", "b"), delete(0, 1)], drain(1, "b")
     assert found(*read, copy(1, "b"), end) == []
