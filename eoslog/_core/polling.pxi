@@ -31,9 +31,9 @@ cdef class OneThread:
         return self.generation != eoslog_fork_generation
 
     @property
-    def last_here(self):
-        """Whether the calling thread was the last one that used it."""
-        return self.owner == PyThread_get_thread_ident()
+    def last_user(self):
+        """The thread (`threading.get_ident`) that used it last, 0 for none."""
+        return self.owner
 
     cdef bint free(self) noexcept:
         return self.depth == 0 and not self.closed and self.generation == eoslog_fork_generation

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from eoslog.errors import EoslogError
 
 if TYPE_CHECKING:
     from eoslog.client.transactions import TransactionManager
+    from eoslog.model import OffsetAndMetadata, TopicPartition
 
-__all__ = ["BoundConsumers", "tell_of_abort"]
+__all__ = ["BoundConsumers", "tell_of_abort", "tell_of_commit"]
 
 
 class BoundConsumers:
@@ -32,6 +34,11 @@ class BoundConsumers:
     def bound_consumers(self) -> list[Any]:
         """The consumers that `bind` was told of and that still live."""
         return _living(self._consumers)
+
+    def note_abort(self) -> None:
+        """Tell the consumers of this process that what was read for the transaction is not done."""
+        if self._transactions is not None:
+            self._transactions.note_abort()
 
     def fail_transaction(self, error: EoslogError) -> bool:
         """Let the open transaction only be aborted: a bound consumer lost what it has read.
@@ -54,6 +61,14 @@ def tell_of_abort(engine: Any, manager: TransactionManager) -> None:
     """
     for consumer in _living(engine.consumers):
         consumer.note_abort(manager)
+
+
+def tell_of_commit(
+    engine: Any, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+) -> None:
+    """Tell the consumers of this process where their group goes on, whoever committed it."""
+    for consumer in _living(engine.consumers):
+        consumer.note_committed(group_id, offsets)
 
 
 def _living(consumers: weakref.WeakValueDictionary[int, Any]) -> list[Any]:

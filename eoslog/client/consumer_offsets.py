@@ -9,6 +9,7 @@ import logging
 import time
 import warnings
 from collections.abc import Iterable, Mapping
+from threading import get_ident
 from typing import Any
 
 from eoslog import _core
@@ -144,7 +145,7 @@ class ConsumerOffsets:
             )
         except (UnknownMember, StaleMemberEpoch, IllegalGeneration) as error:
             raise CommitFailed(f"offsets were not committed: {error}") from error
-        self.note_committed({p: committed.offset for p, committed in offsets.items()})
+        self.note_committed(group_id, offsets)
 
     def _auto_commit_now(self, partitions: Iterable[TopicPartition]) -> None:
         self._next_auto_commit = time.monotonic() + self._config.auto_commit_interval_ms / 1000
@@ -303,11 +304,11 @@ class ConsumerOffsets:
         """A transaction was aborted, by a producer with these `transactions`."""
         bound = None if self._producer is None else self._producer.transactions
         # Producers may take turns on one consumer: if the bound one has no transaction, it was read
-        # for the other's. Other threads have consumers of their own.
+        # for the other's. Other threads than those of that transaction have consumers of their own.
         if (
             bound is not None
             and bound.transactional_id != transactions.transactional_id
-            and (bound.open or not self._use.last_here)
+            and (bound.open or self._use.last_user not in (transactions.begun_by, get_ident()))
         ):
             return
         if self._subscription.unfinished:
@@ -324,9 +325,13 @@ class ConsumerOffsets:
         """Why no transaction may take the positions before a `rewind`; None where one may."""
         return self._subscription.unsettled
 
-    def note_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The group goes on at these offsets; what was handed out since then is not committed."""
+    def note_committed(self, group_id: str, offsets: Mapping[TopicPartition, Any]) -> None:
+        """A group goes on at these offsets (`OffsetAndMetadata`), whoever committed them; what its
+        members were handed out since then is not committed.
+        """
+        if group_id != self._config.group_id:
+            return
         for partition, offset in offsets.items():
             state = self._subscription.states.get(partition)
             if state is not None:
-                state.committed = offset
+                state.committed = offset.offset

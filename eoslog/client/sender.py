@@ -163,19 +163,20 @@ class Sender:
 
     # -- cycles -------------------------------------------------------------------------------
 
-    def run_once(self, force: bool = False, deadline: float | None = None) -> None:
+    def run_once(self, force: bool = False, deadline: float | None = None) -> bool:
         """Send what is full or due; everything with `force`.
 
         Neither a partition's lock nor another thread's cycle is waited for beyond the deadline
-        (CLOCK_MONOTONIC, s).
+        (CLOCK_MONOTONIC, s): False where such a cycle outlasts it. Nothing was sent then.
         """
         wait = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
         if not self._lock.acquire(timeout=min(wait, threading.TIMEOUT_MAX)):
-            return
+            return False
         try:
             self._cycle(force, deadline)
         finally:
             self._lock.release()
+        return True
 
     def try_run_once(self, deadline: float) -> bool:
         """Send everything, unless another thread does so just now."""
@@ -245,9 +246,10 @@ class Sender:
     def _run_until_settled(self, deadline: float | None) -> bool:
         start = time.monotonic_ns()
         while True:
-            self.run_once(force=True, deadline=deadline)
-            with self._lock:
-                settled = not self._pending and not self.acks.waiting
+            # What no cycle of ours has drained may stand in open builders, unseen below.
+            if settled := self.run_once(force=True, deadline=deadline):
+                with self._lock:
+                    settled = not self._pending and not self.acks.waiting
             since = self._accumulator._ready_since_ns()  # another thread is compressing it
             if settled and (since is None or since > start):
                 return True
@@ -305,7 +307,7 @@ class Sender:
             for queue in self._pending.values():
                 for batch in queue:
                     dropped += batch.count
-                    self.acks.settle(batch, error, None, quiet=True)
+                    self.acks.settle(batch, error, None, quiet=self._transactions is not None)
             self._pending.clear()
             return dropped
 

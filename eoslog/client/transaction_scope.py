@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from eoslog.errors import (
@@ -14,14 +14,14 @@ from eoslog.errors import (
     EoslogError,
     IllegalState,
 )
-from eoslog.model import GroupMetadata, IsolationLevel, TopicPartition
+from eoslog.model import GroupMetadata, IsolationLevel
 
 if TYPE_CHECKING:
     from eoslog.client.producer import Producer
 
 __all__ = ["Transaction", "group_metadata_of"]
 
-_NEEDED = ("bind_to", "group_metadata", "must_rewind", "note_committed", "progress", "rewind")
+_NEEDED = ("bind_to", "group_metadata", "must_rewind", "progress", "rewind")
 
 logger = logging.getLogger("eoslog.client.transaction")
 
@@ -42,7 +42,6 @@ class Transaction:
         """Take a producer; `__enter__` begins."""
         self._producer = producer
         self._consumers: set[Any] = set()
-        self._sent: dict[Any, Mapping[TopicPartition, int]] = {}
         self._aborted = False
 
     def __enter__(self) -> Transaction:
@@ -83,7 +82,6 @@ class Transaction:
         self._check_settled(consumer)
         if offsets:
             self._producer.send_offsets_to_transaction(offsets, group)
-            self._sent[consumer] = {tp: one.offset for tp, one in offsets.items()}
 
     def _check_settled(self, consumer: Any) -> None:
         consumer.bind_to(self._producer)
@@ -128,8 +126,6 @@ class Transaction:
             except BaseException:
                 self._undo()
                 raise
-            for consumer, offsets in self._sent.items():
-                consumer.note_committed(offsets)
         elif not isinstance(error, CommitOutcomeUnknown):
             self._undo()
 
@@ -155,6 +151,8 @@ class Transaction:
             for consumer in self._consumers:
                 with contextlib.suppress(EoslogError):
                     consumer.rewind()
+            # Also where the producer could not abort any more: it is fenced, or closed.
+            self._producer.note_abort()
 
 
 def _check_kind(consumer: Any) -> None:

@@ -13,12 +13,13 @@ Source: Kafka TransactionManager; KIP-98, KIP-447, KIP-890.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
-from eoslog.client.bound_consumers import tell_of_abort
+from eoslog.client.bound_consumers import tell_of_abort, tell_of_commit
 from eoslog.client.identity import Identity, Place
 from eoslog.errors import (
     AuthorizationFailed,
@@ -121,6 +122,8 @@ class TransactionManager:
         self._confirmed: set[TopicPartition] = set()
         self.coming: set[TopicPartition] = set()  # partitions with batches on their way
         self.spans: dict[TopicPartition, tuple[int, int, bytes]] = {}
+        self.begun_by = 0  # the thread (`threading.get_ident`) of the last `begin`
+        self._sent: list[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]] = []  # by groups
         self._expected: Any = None  # what the last listing says about the coordinator's log
         self._names: dict[Place, TopicPartition] = {}
 
@@ -214,6 +217,7 @@ class TransactionManager:
     def begin(self) -> None:
         """Local only: the coordinator hears of the transaction with its first partition."""
         self.transition(_IN_TRANSACTION, "begin_transaction")
+        self.begun_by = threading.get_ident()
         self._forget()
 
     def withdraw_commit(self) -> bool:
@@ -270,6 +274,8 @@ class TransactionManager:
                 self.fail(unknown)
                 raise unknown from interrupt
             identity.take(producer_id, epoch)
+        for group, offsets in self._sent if commit else ():
+            tell_of_commit(self._engine, group, offsets)
         self._forget()
         self.error = None
         self.transition(_READY, what)
@@ -336,6 +342,7 @@ class TransactionManager:
                 error = self._fenced(error)
             failure = self.fail(error, _FATAL_AT_COORDINATOR)
             raise failure from failure.__cause__
+        self._sent.append((group.group_id, offsets))
         if place.offset is not None and place.offset >= 0:
             name = self.name((place.topic, place.partition))
             self._widen(name, place.offset, place.offset + len(offsets) - 1, log.topic_id)
@@ -432,6 +439,7 @@ class TransactionManager:
         self._confirmed.clear()
         self.coming.clear()
         self.spans.clear()
+        self._sent.clear()
         self._expected = None
 
     def note_abort(self) -> None:

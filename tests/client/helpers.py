@@ -78,9 +78,6 @@ class FakeConsumer:
     def must_rewind(self, reason: str) -> None:
         pass
 
-    def note_committed(self, offsets: Any) -> None:
-        pass
-
     def progress(self) -> dict[TopicPartition, OffsetAndMetadata]:
         return {TopicPartition("a", 0): OffsetAndMetadata(7)}
 

@@ -328,6 +328,29 @@ def test_a_rebalance_waits_for_the_end_of_the_bound_transaction(feed, producer, 
     assert len(c.assignment()) == 1
 
 
+@pytest.mark.parametrize("how", ["by hand", "in a block"])
+def test_who_polls_in_transactions_only_lets_another_member_have_a_partition(
+    feed, producer, consumer, how
+):
+    p = producer()
+    c = consumer(producer=p)
+    other = consumer()
+    for _ in range(60):
+        if how == "in a block":
+            with p.transaction() as tx:
+                c.consume(1, 0.1)
+                tx.send_offsets(c.progress(), c.group_metadata())
+        else:
+            p.begin_transaction()
+            c.consume(1, 0.1)
+            p.send_offsets_to_transaction(c.progress(), c.group_metadata())
+            p.commit_transaction()
+        other.consume(1, 0.01)
+        if len(c.assignment()) == len(other.assignment()) == 1:
+            break
+    assert len(c.assignment()) == len(other.assignment()) == 1
+
+
 WORKER = """
     import os, signal, sys
     from eoslog.client.consumer import Consumer

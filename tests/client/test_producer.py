@@ -342,7 +342,9 @@ def test_close_within_a_timeout_fails_what_is_left(
     refusing.errors = [LockTimeout("busy")] * 1000
     producer = log.producer()
     delivery = producer.send("one", b"v")
-    producer.close(0.05)
+    producer.produce("one", b"nobody asks for it")
+    with pytest.raises(IllegalState, match="closed before this was sent"):
+        producer.close(0.05)
     with pytest.raises(IllegalState):
         delivery.result(0)
     assert producer.buffered == 0

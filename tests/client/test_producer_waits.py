@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 import pytest
 
 from eoslog import _core
-from eoslog.errors import LockTimeout, QueueFull, TransactionAbortable, UnknownTopicOrPartition
+from eoslog.errors import (
+    IllegalState,
+    LockTimeout,
+    QueueFull,
+    RequestTimedOut,
+    TransactionAbortable,
+    UnknownTopicOrPartition,
+)
 from eoslog.log import Log
 from eoslog.storage import files
 from tests.client.helpers import visible
@@ -81,7 +89,8 @@ def test_a_full_buffer_raises_after_max_block_ms_though_the_partition_is_locked(
     with pytest.raises(QueueFull, match="max.block.ms = 100"):
         for _ in range(100):
             producer.produce("one", bytes(80))
-    producer.close(0.0)
+    with pytest.raises(IllegalState, match="closed before this was sent"):
+        producer.close(0.0)
 
 
 def test_a_locked_partition_is_tried_for_request_timeout_ms(log: Log, locked: Any) -> None:
@@ -99,7 +108,33 @@ def test_flush_returns_after_its_timeout_though_the_partition_is_locked(
     )
     producer.produce("one", b"v")
     assert producer.flush(0.05) == 1
-    producer.close(0.0)
+    with pytest.raises(IllegalState, match="closed before this was sent"):
+        producer.close(0.0)
+
+
+def test_a_commit_that_never_looked_at_what_is_buffered_is_no_success(log: Log) -> None:
+    """Another thread's cycle outlasts its timeout."""
+    with log.producer(transactional_id="x", linger_ms=60_000) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.produce("b", b"v")
+        taken, tried = threading.Event(), threading.Event()
+
+        def cycle() -> None:
+            with producer._sender._lock:
+                taken.set()
+                tried.wait(2)
+
+        thread = threading.Thread(target=cycle)
+        thread.start()
+        assert taken.wait(20)
+        with pytest.raises(RequestTimedOut, match="1 records are not sent"):
+            producer.commit_transaction(0)
+        tried.set()
+        thread.join()
+        assert visible(log) == []
+        producer.commit_transaction()
+        assert visible(log) == [b"v"]
 
 
 def test_the_wait_for_a_locked_partition_ends_with_the_holder_named(log: Log, locked: Any) -> None:

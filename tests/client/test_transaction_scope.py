@@ -241,6 +241,49 @@ def test_of_producers_that_take_turns_one_aborts(log, make_producer, consumer, a
     assert outputs(log) == INPUT
 
 
+@pytest.mark.parametrize("how", ["aborted by another thread", "begun by another thread"])
+def test_whose_transaction_it_was_is_told_by_its_threads(log, make_producer, consumer, how):
+    producer, other = make_producer(), make_producer("other")
+    c = consumer("in", producer=producer)
+    work(producer, c, 1)
+
+    def turn():
+        other.begin_transaction()
+        pass_on(other, c, 2)
+
+    def elsewhere(run):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    if how == "aborted by another thread":
+        turn()
+        elsewhere(other.abort_transaction)
+    else:
+        elsewhere(turn)
+        other.close()
+    with pytest.raises(CommitFailed, match="aborted"):
+        work(producer, c, 1)
+    work(producer, c, 5)
+    assert outputs(log) == INPUT
+
+
+def test_what_was_read_in_a_block_of_a_producer_that_is_closed_there_is_read_again(
+    log, make_producer, consumer
+):
+    """Nor can one that is fenced abort any more; its sender may find that out in another thread."""
+    producer, other = make_producer(), make_producer("other")
+    c = consumer("in", producer=producer)
+    with pytest.raises(IllegalState, match="closed"), other.transaction() as tx:
+        other.close()
+        assert len(c.consume(2, 20)) == 2
+        tx.produce("out", b"never")
+    with pytest.raises(CommitFailed, match="aborted"):
+        work(producer, c, 1)
+    work(producer, c, 6)
+    assert outputs(log) == INPUT
+
+
 def test_what_was_read_for_an_open_transaction_is_committed_by_no_other(
     log, make_producer, consumer
 ):
