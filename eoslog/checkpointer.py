@@ -61,9 +61,16 @@ class Checkpointer:
             except OSError as error:  # StorageError is one
                 logger.warning("%s-%s: not flushed at close: %s", log.topic, log.partition, error)
                 clean = False
-        with contextlib.suppress(StorageError), self._session.bootstrap():
+        with (
+            contextlib.suppress(StorageError),
+            self._partitions.last_look(),
+            self._session.bootstrap(),
+        ):
             if not self._session.try_alone():
                 return
+            # Threads of this process may be appending yet, a producer's among them: not behind the
+            # sync of a partition, for the mark says that all of it is durable.
+            self._partitions.gate()
             files.failpoint("close.alone")
             clean = self._settle_all() and clean
             if clean:

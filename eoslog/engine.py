@@ -295,8 +295,7 @@ class Engine:
         self._end_threads()
         if self._flushers is not None:
             self._flushers.shutdown(wait=True)
-        for log in self.partitions:
-            log.close()
+        self.partitions.close()
         self.session.close()
 
     def _end_threads(self) -> bool:

@@ -6,11 +6,12 @@ of open data is read from it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from eoslog.errors import CorruptRecord, StorageError, UnknownTopicOrPartition
+from eoslog.errors import CorruptRecord, IllegalState, StorageError, UnknownTopicOrPartition
 from eoslog.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from eoslog.storage import checkpoints, files, log_loader
 from eoslog.storage.directory import remove_partition
@@ -59,6 +60,8 @@ class OpenPartitions:
         self._slots: dict[int, PartitionLog] = {}
         self._cleaner_locks: dict[int, CleanerLock] = {}  # of deleted partitions
         self._coordinators_ready = False
+        self._gated = False
+        self._closed = False
         self.on_append: Callable[[PartitionLog], None] | None = None
         self.on_log_start: Callable[[PartitionLog], None] = _ignore
         self.on_recovered: Callable[[PartitionLog], object] = _ignore
@@ -130,6 +133,8 @@ class OpenPartitions:
             found = self._living(topic, partition)
             if found is not None:
                 return found
+            if self._closed:
+                raise IllegalState("the log is closed")
             self.session.ensure_slot(info.slot)
             log = PartitionLog(
                 self.session,
@@ -167,6 +172,8 @@ class OpenPartitions:
                 raise
             log.on_append = self.on_append
             log.on_log_start = self.on_log_start
+            if self._gated:
+                log.core.gate()
             self._partitions[topic, partition] = log
             self._slots[info.slot] = log
         if recovered and self._coordinators_ready:
@@ -305,6 +312,33 @@ class OpenPartitions:
             log = self._partitions.get((topic, partition))
             if log is not None:
                 self._forget(log)
+
+    @contextlib.contextmanager
+    def last_look(self) -> Iterator[None]:
+        """For a clean close: no other thread opens a partition within it, nor behind it.
+
+        Taken before the bootstrap lock, which an opening asks for under the mutex.
+        """
+        with self._mutex:
+            try:
+                yield
+            finally:
+                self._closed = True
+
+    def gate(self) -> None:
+        """Within `last_look`: no thread of this process appends any more, and what is appended is
+        published. Partitions that are opened yet are gated from the beginning.
+        """
+        self._gated = True
+        for log in self._partitions.values():
+            log.core.gate()
+
+    def close(self) -> None:
+        """Close all partitions; whoever opens one from now on is refused."""
+        with self._mutex:
+            self._closed = True
+            for log in self._partitions.values():
+                log.close()
 
     def _forget(self, log: PartitionLog) -> None:
         self._cleaner_locks[log.slot] = log.cleaner_lock  # a thread may be under it yet

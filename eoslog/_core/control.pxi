@@ -114,7 +114,7 @@ cdef class ControlFile:
         self.chunk_count = 0
 
     cdef int check(self) except -1:
-        if self.closed:                                   # nothing is mapped any more
+        if self.closed:
             raise errors.IllegalState("the log is closed")
         if self.generation != eoslog_fork_generation:
             raise errors.IllegalState("this handle was inherited through fork: open the directory again")
@@ -138,12 +138,15 @@ cdef class ControlFile:
             self.chunk_count += 1
 
     def close(self):
+        """Every call from now on is refused. Threads that sleep on a word of it, or are in an append,
+        are in the mapping yet: it goes with its last user."""
+        self.closed = True
+
+    def __dealloc__(self):
         cdef int i
         if self.generation == eoslog_fork_generation:
             for i in range(self.chunk_count):
                 munmap(self.chunks[i], CONTROL_CHUNK_SIZE)
-        self.chunk_count = 0
-        self.closed = True
 
     @staticmethod
     def chunks_for(int slot):

@@ -131,7 +131,7 @@ cdef class Partition:
 
     @property
     def flush_ns(self):
-        return self.state.slot.flush_ns
+        return self.slot().flush_ns
 
     @property
     def next_offset(self):
@@ -189,11 +189,10 @@ cdef class Partition:
         """Give the fold the indexes (-1: not this one) of the segment that it is in; False if it is in
         another one by now, or has one of them: the descriptors stay the caller's."""
         cdef bint taken
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
-            taken = (not self.state.left and self.state.segment.base == base
-                     and take_indexes(&self.state.files, index_fd, time_fd, txn_fd))
-            pthread_mutex_unlock(&self.state.mutex)
+        take_mutex(&self.state)
+        taken = (not self.state.left and self.state.segment.base == base
+                 and take_indexes(&self.state.files, index_fd, time_fd, txn_fd))
+        pthread_mutex_unlock(&self.state.mutex)
         return taken
 
     def prepare_roll(self, int log_fd, int index_fd, int time_fd, bytes paths):
@@ -233,23 +232,21 @@ cdef class Partition:
         """(base, log, index, time index, abort index) that the fold is in; -1: none."""
         cdef SegmentFiles f
         cdef int64_t base
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
-            f = self.state.files
-            base = self.state.segment.base
-            pthread_mutex_unlock(&self.state.mutex)
+        take_mutex(&self.state)
+        f = self.state.files
+        base = self.state.segment.base
+        pthread_mutex_unlock(&self.state.mutex)
         return base, f.log, f.index, f.time, f.txn
 
     def leave_files(self):
         """Give back the descriptors that the fold is in, (log, index, time index, abort index), for ever:
         who has this partition yet is answered GONE, and reads no file that has the number by then."""
         cdef SegmentFiles f
-        with nogil:
-            pthread_mutex_lock(&self.state.mutex)
-            f = self.state.files
-            self.state.files = SegmentFiles(-1, -1, -1, -1)
-            self.state.left = True
-            pthread_mutex_unlock(&self.state.mutex)
+        take_mutex(&self.state)
+        f = self.state.files
+        self.state.files = SegmentFiles(-1, -1, -1, -1)
+        self.state.left = True
+        pthread_mutex_unlock(&self.state.mutex)
         return f.log, f.index, f.time, f.txn
 
     # --- fold ---------------------------------------------------------------------------------
@@ -377,6 +374,10 @@ cdef class Partition:
         """Publish who is forgotten from now on, under the lock; (status, errno). See `forgotten`."""
         return self._change(EXPIRE, below, before_ms, timeout)
 
+    def gate(self):
+        """This process writes nothing here any more (GONE); an append under way is waited for."""
+        self._change(GATE, 0, 0, 0)
+
     cdef _change(self, Change what, int64_t first, int64_t second, double timeout):
         cdef int rc, failed = 0
         cdef uint64_t deadline = eoslog_monotonic_ns() + <uint64_t>(max(timeout, 0.0) * 1e9)
@@ -468,8 +469,7 @@ cdef class Partition:
         return rc
 
     def unlock_after_recovery(self):
-        with nogil:
-            unlock_partition(&self.state)
+        unlock_partition(&self.state)
 
     def scan_segment(self, int64_t end_position, bint verify):
         """Fold the segment in hand up to a byte position, with CRC and contiguity checked.

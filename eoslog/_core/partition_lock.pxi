@@ -87,6 +87,8 @@ cdef int enter_lock(PartitionState* state, uint64_t deadline, const Expected* ex
     again unless it returns APPENDED."""
     cdef stat_t st
     cdef int rc, i
+    if state.gated:
+        return GONE
     rc = lock_partition(state, deadline)
     if rc != 0:
         return rc
@@ -201,7 +203,8 @@ cdef int mark_swap_locked(PartitionState* state, bint begins, int64_t cleaned_to
     return rc
 
 
-cdef enum Change:               # what is published under the lock, besides an append
+cdef enum Change:               # what is published under the lock, besides an append; GATE: that nothing is
+    GATE
     SEAL
     ADVANCE
     SWAP
@@ -209,6 +212,9 @@ cdef enum Change:               # what is published under the lock, besides an a
 
 
 cdef int change_locked(PartitionState* state, Change what, int64_t first, int64_t second, uint64_t deadline) noexcept nogil:
+    if what == GATE:
+        state.gated = True
+        return 0
     if what == SEAL:
         return seal_locked(state, deadline)
     if what == ADVANCE:

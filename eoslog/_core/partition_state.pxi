@@ -93,6 +93,7 @@ cdef struct PartitionState:
     int64_t next_offset
     uint32_t segments_version
     bint left                   # its files are closed, or will be: nobody reads or appends here
+    bint gated                  # the directory is being closed clean: nothing is written here any more
     bint stale                  # ahead of the log, or half loaded: nobody judges or repairs by it
     int lock_fd
     int64_t lock_at

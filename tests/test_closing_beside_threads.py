@@ -1,0 +1,210 @@
+"""A log is closed, by call or at the program's end, while other threads of the process use it.
+
+The mark of a clean end says that all is durable: nobody appends behind it. What a thread is told is an
+error with a type, and nothing of it stands still or dies.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from eoslog import _core
+from eoslog.errors import EoslogError, IllegalState
+from eoslog.log import open as open_log
+from eoslog.storage import checkpoints
+from eoslog.storage.session import Session
+from tests.storage.helpers import batch
+
+MARK = ".kafka_cleanshutdown"
+
+
+def ends_of(path: str) -> dict[tuple[str, int], int]:
+    """The end of each partition that has records, as its one segment file says."""
+    ends = {}
+    for name in os.listdir(path):
+        segment = os.path.join(path, name, "0" * 20 + ".log")
+        if os.path.exists(segment) and os.path.getsize(segment):
+            with open(segment, "rb") as file:
+                last = _core.iter_batches(file.read())[-1]
+            topic, _, number = name.rpartition("-")
+            ends[topic, int(number)] = last.last_offset + 1
+    return ends
+
+
+def synced(path: str) -> dict[tuple[str, int], int]:
+    """The recovery points: what was flushed before they were written."""
+    return checkpoints.read_offsets(os.path.join(path, checkpoints.RECOVERY_POINT_CHECKPOINT))
+
+
+def test_no_thread_appends_behind_the_mark_of_a_clean_end(path):
+    """Threads that append all the time, to partitions and to the metadata, are refused at one moment,
+    and what they were told of is durable.
+    """
+    log = open_log(path)
+    log.create_topic("t", 8)
+    appended, refused = dict.fromkeys(range(8), 0), []
+    begun = threading.Barrier(10)
+
+    def append(number: int) -> None:
+        partition = log.engine.partition("t", number)
+        begun.wait(30)
+        try:
+            while True:
+                result = partition.append(batch(1))
+                appended[number] = result.last_offset + 1
+        except EoslogError as error:
+            refused.append(error)
+
+    def create() -> None:
+        begun.wait(30)
+        try:
+            for number in range(1 << 30):
+                log.create_topic(f"t{number}")
+        except EoslogError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=append, args=(n,)) for n in range(8)]
+    threads.append(threading.Thread(target=create))
+    for thread in threads:
+        thread.start()
+    begun.wait(30)
+    log.close()
+    for thread in threads:
+        thread.join(60)
+    assert [type(error) for error in refused] == [IllegalState] * 9
+    assert os.path.exists(os.path.join(path, MARK))
+    found = ends_of(path)
+    assert found == {place: end for place, end in synced(path).items() if end}
+    assert {number: found["t", number] for number in range(8)} == appended
+
+
+def test_no_partition_is_opened_beside_the_mark_of_a_clean_end(path, monkeypatch):
+    """One that this session has not used yet is not settled: an append to it would be durable nowhere."""
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.engine.partition("t", 0).append(batch(1))
+    log, refused = open_log(path), []
+
+    def use() -> None:
+        try:
+            log.engine.partition("t", 0).append(batch(1))
+        except EoslogError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=use)
+    real = checkpoints.write_clean_shutdown
+
+    def mark(path: str) -> None:
+        thread.start()
+        thread.join(0.5)  # long enough for who is not kept from it
+        real(path)
+
+    monkeypatch.setattr(checkpoints, "write_clean_shutdown", mark)
+    log.close()
+    thread.join(60)
+    assert [type(error) for error in refused] == [IllegalState]
+    assert os.path.exists(os.path.join(path, MARK))
+    assert ends_of(path)["t", 0] == synced(path)["t", 0] == 1
+
+
+def test_a_process_that_is_not_the_last_one_closes_nothing_for_the_others(path):
+    """Their appends go on, and the last one settles all."""
+    log = open_log(path)
+    log.create_topic("t")
+    log.engine.partition("t", 0).append(batch(2))
+    other = Session(path)  # as another process has it
+    log.close()
+    assert not os.path.exists(os.path.join(path, MARK))
+    other.close()
+    with open_log(path) as log:
+        assert log.engine.partition("t", 0).append(batch(1)).base_offset == 2
+
+
+WAITS_ON_A_THREAD = """
+import sys, threading
+import eoslog
+
+log = eoslog.open(sys.argv[1])
+log.create_topic("t", exist_ok=True)
+waits = threading.Barrier(9)
+
+def poll():
+    consumer = eoslog.Consumer({"log.dir": sys.argv[1], "group.id": None})
+    consumer.assign([eoslog.TopicPartition("t", 0, 0)])
+    waits.wait()
+    try:
+        while True:
+            consumer.poll(60)
+    except eoslog.KafkaError:
+        pass
+
+for _ in range(8):
+    threading.Thread(target=poll, daemon=True).start()
+waits.wait()
+"""
+
+
+@pytest.mark.process
+def test_a_program_ends_beside_threads_that_wait_for_records(path):
+    """Where they sleep is mapped memory: it stays mapped under them."""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", WAITS_ON_A_THREAD, path], capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert os.path.exists(os.path.join(path, MARK))
+
+
+def test_who_waits_for_records_hears_of_the_closing(path):
+    log = open_log(path)
+    log.create_topic("t")
+    partition, heard = log.engine.partition("t", 0), []
+
+    def wait() -> None:
+        try:
+            while True:
+                log.engine.wait_any([(partition, 0)], 60)
+        except EoslogError as error:
+            heard.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    log.close()
+    for thread in threads:
+        thread.join(60)
+    assert [type(error) for error in heard] == [IllegalState] * 4
+
+
+def test_closing_beside_first_uses_does_not_stand_still(path):
+    """An opening asks for the bootstrap lock under the partitions' mutex, and so does a clean close: in
+    the other order both would wait until the lock's timeout, and the end would not be clean.
+    """
+    for _ in range(5):
+        log = open_log(path)
+        used, heard = threading.Semaphore(0), []
+
+        def first_uses(log=log, used=used, heard=heard, name=threading.get_ident) -> None:
+            try:
+                for number in range(1 << 30):
+                    log.create_topic(f"t{name()}-{number}", exist_ok=True)
+                    log.engine.partition(f"t{name()}-{number}", 0)
+                    used.release()
+            except EoslogError as error:
+                heard.append(error)
+
+        threads = [threading.Thread(target=first_uses) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(9):
+            used.acquire()
+        log.close()
+        for thread in threads:
+            thread.join(60)
+        assert [type(error) for error in heard] == [IllegalState] * 3
+        assert os.path.exists(os.path.join(path, MARK))
