@@ -220,6 +220,9 @@ class WriterFiles:
             for fd in (*indexes, *prepared):
                 files.close(fd)
             self._log.flusher.close(log_fd)
-            for name in files.names(self._path) if files.is_dir(self._path) else ():
-                if name.endswith(PREPARED) and name.startswith(f"{session.process_number}-"):
-                    files.remove(os.path.join(self._path, name))
+            # Of a deleted topic, somebody else may take the directory away under this; recovery
+            # removes what stays.
+            with contextlib.suppress(StorageError):
+                for name in files.names(self._path):
+                    if name.endswith(PREPARED) and name.startswith(f"{session.process_number}-"):
+                        files.remove(os.path.join(self._path, name))

@@ -396,3 +396,20 @@ def test_a_topic_that_is_deleted_while_files_are_made_ready_says_so(
                 abort(log)
             else:
                 log.append(batch(1, size=1000))
+
+
+def test_a_partition_whose_directory_goes_while_it_is_let_go_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a deleted topic: whoever deletes it renames the directory while others forget the partition."""
+    with opened(str(tmp_path)) as log:
+        begin(log, 100)
+        before, real = held(log), writers.names
+
+        def gone_meanwhile(path: str) -> list[str]:
+            shutil.rmtree(path)
+            return real(path)
+
+        monkeypatch.setattr(writers, "names", gone_meanwhile)
+        log.close()
+        assert before and not held(log)
