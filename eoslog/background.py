@@ -1,4 +1,5 @@
-"""The one background thread of an open directory: heartbeats, late flushes, scheduled work.
+"""The one background thread of an open directory: heartbeats, late flushes, scheduled work; and the
+threads that flush several partitions at once for who asks.
 
 Nothing waits for it: who needs durability flushes itself. It only serves acks=0 and acks=1 writers
 and markers, whose bytes become durable within the topic's `flush.ms`.
@@ -9,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +31,8 @@ class _Task:
 
 _AGAIN_S = 1.0
 """Until a flush that could not be tried is."""
+_FLUSHERS = 8
+"""Threads, of one directory."""
 
 
 class _Note(NamedTuple):
@@ -135,3 +139,48 @@ class Background:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
         return not self._thread.is_alive()
+
+
+class Flushers:
+    """Flushes partitions at the same time; its threads are made at the first need."""
+
+    def __init__(self) -> None:
+        """No thread yet."""
+        self._mutex = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def flush(self, targets: Sequence[tuple[PartitionLog, int]]) -> None:
+        """Flush each up to its offset; the first error is raised when all are done."""
+        due = [(log, end) for log, end in targets if log.strict and log.durable_end < end]
+        if len(due) <= 1:
+            for log, end in due:
+                log.flush(end)
+            return
+        if self._pool is None:
+            with self._mutex:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(_FLUSHERS, "eoslog-flush")
+        pending = [self._begin(self._pool, log, end) for log, end in due[1:]]
+        try:
+            due[0][0].flush(due[0][1])
+        finally:
+            errors = [error for future in pending if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+
+    def _begin(self, pool: ThreadPoolExecutor, log: PartitionLog, end: int) -> Future[None]:
+        try:
+            return pool.submit(log.flush, end)
+        except RuntimeError:  # the program ends, and takes no more work for other threads
+            done: Future[None] = Future()
+            try:
+                log.flush(end)
+                done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
+            return done
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)

@@ -14,13 +14,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
 from eoslog import _core
 from eoslog.arguments import as_directory
-from eoslog.background import Background
+from eoslog.background import Background, Flushers
 from eoslog.checkpointer import Checkpointer
 from eoslog.cleaning import Cleaning
 from eoslog.config import LogConfig
@@ -46,7 +45,6 @@ logger = logging.getLogger("eoslog.engine")
 _OFFSETS_CHECK_S = 600.0  # offsets.retention.check.interval.ms
 _METADATA_SLOT = 0
 _METADATA_ID = bytes(15) + b"\x01"  # Kafka's fixed id of __cluster_metadata
-_FLUSHERS = 8
 
 _open: dict[tuple[int, int, bool], Engine] = {}
 _open_mutex = threading.Lock()
@@ -103,8 +101,7 @@ class Engine:
         self.consumers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._references = 0
         self._closed = False
-        self._mutex = threading.Lock()
-        self._flushers: ThreadPoolExecutor | None = None
+        self._flushers = Flushers()
         self._asides: dict[str, threading.Thread] = {}
         self.session = Session(path, read_only=read_only)
         self._background: Background | None = None
@@ -293,8 +290,7 @@ class Engine:
 
     def _release(self) -> None:
         self._end_threads()
-        if self._flushers is not None:
-            self._flushers.shutdown(wait=True)
+        self._flushers.close()
         self.partitions.close()
         self.session.close()
 
@@ -457,8 +453,9 @@ class Engine:
         running = self._asides.get(what)
         if running is None or not running.is_alive():
             thread = threading.Thread(target=guarded, name=f"eoslog-{what}", daemon=True)
-            thread.start()
-            self._asides[what] = thread
+            with contextlib.suppress(RuntimeError):  # the program ends, and takes no more threads
+                thread.start()
+                self._asides[what] = thread
 
     def clock_ms(self) -> int:
         """Wall clock in ms; only for show and for timestamps."""
@@ -471,22 +468,7 @@ class Engine:
 
     def flush_many(self, targets: Sequence[tuple[PartitionLog, int]]) -> None:
         """Flush several partitions in parallel, each up to its offset."""
-        due = [(log, end) for log, end in targets if log.strict and log.durable_end < end]
-        if len(due) <= 1:
-            for log, end in due:
-                log.flush(end)
-            return
-        if self._flushers is None:
-            with self._mutex:
-                if self._flushers is None:
-                    self._flushers = ThreadPoolExecutor(_FLUSHERS, "eoslog-flush")
-        pending = [self._flushers.submit(log.flush, end) for log, end in due[1:]]
-        try:
-            due[0][0].flush(due[0][1])
-        finally:
-            errors = [error for future in pending if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
+        self._flushers.flush(targets)
 
     def wait_any(
         self,

@@ -57,6 +57,7 @@ class Acknowledger:
         self.space = threading.Condition(threading.Lock())  # notified when memory is given back
         self.hungry = 0  # how many wait for it; raised before they look, so that none is missed
         self.untold: EoslogError | None = None  # first failure that no callback heard of
+        self.failed = 0  # records that were not delivered
         self.stats = SenderStats()
 
     def wait_for_flush(self, log: Any, batch: Any, result: AppendResult) -> None:
@@ -124,6 +125,7 @@ class Acknowledger:
         told = batch.callbacks or ()
         if error is not None:
             self.stats.errors += 1
+            self.failed += batch.count
             result = None
             if self._config.acks == 0:
                 error = None  # at most once: nobody asked

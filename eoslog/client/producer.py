@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 import weakref
@@ -28,6 +27,7 @@ from eoslog.client.offsets import offsets_of
 from eoslog.client.sender import GROUP_BYTES, Sender
 from eoslog.client.transaction_scope import Transaction, group_metadata_of
 from eoslog.client.transactions import PREDECESSORS, ClientState, TransactionManager
+from eoslog.client.unclosed import GATES, producers
 from eoslog.config import ProducerConfig
 from eoslog.engine import Engine
 from eoslog.errors import (
@@ -47,23 +47,15 @@ logger = logging.getLogger("eoslog.client.producer")
 
 _COMMITTING = ClientState.COMMITTING  # looked up at each commit
 _ABORTABLE = PREDECESSORS[ClientState.ABORTING]
-_OPEN, _CLOSED, _FORKED, _NO_TRANSACTION = range(4)
-_alive: weakref.WeakSet[Producer] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for producer in list(_alive):
-        producer.gate = _FORKED
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_OPEN, _CLOSED, _FORKED, _NO_TRANSACTION = GATES
 
 
 class Producer(BoundConsumers, RecordAccumulator):
     """Writes records to the topics of a directory.
 
     Thread-safe; a transaction belongs to one thread. Dead in a forked child: every call raises
-    IllegalState there, and closing it does nothing.
+    IllegalState there, and closing it does nothing. A program that ends without `close` sends what
+    it holds, for 5 s at most, and aborts an open transaction (`unclosed.py`).
 
     Args:
         config: Kafka's keys; `log.dir` says which directory, which is made unless `create=False`.
@@ -110,7 +102,7 @@ class Producer(BoundConsumers, RecordAccumulator):
             )  # fmt: skip
             self.gate = _NO_TRANSACTION
         self._sender = Sender(self, self._engine, settings, self._identity, self._transactions)
-        _alive.add(self)
+        producers.add(self)
 
     # -- hooks of the accumulator -------------------------------------------------------------
 
@@ -473,7 +465,7 @@ class Producer(BoundConsumers, RecordAccumulator):
             finally:
                 self.gate = _CLOSED
                 self._sender.stop()
-                _alive.discard(self)
+                producers.discard(self)
                 self._engine.close()
         self._sender.acks.callbacks.serve_all()
         if error is not None:

@@ -1,0 +1,174 @@
+"""A program ends without closing its producers: what they hold is sent, what it cannot be is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import eoslog
+
+pytestmark = pytest.mark.process
+
+
+def run(
+    body: str, path: Path, *, code: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that has a log with a topic of four partitions open, and closes nothing."""
+    script = (
+        "import logging, os, sys, threading\nimport eoslog\nlog = eoslog.open(sys.argv[1])\n"
+        "log.create_topic('t', 4, exist_ok=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script + body, str(path)],
+        capture_output=True, text=True, check=False, env={**os.environ, **environment}, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def values(path: Path) -> list[str]:
+    """What a reader of committed records finds, and that the end was clean."""
+    assert (path / ".kafka_cleanshutdown").exists()
+    with eoslog.open(path) as log:
+        return sorted(record.value.decode() for record in log.read("t"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def test_what_is_buffered_is_sent(path: Path) -> None:
+    """Of several producers, of the log and on their own, to several partitions."""
+    done = run(
+        "for producer in (log.producer(), log.producer(linger_ms=60_000), "
+        "eoslog.Producer({'log.dir': sys.argv[1], 'acks': 1})):\n"
+        "    for number in range(40): producer.produce('t', f'{number}', partition=number % 4)\n",
+        path,
+    )
+    assert done.stderr == ""
+    assert values(path) == sorted(str(number) for number in range(40) for _ in range(3))
+
+
+def test_callbacks_hear_of_it(path: Path) -> None:
+    done = run(
+        "log.producer().produce('t', 'x', partition=2, "
+        "on_delivery=lambda error, at: print(error, at.partition, at.offset))\n",
+        path,
+    )
+    assert done.stdout == "None 2 0\n"
+
+
+def test_it_is_sent_though_the_program_failed(path: Path) -> None:
+    run(
+        "p = log.producer(linger_ms=60_000)\np.produce('t', 'x')\nraise SystemExit(3)\n",
+        path,
+        code=3,
+    )
+    assert values(path) == ["x"]
+
+
+def test_an_open_transaction_is_aborted(path: Path) -> None:
+    done = run(
+        "p = log.producer(transactional_id='tx', linger_ms=0)\np.init_transactions()\n"
+        "with p.transaction() as tx: tx.send('t', 'committed')\n"
+        "p.begin_transaction()\np.send('t', 'never').result(30)\np.produce('t', 'nor this')\n",
+        path,
+    )
+    assert "its transaction was open when the program ended: aborted" in done.stderr
+    assert values(path) == ["committed"]
+    with eoslog.open(path) as log, log.producer(transactional_id="tx") as producer:
+        producer.init_transactions()
+        assert not [found for tp in log.partitions_of("t") for found in open_in(log, tp)]
+
+
+def open_in(log: eoslog.Log, tp: eoslog.TopicPartition) -> list[tuple[int, ...]]:
+    return log.engine.partition(tp.topic, tp.partition).open_transactions()
+
+
+def test_what_is_refused_is_counted(path: Path) -> None:
+    body = (
+        "p = log.producer(linger_ms=60_000)\n"
+        "for number in range(7): p.produce('t', 'x', partition=0)\n"
+        "log.delete_topic('t')\n"
+    )
+    done = run(body, path)
+    assert "7 records were not delivered when the program ended: no topic 't'" in done.stderr
+    assert (path / ".kafka_cleanshutdown").exists()
+
+
+def test_a_lock_that_another_process_keeps_is_waited_for_some_seconds_only(path: Path) -> None:
+    run("log.producer().produce('t', 'x', partition=0)\n", path)
+    with eoslog.open(path) as log:
+        partition = log.engine.partition("t", 0)
+        assert partition.core.lock_for_recovery(30.0) == 0
+        try:
+            done = run("log.producer().produce('t', 'y', partition=0)\n", path)
+        finally:
+            partition.core.unlock_after_recovery()
+    assert "1 records were not delivered when the program ended" in done.stderr
+    assert values(path) == ["x"]
+
+
+def test_a_forked_child_sends_nothing_of_its_parents(path: Path) -> None:
+    """It ends by itself, through its own exit hooks, while the parent holds the records."""
+    done = run(
+        "p = log.producer(linger_ms=60_000)\np.produce('t', 'x')\n"
+        "q = log.producer(transactional_id='tx', linger_ms=60_000)\nq.init_transactions()\n"
+        "q.begin_transaction()\nq.produce('t', 'y')\n"
+        "child = os.fork()\n"
+        "if child == 0: sys.exit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+        "assert p.buffered == 1\n"
+        "q.commit_transaction()\n",
+        path,
+    )
+    assert done.stderr == ""
+    assert values(path) == ["x", "y"]
+
+
+def test_a_child_of_multiprocessing_closes_its_own(path: Path) -> None:
+    """A spawned one ends as a program does."""
+    script = path.parent / "spawns.py"
+    script.write_text(
+        "import multiprocessing, sys\nimport eoslog\n\n"
+        "def work(path):\n"
+        "    global producer\n"
+        "    producer = eoslog.Producer({'log.dir': path})\n"
+        "    producer.produce('t', 'child')\n\n"
+        "if __name__ == '__main__':\n"
+        "    log = eoslog.open(sys.argv[1])\n    log.create_topic('t')\n"
+        "    producer = log.producer()\n    producer.produce('t', 'parent')\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=work, args=sys.argv[1:])\n"
+        "    child.start()\n    child.join()\n"
+    )
+    subprocess.run([sys.executable, str(script), str(path)], check=True, timeout=120)
+    assert values(path) == ["child", "parent"]
+
+
+def test_threads_that_go_on_producing_are_refused(path: Path) -> None:
+    """What they were told of is there: they are cut off, not the records."""
+    done = run(
+        "p = log.producer(acks='all')\nbegun = threading.Event()\n"
+        "def work():\n"
+        "    while True:\n"
+        "        at = p.send('t', 'x').result(30)\n"
+        "        os.write(1, b'%d %d\\n' % (at.partition, at.offset))\n"
+        "        begun.set()\n"
+        "threading.excepthook = lambda hook: None\n"
+        "for _ in range(4): threading.Thread(target=work, daemon=True).start()\n"
+        "begun.wait(30)\n",
+        path,
+    )
+    told = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    with eoslog.open(path) as log:
+        ends = {
+            tp.partition: log.offsets(tp.topic, tp.partition).log_end
+            for tp in log.partitions_of("t")
+        }
+    assert told and all(offset < ends[partition] for partition, offset in told)
+    assert (path / ".kafka_cleanshutdown").exists()
