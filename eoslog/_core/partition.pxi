@@ -156,12 +156,12 @@ cdef class Partition:
         finally:
             pthread_mutex_unlock(&self.state.mutex)
 
-    def use_segment(self, int64_t base, int log_fd, *, int64_t leaving=-1, bytes producers=None):
+    def use_segment(self, int64_t base, int log_fd, *, int64_t leaving=-1, bytes producers=None, int64_t version=-1):
         """Give the fold the log file of the segment that it enters (or is in). Offsets before its base
         that the fold has not met were cleaned away. Who appends needs the indexes too: `use_indexes`.
 
-        With `producers`, a snapshot's entries at `base`, the fold begins anew there. With `leaving`, only
-        a fold that is in that segment moves: another thread may have rolled meanwhile.
+        With `producers`, a snapshot's entries at `base`, the fold begins anew there, in `version` of the list. With
+        `leaving`, only a fold that is in that segment moves: another thread may have rolled meanwhile.
 
         Returns:
             (base that it was in, the descriptors that it had), which are the caller's now; None when
@@ -175,7 +175,7 @@ cdef class Partition:
             old = self.state.files
             left = self.state.segment.base
             if producers is not None:
-                begin_fold(&self.state, base, producers)
+                begin_fold(&self.state, base, producers, version)
             elif base != left:
                 enter_segment(&self.state.segment, base)
                 self.state.next_offset = max(self.state.next_offset, base)

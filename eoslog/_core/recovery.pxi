@@ -1,8 +1,9 @@
 # Recovery of a partition: where the fold begins, the fold of a segment in which every byte is looked at
 # and the index files are made anew, and the publication of what was found.
 
-cdef int begin_fold(PartitionState* state, int64_t base, bytes producers) except -1:
-    """At the base offset of a segment, from a snapshot's entries there."""
+cdef int begin_fold(PartitionState* state, int64_t base, bytes producers, int64_t version=-1) except -1:
+    """At the base offset of a segment, from a snapshot's entries there; `version` is of the list that the
+    segment stood in: with another one by now, who goes on from there begins anew (-1: nobody else writes)."""
     state.stale = True                           # until all of it is done
     table_free(&state.table)
     if atomic_load_u64(&state.slot.session) == atomic_load_u64(state.session):
@@ -12,7 +13,7 @@ cdef int begin_fold(PartitionState* state, int64_t base, bytes producers) except
     state.next_offset = base
     enter_segment(&state.segment, base)
     state.buffer_size = 0
-    state.segments_version = atomic_load_u32(&state.slot.segments_version)
+    state.segments_version = atomic_load_u32(&state.slot.segments_version) if version < 0 else <uint32_t>version
     state.stale = False
     return 0
 

@@ -110,7 +110,7 @@ def start_fold(log: PartitionLog) -> None:
         bases = [base for base in listed if base <= end] or [0]
         base, entries = newest_snapshot(log.path, bases, delete_bad=False)
         try:
-            log.writer_files.enter(base, producers=entries)
+            log.writer_files.enter(base, producers=entries, version=version)
         except FileNotFoundError:
             if version == log.core.published_segments_version:
                 raise

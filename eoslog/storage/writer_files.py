@@ -63,19 +63,24 @@ class WriterFiles:
             raise
         return fds[0], fds[1], fds[2], fds[3]
 
-    def enter(self, base: int, *, leaving: int = -1, producers: bytes | None = None) -> None:
+    def enter(
+        self, base: int, *, leaving: int = -1, producers: bytes | None = None, version: int = -1
+    ) -> None:
         """Open a segment's log and give it to the fold; what it had is kept until durable.
 
         Args:
             base: of the segment.
             leaving: only a fold that is in this segment moves; another thread's roll comes first.
             producers: a snapshot's entries at `base`, for a fold that begins anew there.
+            version: of the list of segments that it begins anew in.
         """
         with self._prepare:
             self._finish_roll()
             opened_at = self._log.log_end
             fd = files.open_file(os.path.join(self._path, file_name(base, LOG)))
-            moved = self._core.use_segment(base, fd, leaving=leaving, producers=producers)
+            moved = self._core.use_segment(
+                base, fd, leaving=leaving, producers=producers, version=version
+            )
             if moved is None:
                 files.close(fd)
                 return

@@ -15,8 +15,10 @@ import pytest
 from eoslog import _core
 from eoslog._core import build_marker
 from eoslog.errors import TooManyOpenFiles, UnknownTopicOrPartition
-from eoslog.model import AppendOrigin
+from eoslog.model import AppendOrigin, AppendResult
 from eoslog.storage import log_flusher as flushers
+from eoslog.storage import log_loader
+from eoslog.storage.cleaner import clean_partition
 from eoslog.storage.log_flusher import LogFlusher
 from eoslog.storage.partition_log import PartitionLog
 from eoslog.storage.segments import (
@@ -139,6 +141,48 @@ def test_an_append_while_the_fold_begins_anew_is_folded_from_its_own_segment(
         before = state(log)
         log.reload()
         assert state(log) == before
+
+
+def test_a_fold_that_begins_anew_in_what_a_swap_replaces_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An append behind the swap would go from the old first segment past what the merged one holds of
+    the second, and know too few producers: what is sent again would be stored again.
+    """
+    with opened(str(tmp_path)) as log, opened(str(tmp_path)) as other:
+        for producer in range(3):
+            log.append(batch(1, producer_id=producer, sequence=0))
+            log.roll()
+        for offset in offsets_in(log.path, SNAPSHOT):
+            os.remove(os.path.join(log.path, file_name(offset, SNAPSHOT)))
+        log.append(batch(1))
+        again: list[AppendResult | None] = []
+        real_open, real_newest = writers.open_file, log_loader.newest_snapshot
+        looks: list[int] = []
+
+        def open_file(path: str, **how: bool) -> int:
+            fd = real_open(path, **how)
+            if not looks[1:] and path.endswith(file_name(0, LOG)):
+                monkeypatch.setattr(writers, "open_file", real_open)
+                other.fold()
+                assert clean_partition(other, 0, 0, force=True) is not None
+            return fd
+
+        def newest(path: str, found: list[int], **how: bool) -> tuple[int, bytes]:
+            looks.append(1)
+            if len(looks) == 2:
+                late = batch(1, producer_id=1, sequence=0)
+                appender = threading.Thread(target=lambda: again.append(log.append(late)))
+                appender.start()
+                appender.join()
+            return real_newest(path, found, **how)
+
+        monkeypatch.setattr(writers, "open_file", open_file)
+        monkeypatch.setattr(log_loader, "newest_snapshot", newest)
+        log.reload()
+        assert other.reader.bases() == [0, 3]
+        assert [done and (done.base_offset, done.duplicate) for done in again] == [(1, True)]
+        assert sorted(p.producer_id for p in log.producers()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
