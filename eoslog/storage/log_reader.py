@@ -180,7 +180,7 @@ class LogReader:
         Raises:
             OffsetOutOfRange: start lies below the log start or beyond the log end.
             CorruptRecord: no batch where one must be, or no segment.
-            UnknownTopicOrPartition: the topic was deleted, and its files are gone.
+            UnknownTopicOrPartition: the topic was deleted.
         """
         if start < self._core.log_start or start > self._core.log_end:
             raise OffsetOutOfRange(
@@ -198,7 +198,7 @@ class LogReader:
                 self._read_into(out, start, end, max_bytes, version)
             except (FileNotFoundError, StorageError, CorruptRecord) as failure:
                 error = failure
-            if error is not None and self._core.deleted:
+            if self._core.deleted:  # what was read may be of another topic, made under the name
                 raise UnknownTopicOrPartition(f"{self.name}: the topic was deleted") from error
             if self._unchanged(version):
                 if error is None:
@@ -460,7 +460,7 @@ class LogReader:
             self._segments_version = -1
 
     def close(self) -> None:
-        """Close descriptors; mappings go with their last view."""
+        """Let go of descriptors and mappings: each goes with its last user."""
         for segment in self._segments.values():
             segment.close()
 

@@ -303,10 +303,8 @@ class Segment:
         return {producer: first for producer, *_, first in rows if first >= 0}
 
     def close(self) -> None:
-        """Close the file, whoever reads it; mappings go with their last view."""
-        file, self.file = self.file, None
-        if file is not None:
-            file.close()
+        """Let the file go: it closes with the last who reads it, a mapping with its last view."""
+        self.file = None
 
 
 def write_snapshot(directory: str, offset: int, entries: bytes) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 
 import eoslog
+from eoslog import _core
 from eoslog.errors import UnknownTopicOrPartition
 from eoslog.model import TopicPartition
+from eoslog.storage import read_files
 from tests.faults.harness import Child, start
 
 
@@ -68,3 +71,67 @@ def test_G03_no_aborted_record_of_a_topic_that_is_deleted_meanwhile(tmp_path, re
         log.delete_topic("t")
         reader.signal(signal.SIGCONT)
         assert reader.end().fine().of("values") == [expected]
+
+
+def written(log: eoslog.Log, topic: str, *values: bytes) -> str:
+    """Make a topic of these records; its log file."""
+    log.create_topic(topic)
+    with log.producer() as producer:
+        for value in values:
+            producer.produce(topic, value)
+    return os.path.join(log.path, f"{topic}-0", "0" * 20 + ".log")
+
+
+def test_who_reads_a_topic_while_another_thread_deletes_it_reads_no_other_file(
+    tmp_path, monkeypatch
+):
+    """The thread is about to read from a descriptor; what else the process opens may get its number."""
+    with eoslog.open(tmp_path) as log:
+        gone, other = (written(log, topic, b"of " + topic.encode()) for topic in "ab")
+        real, numbers = _core.os_pread, []
+
+        def delete() -> None:
+            log.delete_topic("a")
+            while not numbers or numbers[-1] < numbers[0] + 50:
+                numbers.append(os.open(other, os.O_RDONLY))
+
+        def pread(fd: int, size: int, at: int) -> bytes:
+            if not numbers and os.readlink(f"/proc/self/fd/{fd}") == gone:
+                deleter = threading.Thread(target=delete)
+                deleter.start()
+                deleter.join()
+                numbers.append(fd)
+            return real(fd, size, at)
+
+        monkeypatch.setattr(_core, "os_pread", pread)
+        try:
+            with pytest.raises(UnknownTopicOrPartition, match="deleted"):
+                list(log.read("a"))
+        finally:
+            for fd in numbers[:-1]:
+                os.close(fd)
+        assert numbers and numbers[-1] not in numbers[:-1]  # it is open as long as he reads
+
+
+def test_who_reads_a_topic_while_another_thread_makes_it_again_is_told(tmp_path, monkeypatch):
+    """The thread is about to open the file, and its name is another one's by then."""
+    with eoslog.open(tmp_path) as log:
+        name = written(log, "a", b"old")
+        real, again = read_files.files.open_file, []
+
+        def make_again() -> None:
+            log.delete_topic("a")
+            again.append(written(log, "a", b"new"))
+
+        def open_file(path: str, **how: bool) -> int:
+            if path == name and how.get("read_only") and not again:
+                again.append("begun")
+                maker = threading.Thread(target=make_again)
+                maker.start()
+                maker.join()
+            return real(path, **how)
+
+        monkeypatch.setattr(read_files.files, "open_file", open_file)
+        with pytest.raises(UnknownTopicOrPartition, match="deleted"):
+            list(log.read("a"))
+        assert again == ["begun", name]
