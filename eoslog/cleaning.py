@@ -121,6 +121,8 @@ class Cleaning:
             return  # somebody else is at it; or the directory is being closed
         except EoslogError as error:
             logger.warning("%s-%s is not cleaned: %s", topic, partition, error)
+        except Exception:  # of our own making: it must not keep the others from being cleaned
+            logger.exception("%s-%s is not cleaned", topic, partition)
 
     def _due(self, interval_s: float) -> bool:
         last = files.status(self._path)

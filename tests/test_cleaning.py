@@ -12,6 +12,7 @@ import pytest
 
 import eoslog
 from eoslog import _core
+from eoslog import cleaning as cleanings
 from eoslog.coordinator.group_shard import GroupShard
 from eoslog.engine import Engine
 from eoslog.errors import InvalidRecord, PolicyViolation, TooManyOpenFiles
@@ -310,6 +311,30 @@ def test_a_damaged_partition_is_left_alone_and_others_are_cleaned(log, engine, t
     assert list(stats["cleaning"]["uncleanable"]) == ["bad-0"]
     assert "does not match its CRC" in stats["cleaning"]["uncleanable"]["bad-0"]
     assert stats["partitions"]["good-0"]["dirty_bytes"] == 0
+
+
+def test_a_partition_whose_cleaning_goes_wrong_in_a_new_way_keeps_no_other_from_it(
+    log, engine, monkeypatch, caplog
+):
+    for name in ("first", "second"):
+        log.create_topic(name, config={**COMPACT, "min.cleanable.dirty.ratio": 0.1})
+        with log.producer() as producer:
+            for _ in range(100):
+                producer.produce(name, b"v" * 100, b"k")
+                producer.flush()
+    real = cleanings.clean_partition
+
+    def clean_partition(log, *how, **options):
+        if log.topic == "first":
+            raise OverflowError("a sum too large")
+        return real(log, *how, **options)
+
+    monkeypatch.setattr(cleanings, "clean_partition", clean_partition)
+    assert engine.cleaning.round(0.0)
+    partitions = log.stats()["partitions"]
+    assert partitions["first-0"]["dirty_bytes"] > 0 == partitions["second-0"]["dirty_bytes"]
+    (record,) = (r for r in caplog.records if r.name == "eoslog.cleaning")
+    assert "first-0" in record.getMessage() and record.exc_info[0] is OverflowError
 
 
 def test_max_compaction_lag_seals_and_cleans_what_is_old(log, engine):

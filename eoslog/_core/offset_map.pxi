@@ -127,7 +127,7 @@ cdef class OffsetMap:
         """A data batch without the records that a later one of their key supersedes.
 
         Gone too are tombstones whose delete horizon has passed. The first rewrite that meets one
-        sets the batch's horizon, `now_ms + delete_retention_ms`. Records without a key stay: nothing
+        sets the batch's horizon, `now_ms + delete_retention_ms` or the end of time. Records without a key stay: nothing
         supersedes them, and they were acknowledged.
 
         Returns:
@@ -166,7 +166,7 @@ cdef class OffsetMap:
                     largest = max(largest, add_timestamp(block.base_timestamp, record.timestamp_delta))
                 start = record.end
             if tombstones and not has_horizon:
-                horizon = now_ms + delete_retention_ms
+                horizon = now_ms + min(delete_retention_ms, INT64_MAX - max(now_ms, 0))
             if count == 0 or (count == total and horizon < 0):
                 return count, None
             if block.attributes & LOG_APPEND_TIME_BIT:

@@ -183,7 +183,8 @@ def compact(
     bases = [base for base in found.bases if base < end]
     bounds = dict(pairwise([*bases, end]))
     sizes = dict(zip(found.bases, found.sizes, strict=True))
-    horizon = (now_ms, log.settings.delete_retention_ms)
+    # A horizon is in 64 bits, and a retention may be all that they can say.
+    horizon = (now_ms, min(log.settings.delete_retention_ms, FOR_EVER - now_ms))
     last = _last_of_producers(log)
     for group in _groups(log, bases, sizes, bounds):
         files.failpoint("clean.group")

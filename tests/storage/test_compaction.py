@@ -337,6 +337,22 @@ def test_a_damaged_batch_stops_the_pass_and_changes_nothing(log):
     assert {n: os.path.getsize(os.path.join(log.path, n)) for n in os.listdir(log.path)} == before
 
 
+def test_what_is_to_be_kept_for_ever_is(tmp_path):
+    """`delete.retention.ms` may be as long as 64 bits can say."""
+    with opened(str(tmp_path), segment_bytes=4000, delete_retention_ms=(1 << 63) - 1) as log:
+        writer = Writer(log)
+        writer.put([(b"k", b"1"), (b"x", b"1")])
+        writer.put([(b"k", None), (b"x", b"2")])
+        writer.put([(b"k", b"aborted")], producer=7, transactional=True)
+        writer.end(7, commit=False)
+        log.roll()
+        for now in (NOW, NOW + DAY, NOW + 10_000 * DAY):
+            clean(log, now=now)
+            assert committed(log) == [(2, b"k", None), (3, b"x", b"2")]
+        horizons = [b.delete_horizon_ms for b in log.batches(0, log.log_end) if b.count]
+        assert horizons == [(1 << 63) - 1] * 2  # of the tombstone, and of the marker
+
+
 def test_lag_and_ratio_say_when(tmp_path):
     settings = {"min_cleanable_dirty_ratio": 0.5, "min_compaction_lag_ms": 1000}
     with opened(str(tmp_path), **settings) as log:
