@@ -57,8 +57,7 @@ cdef int repair_after_dead_holder(PartitionState* state) noexcept nogil:
         fd = eoslog_os.open(path, O_RDWR, 0o600)
         if fd >= 0:
             c_close(fd)
-            state.slot.active_base = state.next_offset
-            state.slot.end_position = 0
+            store_active(state.slot, state.next_offset, 0)
             return NEXT_SEGMENT
         if errno != ENOENT:
             return IO_FAILED
@@ -75,8 +74,7 @@ cdef int repair_after_dead_holder(PartitionState* state) noexcept nogil:
         return IO_FAILED
     if state.files.txn >= 0 and eoslog_os.ftruncate(state.files.txn, s.aborted_count * ABORTED_ENTRY_SIZE) < 0:
         return IO_FAILED
-    state.slot.active_base = s.base
-    state.slot.end_position = s.position
+    store_active(state.slot, s.base, s.position)
     atomic_store_i64(&state.slot.stable_end, first_unstable(&state.table, state.next_offset))
     atomic_store_u32(&state.slot.busy, 0)
     return 0

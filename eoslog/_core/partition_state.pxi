@@ -239,9 +239,14 @@ cdef int must_reload(PartitionState* state) noexcept nogil:
     return RELOAD
 
 
+cdef inline void store_active(Slot* slot, int64_t base, int64_t position) noexcept nogil:
+    """In this order: readers, without the lock, ask for the base, the position, and the base again."""
+    atomic_store_i64(&slot.active_base, base)
+    atomic_store_i64(&slot.end_position, position)
+
+
 cdef void publish_end(PartitionState* state) noexcept nogil:
-    state.slot.end_position = state.segment.position
-    state.slot.active_base = state.segment.base
+    store_active(state.slot, state.segment.base, state.segment.position)
     atomic_store_i64(&state.slot.log_end, state.next_offset)
     eoslog_os.point(POINT_LOG_END)
     atomic_store_i64(&state.slot.stable_end, first_unstable(&state.table, state.next_offset))

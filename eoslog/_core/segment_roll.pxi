@@ -49,8 +49,7 @@ cdef int roll_segment(PartitionState* state) noexcept nogil:
     state.next_files = SegmentFiles(-1, -1, -1, -1)
     enter_segment(&state.segment, state.next_offset)
     state.buffer_size = 0
-    state.slot.active_base = state.segment.base
-    state.slot.end_position = 0
+    store_active(state.slot, state.segment.base, 0)
     eoslog_os.point(POINT_ROLLED)
     return 0
 
