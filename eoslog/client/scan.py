@@ -24,6 +24,7 @@ from eoslog.errors import ConfigError, CorruptRecord, OffsetOutOfRange, UnknownT
 from eoslog.model import IsolationLevel, TopicPartition
 from eoslog.storage import running_broker, segment_files
 from eoslog.storage.segment_files import SegmentFiles
+from eoslog.storage.settled_listing import settled_segments
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -361,7 +362,7 @@ def segment_range(
     path = as_path(path)
     if not read_only_anyway:
         running_broker.refuse(path)
-    segments = segment_files.list_segments(path)
+    segments = settled_segments(path)
     directory = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
     topic, partition = segment_files.partition_of_path(directory)
     if not committed:
@@ -414,7 +415,7 @@ def read_segments(
     Raises:
         StorageError: no such path.
         ConfigError: no partition directory; an unknown column, isolation or way of binary.
-        LockTimeout: a broker has the directory open.
+        LockTimeout: a broker has the directory open; a swap of cleaned segments stays half done.
         CorruptRecord, UnsupportedFormat: from the iteration, after the batches before the damage;
             the message names file and position. A scan with a `start` behind it goes on; where the
             bytes are no batches at all only read_uncommitted can, as nobody knows what they ended.
@@ -435,7 +436,7 @@ def read_segments(
     found = within.aborted
     source = Source(
         within.topic, within.partition, within.start if given_start is None else given_start, bound,
-        _FilePieces(segment_files.list_segments(path)),
+        _FilePieces(settled_segments(path)),
         None if found is None else lambda _first, _last: found, damage,
     )  # fmt: skip
     return Scan([source], columns=columns, batch_rows=batch_rows, binary=binary)
@@ -446,7 +447,7 @@ def _siblings(directory: str, path: str) -> list[SegmentFiles]:
     base = segment_files.offset_of_name(path)
     if base is None:
         return []
-    return [s for s in segment_files.list_segments(directory) if s.base_offset >= base]
+    return [s for s in settled_segments(directory) if s.base_offset >= base]
 
 
 class _FilePieces:

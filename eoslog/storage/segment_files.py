@@ -46,6 +46,7 @@ __all__ = [
     "read_snapshot",
     "read_time_index",
     "read_txn_index",
+    "segments_among",
 ]
 
 _NAME = re.compile(r"(\d{20})\.(log|index|timeindex|txnindex|snapshot)")
@@ -339,7 +340,7 @@ def list_segments(path: str | os.PathLike[str]) -> list[SegmentFiles]:
     """
     path = os.fspath(path)
     if os.path.isdir(path):
-        found = [SegmentFiles(os.path.join(path, n), int(n[:20])) for n in _names(path, "log")]
+        found = segments_among(path, _names(path, "log"))
         if not found:
             raise ConfigError(f"{path} holds no .log file: it is no partition directory")
         return found
@@ -349,6 +350,12 @@ def list_segments(path: str | os.PathLike[str]) -> list[SegmentFiles]:
     if offset_of_name(path) is None:
         segment.base_offset = next((b.base_offset for b in segment.batches()), 0)
     return [segment]
+
+
+def segments_among(directory: str, names: list[str]) -> list[SegmentFiles]:
+    """The segments that these names of a partition directory are, in order."""
+    logs = sorted(n for n in names if (m := _NAME.fullmatch(n)) and m[2] == "log")
+    return [SegmentFiles(os.path.join(directory, n), int(n[:20])) for n in logs]
 
 
 def last_gap(directory: str) -> int:

@@ -262,7 +262,7 @@ class _KafkaPartition:
 
     def __init__(self, directory: str) -> None:
         self.files = PartitionFiles(directory)
-        self._segments = segment_files.list_segments(directory)
+        self._segments = self.files.segments
         first = self._first_to_fold(directory)
         sealed, tail = self._segments[:first], self._segments[first:]
         fold = _core.TransactionFold(segment_files.open_before(tail))

@@ -20,6 +20,7 @@ from eoslog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
+from eoslog.storage import checkpoints
 from pyspark_eoslog.schema import SCAN_COLUMNS, arrow_schema, check_source_schema
 from pyspark_eoslog.segments import (
     RELISTINGS,
@@ -98,11 +99,15 @@ def _aborted_of(piece: Piece) -> Callable[[int, int], Sequence[tuple[int, int, i
     return (lambda *_: piece.aborted) if piece.aborted else None
 
 
+class _Gap(Exception):
+    """Offsets that no segment of a listing has."""
+
+
 class _Bytes:
     """The batches of a piece, in windows read from its files.
 
     Where a file is not what the planner saw (deleted, or replaced by the cleaner), the directory
-    is listed anew once and the offsets are looked up again.
+    is listed anew and the offsets are looked up again.
     """
 
     def __init__(self, piece: Piece, options: Options) -> None:
@@ -116,33 +121,61 @@ class _Bytes:
         from eoslog.client.scan import Piece as Batches
         from eoslog.storage.filesystem import is_local
 
-        spans: Sequence[Span] = self._piece.spans
+        spans: Sequence[Span] | None = self._piece.spans
+        gap: _Gap | None = None
         for _ in range(RELISTINGS):
-            if not spans:
-                return
             try:
+                if spans is None:
+                    start, spans = self._again(start, end)
+                    if start >= end:
+                        return
                 mapped = self._ours and is_local(self._piece.directory)
                 for span in spans:
                     path = log_path(self._piece.directory, span.base)
-                    bounds = span.position, span.end
+                    same = {"inode": span.inode, "first": span.first if self._ours else -1}
+                    if self._ours and not span.position:
+                        self._check_contiguous(start, span.base)
                     ours = False
-                    for at, data in windows(path, *bounds, inode=span.inode, mapped=mapped):
+                    for at, data in windows(path, span.position, span.end, mapped=mapped, **same):
                         # Asked with the file open: a topic made anew may get the same inode.
                         ours = ours or self._is_ours(path)
                         yield Batches(data, path, at)
                         start = max(start, _next_offset(data))
+                if self._ours:
+                    self._check_contiguous(start, end)
                 return
+            except _Gap as failure:
+                if gap is not None and gap.args == failure.args:
+                    raise CorruptRecord(f"{self._name}: {failure}") from None
+                gap = failure
             except CorruptRecord:
                 if is_of_topic(self._piece.directory, self._piece.topic_id):
                     raise
-                spans = self._again(start, end)
             except FileNotFoundError:
-                spans = self._again(start, end)
+                pass
             except StorageError as error:
                 if error.errno != errno.ENOENT:
                     raise self._unreadable(error) from None
-                spans = self._again(start, end)
+            spans = None
         raise OffsetOutOfRange(f"{self._name}: the segments of {start} change again and again")
+
+    def _check_contiguous(self, start: int, following: int) -> None:
+        """What follows a segment begins where it ends: else one is missing, or was not listed.
+
+        Raises:
+            _Gap: It does not, and no broker's cleaner had been there.
+        """
+        if following <= start:
+            return
+        directory = self._piece.directory
+        cleaned = os.path.join(os.path.dirname(directory), checkpoints.CLEANER_CHECKPOINT)
+        key = (self._piece.topic, self._piece.partition)
+        if following > checkpoints.read_offsets(cleaned, lenient=True).get(key, 0):
+            raise _Gap(
+                f"offsets {start} to {following - 1} are missing from {directory}: the segment is "
+                "not there, or cut short, and no retention or compaction took it; see "
+                "`eoslog repair`"
+            )
 
     @property
     def _name(self) -> str:
@@ -160,14 +193,14 @@ class _Bytes:
             "every host, readable by the user that Spark runs as"
         )
 
-    def _again(self, start: int, end: int) -> list[Span]:
-        """The spans of what is left, by the files that are there now."""
+    def _again(self, start: int, end: int) -> tuple[int, list[Span]]:
+        """Where what is left begins and its spans, by the files that are there now."""
         try:
             files = open_partition(self._piece.directory, self._piece.topic_id)
         except UnknownTopicOrPartition:
             if self._strict:
                 raise
-            return []
+            return end, []
         except (StorageError, ConfigError) as error:
             raise self._unreadable(error) from None
         first = files.bases[0]
@@ -178,7 +211,7 @@ class _Bytes:
                     f"log starts at {first} now; set failOnDataLoss to false to begin there"
                 )
             start = first
-        return files.spans(start, end) if start < end else []
+        return start, files.spans(start, end) if start < end else []
 
 
 def _next_offset(data: Any) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from eoslog import _core
 from eoslog.errors import CorruptRecord, UnknownTopicOrPartition
-from eoslog.storage import checkpoints, files, legacy_messages, segment_files
+from eoslog.storage import checkpoints, files, legacy_messages, segment_files, settled_listing
 from eoslog.storage.legacy_messages import LegacyBatch, is_legacy
 
 WINDOW = 256 << 10
@@ -40,12 +40,15 @@ class Span:
         base: Base offset of the segment, which names its file.
         position, end: Bytes, end exclusive.
         inode: Of the file; another one has other bytes, the cleaner made it.
+        first: Base offset of the batch at `position`, -1 where that is the file's first byte. A
+            file system gives an inode that was freed to the next file that is made.
     """
 
     base: int
     position: int
     end: int
     inode: int
+    first: int = -1
 
 
 @dataclass(frozen=True)
@@ -59,20 +62,26 @@ class Place:
 
 
 class PartitionFiles:
-    """The segment files of one partition directory, listed once.
+    """The segment files of one partition directory, listed once, not in the middle of a swap.
+
+    Each file is one and the same at every look: where the cleaner put another one in its place
+    meanwhile, a look ends in FileNotFoundError.
 
     Args:
         directory: Of the partition.
 
     Raises:
+        LockTimeout: A swap of segments stays half done.
         StorageError: There is no such directory.
         ConfigError: It holds no segment.
     """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self.bases = [one.base_offset for one in segment_files.list_segments(directory)]
+        self.segments = settled_listing.settled_segments(directory)
+        self.bases = [one.base_offset for one in self.segments]
         self._indexes: dict[int, np.ndarray] = {}
+        self._inodes: dict[int, int] = {}
 
     def path(self, base: int) -> str:
         """Of a segment's log file."""
@@ -95,15 +104,16 @@ class PartitionFiles:
             if base >= end:
                 break
             position = first.position if number == first.segment else 0
-            status = os.stat(self.path(base))
+            size = self._size(base)
             if last is not None and number == last.segment:
                 stop = last.position + (last.size if last.base_offset < end else 0)
             elif last is not None and number > last.segment:
                 break
             else:
-                stop = status.st_size
+                stop = size
             if stop > position:
-                found.append(Span(base, position, stop, status.st_ino))
+                begins = first.base_offset if position else -1
+                found.append(Span(base, position, stop, self._inodes[base], begins))
         return found
 
     def size(self, start: int, end: int) -> int:
@@ -147,7 +157,7 @@ class PartitionFiles:
             base = self.bases[segment]
             if base >= end:
                 return end
-            size = os.path.getsize(self.path(base)) - position
+            size = self._size(base) - position
             last_segment = segment + 1 == len(self.bases) or self.bases[segment + 1] >= end
             if size <= left and not last_segment:
                 left -= size
@@ -200,6 +210,18 @@ class PartitionFiles:
                 left -= count
         return end, most - left
 
+    def _size(self, base: int) -> int:
+        """Bytes of a segment, as long as it is now.
+
+        Raises:
+            FileNotFoundError: It is gone, or another file since the first look at it.
+        """
+        path = self.path(base)
+        status = os.stat(path)
+        if self._inodes.setdefault(base, status.st_ino) != status.st_ino:
+            raise FileNotFoundError(f"{path}: was replaced since it was looked at first")
+        return status.st_size
+
     def _indexed(self, segment: int, offset: int) -> int:
         """Position of a batch at or before the one that holds `offset`, by the offset index."""
         index = self._index(segment)
@@ -249,7 +271,9 @@ class PartitionFiles:
             CorruptRecord: Where no batch can be.
         """
         path = self.path(base)
-        for start, data in windows(path, position, None, window, as_v2=False):
+        self._size(base)
+        inode = self._inodes[base]
+        for start, data in windows(path, position, None, window, inode, as_v2=False):
             if is_legacy(data, 0):
                 yield from segment_files.SegmentFiles(path, base).batches(start)
                 return
@@ -301,6 +325,7 @@ def windows(
     window: int = READ_BYTES,
     inode: int | None = None,
     *,
+    first: int = -1,
     as_v2: bool = True,
     mapped: bool = False,
 ) -> Iterator[tuple[int, memoryview]]:
@@ -314,6 +339,7 @@ def windows(
         end: Byte to stop at; None is the end of the file.
         window: Bytes.
         inode: What the file must be; None for any.
+        first: Base offset of the batch at `position` in that file; -1 for any.
         as_v2: Give messages of formats 0 and 1 as batches of format 2.
         mapped: Map the file, `MAPPED_BYTES` at a time: where nobody may cut it short meanwhile.
 
@@ -327,6 +353,8 @@ def windows(
         size = status.st_size
         if inode not in (None, status.st_ino):
             raise FileNotFoundError(f"{path}: inode {status.st_ino}, planned was {inode}")
+        if first >= 0 and _core.os_pread(fd, 8, position) != first.to_bytes(8, "big"):
+            raise FileNotFoundError(f"{path}: no batch of offset {first} at byte {position}")
         if end is not None and size < end:
             raise CorruptRecord(f"{path}: {size} bytes on {os.uname().nodename}, {end} expected")
         end = size if end is None else end

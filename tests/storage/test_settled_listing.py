@@ -1,0 +1,99 @@
+"""Segments by their names alone, beside a cleaner: never those of the middle of a swap."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+
+import pytest
+
+import eoslog
+from eoslog.errors import LockTimeout
+from eoslog.storage import files, settled_listing
+from eoslog.storage.settled_listing import settled_segments
+
+CLEANER = "import sys, eoslog\nwith eoslog.open(sys.argv[1]) as log: log.clean('t')"
+
+
+def fill(path):
+    """A compacted topic with keys that are there once, which no cleaning may take."""
+    with eoslog.open(path) as log:
+        settings = {"cleanup.policy": "compact", "segment.bytes": 20_000}
+        log.create_topic("t", 1, settings | {"min.cleanable.dirty.ratio": 0.0})
+        with log.producer() as producer:
+            for n in range(1500):
+                producer.produce("t", bytes(30), b"same%d" % (n % 7))
+                producer.produce("t", bytes(50), b"once%d" % n)
+                if n % 20 == 0:
+                    producer.flush()
+        return {record.key for record in log.read("t")}
+
+
+def cleaner(path, point, action):
+    """A process that cleans the topic and comes to a point of it: it stops or dies there."""
+    environment = {**os.environ, "EOSLOG_FAILPOINTS": f"{point}={action}"}
+    child = subprocess.Popen([sys.executable, "-c", CLEANER, path], env=environment)
+    if action == "stop":
+        os.waitpid(child.pid, os.WUNTRACED)
+    else:
+        assert child.wait(60) == -signal.SIGKILL
+    return child
+
+
+def keys(path):
+    return {record.key for record in eoslog.read_segments(f"{path}/t-0").records()}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("point", ["clean.old.renamed", "clean.old.durable"])
+def test_a_reader_of_files_waits_for_the_end_of_a_swap(tmp_path, point):
+    path = str(tmp_path)
+    expected = fill(path)
+    child = cleaner(path, point, "stop")
+    with ThreadPoolExecutor() as pool:
+        try:
+            read = pool.submit(keys, path)
+            with pytest.raises(NotYet):
+                read.result(0.3)
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+        assert child.wait(60) == 0
+        assert read.result(60) == expected
+
+
+@pytest.mark.process
+def test_a_swap_that_nobody_ends_is_told_and_ended_by_the_next_to_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(settled_listing, "_SWAP_TIMEOUT_S", 0.1)
+    path = str(tmp_path)
+    expected = fill(path)
+    cleaner(path, "clean.old.durable", "kill")
+    with pytest.raises(LockTimeout, match=r"\.log\.swap: .* reading the topic once") as caught:
+        keys(path)
+    assert caught.value.retriable
+    with eoslog.open(path) as log:
+        assert {record.key for record in log.read("t")} == expected
+    assert keys(path) == expected
+
+
+@pytest.mark.parametrize("torn", [1, 2])
+def test_listings_that_straddle_a_swap_are_not_believed(tmp_path, monkeypatch, torn):
+    """A name that comes or goes while a directory is listed may be missed: both the old segment
+    and the new one's `.swap`, in the listing that it begins under and in that it ends under.
+    """
+    for base in (0, 10, 20):
+        (tmp_path / f"{base:020d}.log").touch()
+    whole = files.names(str(tmp_path))
+    seen = iter([whole[2:]] * torn)
+    real = files.names
+    monkeypatch.setattr(files, "names", lambda path: next(seen, None) or real(path))
+    assert [one.base_offset for one in settled_segments(str(tmp_path))] == [0, 10, 20]
+
+
+def test_old_segments_are_whole_while_a_new_one_is_being_made(tmp_path):
+    for name in (f"{0:020d}.log", f"{0:020d}.log.swap", f"{5:020d}.log.cleaned"):
+        (tmp_path / name).touch()
+    assert [one.base_offset for one in settled_segments(str(tmp_path))] == [0]
