@@ -331,7 +331,7 @@ class _Recovery:
         """Load the newest snapshot up to an offset and replay the log from there to it."""
         wanted = set(self.loaded[-2:])
         states.load(start, end)
-        if end > states.map_end:
+        if end > states.map_end and self.loaded:  # a log that begins behind 0 starts with none
             following = [*self.loaded[1:], None]
             for base, after in zip(self.loaded, following, strict=True):
                 if base >= end or (after is not None and after <= states.map_end):

@@ -166,6 +166,20 @@ def test_a_log_that_ends_before_its_start_begins_anew_there(tmp_path: Path) -> N
     assert [p.name for p in path.glob("*.log")] == [f"{100:020}.log"]
 
 
+def test_a_log_that_begins_behind_0_without_an_index_is_taken_over(tmp_path: Path) -> None:
+    """Retention took its first segments; what lacks an index is recovered from its first batch."""
+    source = tmp_path / "logs"
+    path = make(source / "t-0", [batch(1000), batch(1002)])
+    (path / f"{1000:020d}.index").unlink()
+    (source / "meta.properties").write_text("version=0\nbroker.id=1\n")
+    (source / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 1004\n")
+    (source / ".kafka_cleanshutdown").touch()
+    eoslog.import_kafka_dir(source, tmp_path / "new")
+    with eoslog.open(tmp_path / "new") as log:
+        assert [record.offset for record in log.read("t")] == [1000, 1001, 1002, 1003]
+    assert recover(str(path)).log_end == 1004
+
+
 def test_a_compaction_that_was_interrupted_is_finished_or_undone(tmp_path: Path) -> None:
     """R55 of docs/reliability.md."""
     cleaned, one, two = batch(0), [batch(0), batch(2)], [batch(4)]
