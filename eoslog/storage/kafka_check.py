@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from eoslog import _core
@@ -20,6 +20,7 @@ from eoslog.storage.kafka_directory import is_kafka_directory, read_kafka_direct
 from eoslog.storage.legacy_messages import LegacyBatch
 from eoslog.storage.log_checker import recovery_points
 from eoslog.storage.segment_files import SegmentFiles
+from eoslog.storage.segments import DELETED
 
 __all__ = ["check_kafka"]
 
@@ -39,6 +40,7 @@ def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False
     """
     if not read_only_anyway:
         running_broker.refuse(path)
+    points = recovery_points(path)
     if any(name.endswith(".log") for name in files.names(path)):
         places = [path]
     else:
@@ -46,12 +48,11 @@ def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False
             os.path.join(path, name)
             for name in files.names(path)
             if os.path.isdir(os.path.join(path, name))
-            and segment_files.partition_of_path(name)[1] >= 0
+            and _is_partition(os.path.join(path, name), points)
         ]
         if not places:
             raise ConfigError(f"{path} holds no partition directory and is none")
     problems = _of_the_whole(path)
-    points = recovery_points(path)
     partitions = [
         _Partition(place, full, points.get(segment_files.partition_of_path(place), 0))
         for place in places
@@ -63,6 +64,19 @@ def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False
         sum(p.batches for p in partitions),
         sum(p.records for p in partitions),
         problems + [problem for p in partitions for problem in p.problems],
+    )
+
+
+def _is_partition(place: str, points: Mapping[tuple[str, int], int]) -> bool:
+    """Whether a folder is one by what it holds or held: other folders are named NAME-NUMBER too."""
+    key = segment_files.partition_of_path(place)
+    return key[1] >= 0 and (
+        key in points
+        or any(
+            name == checkpoints.PARTITION_METADATA
+            or segment_files.offset_of_name(name.removesuffix(DELETED)) is not None
+            for name in files.names(place)
+        )
     )
 
 

@@ -127,3 +127,22 @@ def test_zeros_of_an_unclean_stop_are_not_damage(txn: Path) -> None:
 def test_paths_that_are_no_broker(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="holds no partition directory"):
         eoslog.check(tmp_path)
+
+
+def test_a_folder_is_a_partition_by_what_it_holds(tmp_path: Path) -> None:
+    """Folders of other programs are named NAME-NUMBER too: /etc/dbus-1."""
+    for name in ("dbus-1", "empty-0"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "dbus-1" / "session.conf").touch()
+    with pytest.raises(errors.ConfigError, match="holds no partition directory and is none"):
+        eoslog.check(tmp_path)
+    shutil.copytree(TXN, tmp_path / "txn-0")
+    assert eoslog.check(tmp_path).partitions == 1
+    (tmp_path / "index-0").mkdir()
+    (tmp_path / "index-0" / f"{0:020d}.index").touch()
+    checkpoints.write_offsets(
+        str(tmp_path / checkpoints.RECOVERY_POINT_CHECKPOINT), {("empty", 0): 7}
+    )
+    report = eoslog.check(tmp_path)
+    assert report.partitions == 3
+    assert [Path(one.path).name for one in report.problems] == ["empty-0"]
