@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eoslog.client.kafka_cluster import WAIT_S, GroupOffsets, MoveOptions
-from eoslog.errors import GroupNotFound, IllegalState
-from eoslog.model import OffsetAndMetadata, TopicPartition
+from eoslog.errors import ConfigError, GroupNotFound, IllegalState
+from eoslog.model import OWN_GROUPS, OffsetAndMetadata, TopicPartition
 from eoslog.storage.files import failpoint
 
 if TYPE_CHECKING:
@@ -110,12 +110,20 @@ class MovedGroups:
         """Read the offsets at the source.
 
         Raises:
+            ConfigError: a group that was named holds no positions of readers.
             GroupNotFound: a group that was named has none in these partitions.
         """
         self._source, self._target = source, target
         named = None if options.groups == "all" else list(options.groups)
         if named is None:
-            named = [g for g in source.groups() if g != options.job and not g.startswith(JOBS)]
+            left_out = (*JOBS, OWN_GROUPS)
+            named = [g for g in source.groups() if g != options.job and not g.startswith(left_out)]
+        for group in named:
+            if group.startswith(OWN_GROUPS):  # told as an offset, a version would be another one
+                raise ConfigError(
+                    f"group {group!r} is eoslog's own: its offsets are versions of Spark's writes, "
+                    "not positions, and cannot be told in another place's offsets"
+                )
         self._offsets: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
         for group in named:
             known = source.group_offsets(group)
