@@ -25,6 +25,9 @@ TIMEOUT_S = 60.0
 WAIT_S = 0.2
 _BATCH = 10_000
 _RETRY_S = 0.1
+_BATCH_BYTES = 1_000_000
+_RECORD_BYTES = 1_000_000_000
+"""The most that librdkafka can be told: 1,000,000, its default, is less than topics take."""
 COPIED = (
     "cleanup.policy", "compression.type", "delete.retention.ms", "max.compaction.lag.ms",
     "max.message.bytes", "min.cleanable.dirty.ratio", "min.compaction.lag.ms", "retention.bytes",
@@ -140,10 +143,17 @@ class KafkaCluster:
         self._config = {"log_level": 2, **(config or {}), "bootstrap.servers": bootstrap}
         self._admin = self.kafka.admin.AdminClient(self._config)
 
-    def producer(self, transactional_id: str) -> confluent_kafka.Producer:
-        """A transactional producer that keeps the order and what it is given."""
+    def producer(self, transactional_id: str, topics: Iterable[str]) -> confluent_kafka.Producer:
+        """A transactional producer that keeps the order and what it is given.
+
+        What fits into a record and a batch of the topics gets in: the client's own bounds know
+        nothing of theirs.
+        """
+        key = "max.message.bytes"
+        sizes = [int(found[key]) for found in self.configs(topics).values() if key in found]
         made: confluent_kafka.Producer = self.kafka.Producer(
-            {"linger.ms": 20, "enable.idempotence": True, **self._config,
+            {"linger.ms": 20, "enable.idempotence": True, "message.max.bytes": _RECORD_BYTES,
+             "batch.size": min([_BATCH_BYTES, *sizes]), **self._config,
              "transactional.id": transactional_id}
         )  # fmt: skip
         return made

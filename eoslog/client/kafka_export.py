@@ -72,7 +72,6 @@ class _Export:
             for name, topic in about.items()
             for part in topic.partitions
         ]
-        self._producer = cluster.producer(self.job)
         self._group = cluster.consumer(self.job)  # for its group's offsets; it reads nothing
 
     def close(self) -> None:
@@ -81,6 +80,7 @@ class _Export:
 
     def run(self) -> Moved:
         self._cluster.ensure_topics(self._counts, self._configs)
+        self._producer = self._cluster.producer(self.job, self._counts)
         groups = MovedGroups(LogSide(self._log), self._cluster, self._partitions, self._options)
         with kafka_errors(f"export job {self.job!r}"):
             retried(lambda: self._producer.init_transactions(TIMEOUT_S))

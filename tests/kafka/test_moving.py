@@ -114,6 +114,26 @@ def test_a_record_that_cannot_be_sent_as_it_is_stops_the_export(
     assert librdkafka_rows(broker, {"timeless": 1}, "read_committed") == {"timeless": []}
 
 
+@pytest.mark.parametrize(
+    ("limit", "sizes"),
+    [(1_048_588, [5, 1_020_000, 5]), (10_485_760, [10_400_000]), (5_000, [500] * 100)],
+    ids=["as large as the default allows", "as large as the topic allows", "in small batches"],
+)
+def test_every_record_that_the_topic_takes_is_sent(
+    broker: Broker, tmp_path: Path, limit: int, sizes: list[int]
+) -> None:
+    topic = f"limit-{limit}"
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic(topic, config={"max.message.bytes": limit})
+        with log.producer({"max.request.size": 2 * limit}) as producer:
+            for size in sizes:
+                producer.produce(topic, b"x" * size)
+                producer.flush()
+        assert log.export_kafka(broker.bootstrap).records == len(sizes)
+    found = librdkafka_rows(broker, {topic: 1}, "read_committed")[topic]
+    assert [len(row.value or b"") for row in found] == sizes
+
+
 def fill(log: eoslog.Log, topic: str, seed: int) -> None:
     """600 records in three partitions, some of them aborted."""
     draw = random.Random(seed)
