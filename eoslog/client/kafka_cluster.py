@@ -28,6 +28,7 @@ _RETRY_S = 0.1
 _BATCH_BYTES = 1_000_000
 _RECORD_BYTES = 1_000_000_000
 """The most that librdkafka can be told: 1,000,000, its default, is less than topics take."""
+_NO_ID = "A" * 22
 COPIED = (
     "cleanup.policy", "compression.type", "delete.retention.ms", "max.compaction.lag.ms",
     "max.message.bytes", "min.cleanable.dirty.ratio", "min.compaction.lag.ms", "retention.bytes",
@@ -173,6 +174,13 @@ class KafkaCluster:
             found = self._admin.list_topics(timeout=TIMEOUT_S).topics
         return {name: len(t.partitions) for name, t in found.items() if not name.startswith("__")}
 
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """The ids of topics, as Kafka prints them; those of a cluster before 2.8 have none."""
+        with kafka_errors("describing topics"):
+            asked = self._admin.describe_topics(self.kafka.TopicCollection(list(topics)))
+            found = {name: str(answer.result(TIMEOUT_S).topic_id) for name, answer in asked.items()}
+        return {name: text for name, text in found.items() if text != _NO_ID}
+
     def ensure_topics(
         self, wanted: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]
     ) -> None:
@@ -261,7 +269,7 @@ class KafkaCluster:
 
     def committed(
         self, consumer: confluent_kafka.Consumer, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         """The committed offsets of the consumer's group, where there is one; stable ones only."""
         asked = [self.kafka.TopicPartition(tp.topic, tp.partition) for tp in partitions]
         with kafka_errors("reading the position"):
@@ -269,7 +277,7 @@ class KafkaCluster:
         for tp in found:
             if tp.error is not None:
                 raise error_for(max(tp.error.code(), -1), f"the position of {tp.topic}: {tp.error}")
-        return {TopicPartition(tp.topic, tp.partition): tp.offset for tp in found if tp.offset >= 0}
+        return _offsets(found)
 
     # --- groups and their records (moved_groups.Side) -------------------------------------------
 
@@ -336,13 +344,7 @@ class KafkaCluster:
                 if error.args[0].code() == self.kafka.KafkaError.GROUP_ID_NOT_FOUND:
                     return {}  # or of a kind that has none, as share groups
                 raise
-        return {
-            TopicPartition(tp.topic, tp.partition): OffsetAndMetadata(
-                tp.offset, metadata=tp.metadata or ""
-            )
-            for tp in found
-            if tp.offset >= 0
-        }
+        return _offsets(found)
 
     def set_group_offsets(self, group: str, offsets: GroupOffsets) -> None:
         """Set the committed offsets of a group without members.
@@ -364,6 +366,16 @@ class KafkaCluster:
             if tp.error.code() == self.kafka.KafkaError.UNKNOWN_MEMBER_ID:
                 raise NonEmptyGroup(f"group {group!r} of the cluster has members")
             raise error_for(max(tp.error.code(), -1), f"group {group!r}, {tp.topic}: {tp.error}")
+
+
+def _offsets(found: Iterable[Any]) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {
+        TopicPartition(tp.topic, tp.partition): OffsetAndMetadata(
+            tp.offset, metadata=tp.metadata or ""
+        )
+        for tp in found
+        if tp.offset >= 0
+    }
 
 
 def check_empty(

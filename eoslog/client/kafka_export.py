@@ -28,8 +28,10 @@ from eoslog.client.kafka_cluster import (
     retried,
 )
 from eoslog.client.moved_groups import LogSide, MovedGroups
+from eoslog.client.moved_positions import check_ends, check_topics, positions_in
 from eoslog.errors import ConfigError
-from eoslog.model import TopicPartition
+from eoslog.model import OffsetAndMetadata, TopicPartition
+from eoslog.storage.checkpoints import id_text
 from eoslog.storage.files import failpoint
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class _Export:
             }
             for name, topic in about.items()
         }
+        self._ids = {name: id_text(topic.topic_id) for name, topic in about.items()}
         self._partitions = [
             TopicPartition(name, part.partition)
             for name, topic in about.items()
@@ -86,6 +89,7 @@ class _Export:
             retried(lambda: self._producer.init_transactions(TIMEOUT_S))
         positions = self._positions()
         ends = {tp: self._log.offsets(*_key(tp)).last_stable for tp in self._partitions}
+        check_ends(self.job, positions, ends)
         moved = Moved(self.job, 0, positions)
         options = {"isolation_level": "read_committed", "auto_offset_reset": "none"}
         with self._log.consumer(**options) as reader:
@@ -94,6 +98,7 @@ class _Export:
                 batch = reader.consume(self._options.records, timeout=WAIT_S)
                 now = dict(reader.positions())
                 if now != moved.positions:
+                    self._check(positions_in(now, self._ids))  # of which topic these records are
                     self._send(batch, now)
                     moved = Moved(self.job, moved.records + len(batch), now)
                     if self._options.progress is not None:
@@ -104,12 +109,18 @@ class _Export:
         """Where to go on; partitions new to the job get a position before their first record."""
         found = self._cluster.committed(self._group, self._partitions)
         missing = [tp for tp in self._partitions if tp not in found]
+        self._check(found)
+        positions = {tp: at.offset for tp, at in found.items()}
         if missing:
             check_empty(self.job, missing, self._cluster.ends(missing))
             starts = {tp: self._log.offsets(*_key(tp)).log_start for tp in missing}
             self._send([], starts)
-            found.update(starts)
-        return found
+            positions.update(starts)
+        return positions
+
+    def _check(self, positions: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        now = {name: id_text(self._log.engine.topic(name).topic_id) for name in self._ids}
+        check_topics(self.job, positions, now)
 
     def _send(self, batch: Sequence[Any], positions: Mapping[TopicPartition, int]) -> None:
         """One transaction: records and the positions behind them. Again where it was aborted."""
@@ -129,7 +140,10 @@ class _Export:
 
     def _transaction(self, batch: Sequence[Any], positions: Mapping[TopicPartition, int]) -> None:
         producer, kafka = self._producer, self._cluster.kafka
-        offsets = [kafka.TopicPartition(*_key(tp), at) for tp, at in positions.items()]
+        offsets = [
+            kafka.TopicPartition(*_key(tp), at.offset, at.metadata)
+            for tp, at in positions_in(positions, self._ids).items()
+        ]
         failpoint("export.begin")
         producer.begin_transaction()
         for record in batch:

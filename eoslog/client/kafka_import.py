@@ -23,6 +23,7 @@ from eoslog.client.kafka_cluster import (
     check_empty,
 )
 from eoslog.client.moved_groups import LogSide, MovedGroups
+from eoslog.client.moved_positions import check_ends, check_topics, positions_in
 from eoslog.config import ProducerConfig
 from eoslog.errors import ConfigError, GroupNotFound, UnknownTopicOrPartition
 from eoslog.model import TopicPartition
@@ -60,6 +61,7 @@ class _Import:
         ]
 
     def run(self) -> Moved:
+        self._ids = self._cluster.topic_ids(self._counts)
         self._make_topics()
         groups = MovedGroups(self._cluster, LogSide(self._log), self._partitions, self._options)
         with (
@@ -69,17 +71,20 @@ class _Import:
             producer.init_transactions()
             moved = Moved(self.job, 0, self._positions(producer))
             ends = self._cluster.ends(self._partitions)
+            check_ends(self.job, moved.positions, ends)
             place = self._cluster.kafka.TopicPartition
             reader.assign([place(tp.topic, tp.partition, at) for tp, at in moved.positions.items()])
             while self._options.follow or any(moved.positions[tp] < ends[tp] for tp in ends):
                 batch, now = self._read(reader)
                 if not now:
                     continue
+                behind = positions_in(now, self._ids)
+                check_topics(self.job, behind, self._cluster.topic_ids({tp.topic for tp in now}))
                 with producer.transaction() as transaction:
                     for message in batch:
                         _produce(transaction, message)
                     failpoint("import.produced")
-                    producer.send_offsets_to_transaction(now, self.job)
+                    producer.send_offsets_to_transaction(behind, self.job)
                 failpoint("import.committed")
                 moved = Moved(self.job, moved.records + len(batch), {**moved.positions, **now})
                 if self._options.progress is not None:
@@ -130,16 +135,18 @@ class _Import:
             committed = self._log.describe_group(self.job).offsets
         except GroupNotFound:
             committed = {}
-        found = {tp: committed[tp].offset for tp in self._partitions if tp in committed}
+        found = {tp: committed[tp] for tp in self._partitions if tp in committed}
+        check_topics(self.job, found, self._ids)
+        positions = {tp: at.offset for tp, at in found.items()}
         missing = [tp for tp in self._partitions if tp not in found]
         if missing:
             ends = {tp: self._log.offsets(tp.topic, tp.partition).log_end for tp in missing}
             check_empty(self.job, missing, ends)
             starts = self._cluster.ends(missing, beginning=True)
             with producer.transaction():
-                producer.send_offsets_to_transaction(starts, self.job)
-            found.update(starts)
-        return found
+                producer.send_offsets_to_transaction(positions_in(starts, self._ids), self.job)
+            positions.update(starts)
+        return positions
 
     def _read(self, reader: Any) -> tuple[list[Any], dict[TopicPartition, int]]:
         """Records, and the positions behind them; an end of a partition moves one too."""

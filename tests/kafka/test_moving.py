@@ -11,9 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient
 
 import eoslog
-from eoslog.errors import ConfigError, IllegalState, UnknownTopicOrPartition
+from eoslog.errors import ConfigError, IllegalState, OffsetOutOfRange, UnknownTopicOrPartition
+from eoslog.model import TopicPartition
+from eoslog.storage.checkpoints import id_text
 from tests.kafka import world
 from tests.kafka.broker import Broker
 from tests.kafka.clients import create_topics, librdkafka_rows
@@ -132,6 +137,86 @@ def test_every_record_that_the_topic_takes_is_sent(
         assert log.export_kafka(broker.bootstrap).records == len(sizes)
     found = librdkafka_rows(broker, {topic: 1}, "read_committed")[topic]
     assert [len(row.value or b"") for row in found] == sizes
+
+
+def make_again(log: eoslog.Log, topic: str, count: int) -> None:
+    """A topic of other records than one that may have been there under its name."""
+    if topic in log.topics():
+        log.delete_topic(topic)
+    log.create_topic(topic)
+    with log.producer() as producer:
+        producer.produce_many(topic, [b"%d" % n for n in range(count)])
+
+
+def make_again_there(broker: Broker, topic: str, count: int) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    if topic in admin.list_topics(timeout=30).topics:
+        for future in admin.delete_topics([topic]).values():
+            future.result(30)
+        while topic in admin.list_topics(timeout=30).topics:
+            pass
+    create_topics(broker, {topic: 1})
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for n in range(count):
+        producer.produce(topic, b"%d" % n)
+    assert producer.flush(30) == 0
+
+
+@pytest.mark.parametrize("count", [5, 20], ids=["shorter", "longer"])
+def test_a_topic_made_again_is_not_exported_from_the_position_in_the_old_one(
+    broker: Broker, tmp_path: Path, count: int
+) -> None:
+    topic = f"made-again-{count}"
+    with eoslog.open(tmp_path / "log") as log:
+        make_again(log, topic, 10)
+        job = log.export_kafka(broker.bootstrap).job
+        old = log.describe_topic(topic).topic_id
+        make_again(log, topic, count)
+        new = log.describe_topic(topic).topic_id
+        with pytest.raises(IllegalState, match=f"{id_text(old)}.* another one, {id_text(new)}: "):
+            log.export_kafka(broker.bootstrap)
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        begun = ConsumerGroupTopicPartitions(job, [KafkaPartition(topic, 0, 0)])
+        for future in admin.alter_consumer_group_offsets([begun]).values():
+            future.result(30)
+        assert log.export_kafka(broker.bootstrap).records == count
+    found = librdkafka_rows(broker, {topic: 1}, "read_committed")[topic]
+    assert [row.value for row in found] == [b"%d" % n for n in [*range(10), *range(count)]]
+
+
+def test_an_export_does_not_wait_for_a_position_beyond_the_end(
+    broker: Broker, tmp_path: Path
+) -> None:
+    for name in ("long", "short"):  # as after a restore of an older copy, with the position of old
+        with eoslog.open(tmp_path / name) as log:
+            make_again(log, "restored", {"long": 10, "short": 5}[name])
+            if name == "long":
+                log.export_kafka(broker.bootstrap, job="restoring")
+                continue
+            admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+            ahead = ConsumerGroupTopicPartitions("restoring", [KafkaPartition("restored", 0, 10)])
+            for future in admin.alter_consumer_group_offsets([ahead]).values():
+                future.result(30)
+            with pytest.raises(OffsetOutOfRange, match="stands at offset 10 .* ends at 5: "):
+                log.export_kafka(broker.bootstrap, job="restoring")
+
+
+@pytest.mark.parametrize("count", [5, 20], ids=["shorter", "longer"])
+def test_a_clusters_topic_made_again_is_not_imported_from_the_position_in_the_old_one(
+    broker: Broker, tmp_path: Path, count: int
+) -> None:
+    topic = f"made-again-there-{count}"
+    make_again_there(broker, topic, 10)
+    with eoslog.open(tmp_path / "log") as log:
+        assert log.import_kafka(broker.bootstrap, [topic]).records == 10
+        make_again_there(broker, topic, count)
+        with pytest.raises(IllegalState, match=f"the source's '{topic}' is another one"):
+            log.import_kafka(broker.bootstrap, [topic])
+        log.delete_topic(topic)
+        assert log.import_kafka(broker.bootstrap, [topic]).records == count
+        log.reset_offsets("eoslog-import", {TopicPartition(topic, 0): count + 1})
+        with pytest.raises(OffsetOutOfRange, match=f"ends at {count}: "):
+            log.import_kafka(broker.bootstrap, [topic])
 
 
 def fill(log: eoslog.Log, topic: str, seed: int) -> None:
