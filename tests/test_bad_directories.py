@@ -100,4 +100,4 @@ def test_check_finds_a_flipped_bit_in_any_file(path):
     assert repair(path, "cut").bytes_cut > 0
     with open_log(path) as log:
         assert log.check(full=True).ok
-        assert log.offsets("t", 0).log_end < 100
+        assert len(log.scan("t").to_table()) < log.offsets("t", 0).log_end == 100

@@ -18,7 +18,14 @@ from eoslog.errors import ConfigError, CorruptRecord, LockTimeout, StorageError,
 from eoslog.model import STAGING_TOPIC, CheckReport, Problem, RepairReport
 from eoslog.storage import checkpoints, files, segment_files
 from eoslog.storage.kafka_repair import repair_as_kafka
-from eoslog.storage.log_cut import METADATA, bytes_behind, cut_at, keep_producer_ids
+from eoslog.storage.log_cut import (
+    METADATA,
+    Place,
+    bytes_behind,
+    cut_at,
+    keep_offsets,
+    keep_producer_ids,
+)
 from eoslog.storage.log_loader import valid_batch_after
 from eoslog.storage.segment_swap import finish_renames, unfinished_swap
 from eoslog.storage.segments import (
@@ -142,7 +149,8 @@ class _Walk:
         self.records = 0
         self.problems: list[Problem] = []
         # (segment base, position) of the first bad batch, and the offset behind the last good one
-        self.bad: tuple[int, int, int] | None = None
+        self.bad: Place | None = None
+        self.short: Place | None = None  # the same, of a log that ends too early
         self.gap = 0  # base of the last segment that offsets are missing before
         self._open: dict[int, int] = {}
 
@@ -170,7 +178,7 @@ class _Walk:
             self._open = segment_files.open_before(segment_files.list_segments(self.path))
         # Below it a broker's cleaner may have left gaps between segments; ours leaves none.
         cleaned = os.path.join(os.path.dirname(self.path), checkpoints.CLEANER_CHECKPOINT)
-        cleaned_to = checkpoints.read_offsets(cleaned, lenient=True).get(self._key, 0)
+        cleaned_to = checkpoints.read_offsets(cleaned, lenient=True).get(self.key, 0)
         for base in bases:
             if base >= self.end and base > 0:
                 break
@@ -190,8 +198,9 @@ class _Walk:
                 break
         # Less by now: the topic was deleted and made again.
         now = recovery_points(os.path.dirname(self.path))
-        flushed = min(points.get(self._key, 0) for points in (self._points, now))
+        flushed = min(points.get(self.key, 0) for points in (self._points, now))
         if self.bad is None and expected < flushed:
+            self.short = self._end(bases[-1] if bases else 0, expected)
             self._problem(
                 bases[-1] if bases else 0, LOG, 0,
                 f"the log ends at offset {expected}, it was flushed up to offset {flushed}: a file "
@@ -201,8 +210,14 @@ class _Walk:
             if read_snapshot(os.path.join(self.path, file_name(offset, SNAPSHOT))) is None:
                 self._problem(offset, SNAPSHOT, 0, "not a valid producer snapshot")
 
+    def _end(self, base: int, expected: int) -> Place:
+        """Where the last segment ends; one that is gone has no bytes."""
+        log = os.path.join(self.path, file_name(base, LOG))
+        return base, os.path.getsize(log) if files.exists(log) else 0, expected
+
     @property
-    def _key(self) -> tuple[str, int]:
+    def key(self) -> tuple[str, int]:
+        """Topic and partition."""
         topic, _, number = os.path.basename(self.path).rpartition("-")
         return topic, int(number)
 
@@ -394,13 +409,15 @@ def repair(path: str, mode: str) -> RepairReport:
             walk = _Walk(place, _MAX, True, points)
             walk.run()
             problems += walk.problems
-            if mode == "cut" and walk.bad is not None:
-                bad = walk.bad
-                cut += bytes_behind(walk.path, *bad[:2])
+            bad = walk.bad or (walk.short if name != METADATA else None)
+            if mode == "cut" and bad is not None:
+                cut += bytes_behind(walk.path, *bad[:2]) if walk.bad else 0
                 if name == METADATA:
-                    bad, told = keep_producer_ids(path, bad)
-                    problems += told
-                cut_at(walk.path, *bad)
+                    kept, told = keep_producer_ids(path, bad)
+                else:
+                    kept, told = keep_offsets(walk.path, bad, points.get(walk.key, 0))
+                problems += told
+                cut_at(walk.path, kept[0], kept[1], bad[2])
             if mode == "cut" and walk.gap:
                 _accept_gap(path, name, walk.gap)
         if mode == "cut":

@@ -5,6 +5,10 @@ the ids would be handed out again, and partitions take the records of who gets o
 those that they have. So a repair that cuts has the log say that ids go on above all that any
 partition names. That is written over the first damaged bytes, before they are cut: a crash in
 between leaves damage there, and the next repair begins anew.
+
+Nor is an offset used twice. Groups and the checkpoints of streams stand at offsets that a cut
+takes, and what would be written there later they would never read. An empty batch, as a cleaner
+leaves them, holds those offsets; it is written in the same way.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from eoslog import _core
 from eoslog.errors import CorruptRecord
 from eoslog.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Problem
 from eoslog.storage import files, segment_files
+from eoslog.storage.log_loader import valid_batch_after
 from eoslog.storage.metadata import PRODUCER_ID_BLOCK
 from eoslog.storage.metadata_records import ProducerIdsRecord, decode
 from eoslog.storage.segments import (
@@ -39,6 +44,8 @@ Place = tuple[int, int, int]
 _LAST_ID = (1 << 63) - 2 * PRODUCER_ID_BLOCK
 """A client may have made up a higher one: there are no ids above it to hand out."""
 _NEXT_ID_TAG = 1
+_HEAD, _BODY = struct.Struct(">qiibI"), struct.Struct(">hiqqqhii")
+_LAST_DELTA = (1 << 31) - 1
 _STATE_HEAD = struct.Struct(">hqhib")
 
 
@@ -144,6 +151,78 @@ def _state_ids(value: bytes) -> tuple[int, int]:
     reader.raw(16)  # its times
     following = reader.tagged().get(_NEXT_ID_TAG)
     return producer_id, -1 if following is None else Reader(following).i64()
+
+
+def keep_offsets(path: str, bad: Place, flushed: int) -> tuple[Place, list[Problem]]:
+    """Have an empty batch hold the offsets that a cut takes, so that no other record gets them.
+
+    Args:
+        path: the partition's directory.
+        bad: where it is to be cut.
+        flushed: its recovery point.
+
+    Returns:
+        Where to cut now, and what was kept.
+
+    Durability: the batch is durable on return.
+    """
+    base, position, offset = bad
+    first = max(offset, base)
+    last = min(_reached(path, bad, flushed) - 1, base + _LAST_DELTA)
+    if last < first:
+        return bad, []
+    name = os.path.join(path, file_name(base, LOG))
+    body = _BODY.pack(0, last - first, -1, -1, -1, -1, -1, 0)
+    head = _HEAD.pack(first, len(body) + 9, -1, 2, _core.crc32c(body))
+    following = position + len(head) + len(body)
+    files.own(name)
+    fd = files.open_file(name, create=True)
+    try:
+        with files.naming(name):
+            # Behind it there must be damage until the cut is done, for what lies in later segments.
+            more = b"" if os.fstat(fd).st_size > following else b"\0"
+            _core.os_pwrite(fd, head + body + more, position)
+            _core.os_sync(fd)
+    finally:
+        files.close(fd)
+    files.fsync_dir(path)
+    text = (
+        f"offsets {first} to {last} are given to no other record: who stands there goes on at "
+        f"{last + 1}"
+    )
+    return (base, following, last + 1), [Problem(name, position, text)]
+
+
+def _reached(path: str, place: Place, flushed: int) -> int:
+    """The end that a partition had before it was damaged at `place`, as far as anything tells."""
+    base, position, offset = place
+    log = os.path.join(path, file_name(base, LOG))
+    data = files.read_file(log)[position:] if files.exists(log) else b""
+    end = max([offset, flushed, *offsets_in(path, SNAPSHOT), *offsets_in(path, LOG)])
+    if len(data) >= 61:  # the damaged batch itself, if its own numbers agree
+        first, *_ = _HEAD.unpack_from(data)
+        _, last, *_, count = _BODY.unpack_from(data, _HEAD.size)
+        if first == offset and last == count - 1:
+            end = max(end, first + count)
+    end = max(end, _end_of(data, offset))
+    for later in offsets_in(path, LOG):
+        if later > base:
+            rest = b"\0" + files.read_file(os.path.join(path, file_name(later, LOG)))
+            end = max(end, _end_of(rest, later))
+    return end
+
+
+def _end_of(data: bytes, offset: int) -> int:
+    """The offset behind the last whole batch in bytes that begin with damage."""
+    at = 1
+    while (found := valid_batch_after(data[at - 1 :], offset - 1)) is not None:
+        at += found - 1
+        with contextlib.suppress(CorruptRecord):
+            while batches := _core.iter_batches(data, at, strict=False):
+                offset = max([offset, *(b.last_offset + 1 for b in batches if b.valid)])
+                at = batches[-1].position + batches[-1].size
+        at += 1
+    return offset
 
 
 def bytes_behind(path: str, base: int, position: int) -> int:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+import eoslog
 from tests.kafka import jars, world
 from tests.kafka.broker import java
 
@@ -142,6 +143,28 @@ def test_the_decoders_see_the_offsets_and_the_states(written: Directories, versi
     )
     assert STATES[version] <= set(re.findall(r'(?:"transactionStatus":|state=)(\w+)', output))
     assert "never-ended" in output
+
+
+@pytest.mark.parametrize("version", MAIN)
+def test_nothing_is_wrong_with_a_log_that_a_repair_cut(version: str, tmp_path: Path) -> None:
+    with eoslog.open(tmp_path) as log:
+        log.create_topic("t")
+        with log.producer() as producer:
+            for value in (b"kept", b"damaged", b"lost"):
+                producer.send("t", value).result(10)
+    (path,) = files(tmp_path, (".log",))
+    path.write_bytes(path.read_bytes().replace(b"damaged", b"DAMAGED"))
+    eoslog.repair(tmp_path, "cut")
+    with eoslog.open(tmp_path) as log, log.producer() as producer:
+        assert producer.send("t", b"new").result(10).offset == 3
+    code, output, complaints = dump(version, files(tmp_path, DUMPED))
+    assert (code, complaints) == (0, "")
+    assert WRONG.search(output) is None
+    found = re.findall(r"baseOffset: (\d) lastOffset: (\d) count: (\d)", output)
+    assert found == [("0", "0", "1"), ("1", "2", "0"), ("3", "3", "1")]
+    before = path.read_bytes()
+    eoslog.repair(tmp_path, "as-kafka")
+    assert path.read_bytes() == before
 
 
 def test_a_wrong_index_entry_and_a_wrong_byte_are_seen(

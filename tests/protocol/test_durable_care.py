@@ -20,7 +20,7 @@ from eoslog.model import AppendOrigin
 from eoslog.storage import files, kafka_recovery
 from eoslog.storage.cleaner import clean_partition
 from eoslog.storage.log_checker import repair
-from eoslog.storage.log_cut import keep_producer_ids
+from eoslog.storage.log_cut import keep_offsets, keep_producer_ids
 from eoslog.storage.segment_swap import finish_renames
 from eoslog.storage.session import CONTROL_FILE, Session
 from tests.faults.harness import Child, start
@@ -125,6 +125,13 @@ def test_a_repair_that_keeps_producer_ids(tmp_path: Path) -> None:
         keep_producer_ids(str(tmp_path))
     with syncs(0, 0):
         assert keep_producer_ids(str(tmp_path))[1] == []
+
+
+def test_a_repair_that_keeps_offsets(tmp_path: Path) -> None:
+    damaged(tmp_path)
+    with syncs(1, 1):  # the log, and its name: it may be new
+        (base, _, end), _ = keep_offsets(str(tmp_path / "t-0"), (0, 0, 0), 9)
+    assert (base, end) == (0, 9)
 
 
 def test_nobody_repairs_a_directory_that_is_open(tmp_path: Path) -> None:
