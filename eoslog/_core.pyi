@@ -342,8 +342,6 @@ class ColumnDecoder:
         start: int,
         end: int,
         aborted: AbortedTransactions | None = None,
-        *,
-        base_position: int = 0,
     ) -> tuple[int, int]: ...
     def take(self) -> dict[str, Any]: ...
 

@@ -292,6 +292,22 @@ class CorruptRecord(_Coded, ValueError, code=ErrorCode.CORRUPT_MESSAGE):
         self.path, self.position = path, position
         self.expected, self.found = expected, found
 
+    def located(self, path: str, base: int = 0, where: str = "") -> CorruptRecord:
+        """The same error of bytes that begin at `base` in a file; itself where it names one.
+
+        Args:
+            path: the file.
+            base: its byte that positions were counted from.
+            where: what the message shall begin with.
+        """
+        if self.path is not None:
+            return self
+        position = None if self.position is None else base + self.position
+        text = self.message.removesuffix(f" (data at {self.position})")
+        named = type(self)(f"{where}: {text}" if where else text, path=path, position=position)
+        named.expected, named.found = self.expected, self.found
+        return named
+
 
 class UnsupportedFormat(CorruptRecord, code=ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT):
     """A record format, codec or file version that is not known here: perhaps a newer one."""

@@ -162,5 +162,6 @@ cdef class TransactionFold:
                     self.open.setdefault(producer_id, load_i64(p + BASE_OFFSET_AT))
             p += size
         if step != BATCH_END:
-            raise batch_fault(step, p, end - p, f"position {base + (p - pin.data)}")
+            at = base + (p - pin.data)
+            raise placed(batch_fault(step, p, end - p, f"position {at}"), at)
         return p - pin.data

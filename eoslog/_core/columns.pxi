@@ -103,7 +103,7 @@ cdef class ColumnDecoder:
         clear_cells(&self._header_values)
         self.rows = self._capacity = self._header_count = self._bytes = 0
 
-    def feed(self, data, position, start, end, AbortedTransactions aborted=None, *, base_position=0):
+    def feed(self, data, position, start, end, AbortedTransactions aborted=None):
         """Decodes the batches of `data` from a byte on, as far as the limits let it.
 
         Args:
@@ -112,13 +112,12 @@ cdef class ColumnDecoder:
             start: first offset wanted.
             end: one past the last offset wanted.
             aborted: transactions to leave out, None for none.
-            base_position: of the data's first byte in its file, for messages.
 
         Returns:
             (next offset, next byte in `data`).
 
         Raises:
-            CorruptRecord: the batch that comes next. What was collected before it stays.
+            CorruptRecord: the next batch, `position` being its byte. What was collected before stays.
         """
         cdef Pin pin = Pin(data)
         cdef Pin block
@@ -126,7 +125,6 @@ cdef class ColumnDecoder:
         cdef const uint8_t* stop = pin.data + pin.size
         cdef int64_t next_offset = start
         cdef int64_t bound = end
-        cdef int64_t base = base_position
         cdef int64_t size = 0
         cdef int step = BATCH_WHOLE
         cdef int status
@@ -154,8 +152,12 @@ cdef class ColumnDecoder:
                 self._buffers.append(data)
             if status != FILL_BLOCK:
                 break
-            block = decompress_block(load_i16(p + ATTRIBUTES_AT) & CODEC_MASK, pin, p + HEADER_SIZE,
-                                     size - HEADER_SIZE, f"offset {load_i64(p + BASE_OFFSET_AT)}")
+            try:
+                block = decompress_block(load_i16(p + ATTRIBUTES_AT) & CODEC_MASK, pin, p + HEADER_SIZE,
+                                         size - HEADER_SIZE, f"offset {load_i64(p + BASE_OFFSET_AT)}")
+            except errors.CorruptRecord as error:
+                placed(error, p - pin.data)
+                raise
             self._aim(-1, block.data)
             self._busy = True
             with nogil:
@@ -163,8 +165,8 @@ cdef class ColumnDecoder:
             self._busy = False
             if status != FILL_DONE:
                 if status == FILL_RECORDS:
-                    raise records_fault(&fault, block.data, load_i64(p + BASE_OFFSET_AT),
-                                        f"offset {load_i64(p + BASE_OFFSET_AT)}")
+                    raise placed(records_fault(&fault, block.data, load_i64(p + BASE_OFFSET_AT),
+                                               f"offset {load_i64(p + BASE_OFFSET_AT)}"), p - pin.data)
                 break
             if self._pointed():
                 self._buffers.append(block.view.obj)
@@ -174,11 +176,11 @@ cdef class ColumnDecoder:
         if status == FILL_NO_MEMORY:
             raise MemoryError()
         if status == FILL_HEADER:
-            raise batch_fault(step, p, size if step == BATCH_CRC else stop - p,
-                              f"position {base + (p - pin.data)}, read at offset {next_offset}")
+            raise placed(batch_fault(step, p, size if step == BATCH_CRC else stop - p,
+                                     f"offset {next_offset}"), p - pin.data)
         if status == FILL_RECORDS:
-            raise records_fault(&fault, p + HEADER_SIZE, load_i64(p + BASE_OFFSET_AT),
-                                f"offset {load_i64(p + BASE_OFFSET_AT)}")
+            raise placed(records_fault(&fault, p + HEADER_SIZE, load_i64(p + BASE_OFFSET_AT),
+                                       f"offset {load_i64(p + BASE_OFFSET_AT)}"), p - pin.data)
         self.full = status == FILL_FULL
         return next_offset, p - pin.data
 

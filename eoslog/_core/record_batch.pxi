@@ -93,6 +93,12 @@ cdef object batch_fault(int step, const uint8_t* p, int64_t room, object where):
     return kind(f"corrupt record batch at {where}: {what}")
 
 
+cdef object placed(error, int64_t position):
+    """The error, with the byte at which the batch begins."""
+    error.position = position
+    return error
+
+
 cdef object records_fault(Fault* fault, const uint8_t* base, int64_t base_offset, object where):
     """Makes the CorruptRecord for records that do not parse."""
     what = RECORD_FAULTS[fault.code].format(claimed=fault.claimed, actual=fault.actual)
@@ -107,6 +113,8 @@ cdef Pin decompress_block(int codec, Pin pin, const uint8_t* p, int64_t size, ob
     block = memoryview(pin.view.obj).cast("B")[p - pin.data:p - pin.data + size]
     try:
         return Pin(decompress_records(codec, block))
+    except errors.CorruptRecord as error:
+        raise type(error)(f"corrupt record batch at {where}: {error}") from error
     except (errors.EoslogError, ImportError, MemoryError):
         raise
     except Exception as error:
@@ -401,7 +409,7 @@ def iter_batches(data, position=0, end=None, *, base_position=0, strict=True, li
         batches.append(batch)
         p += size
     if step != BATCH_END and step != BATCH_WHOLE and (strict or not batches):
-        raise batch_fault(step, p, stop - p, f"position {base + (p - pin.data)}")
+        raise placed(batch_fault(step, p, stop - p, f"position {base + (p - pin.data)}"), base + (p - pin.data))
     return batches
 
 

@@ -128,7 +128,7 @@ def decode_records(str topic, partition, data, start, end, AbortedTransactions a
         The records, and the position to go on from: it also steps over gaps, control and aborted batches.
 
     Raises:
-        CorruptRecord: the first batch to look into is damaged. Where batches precede it their records
+        CorruptRecord: the first batch to look into is damaged; `position` is its byte in `data`. Where batches precede it their records
             are returned, and the error comes when the caller goes on. What a deserializer raises
             waits in the same way for its record's turn.
     """
@@ -178,10 +178,11 @@ def decode_records(str topic, partition, data, start, end, AbortedTransactions a
             try:
                 position = decode_batch(records, topic, number, pin, p, size, position, bound, room,
                                         key_deserializer, value_deserializer)
-            except errors.CorruptRecord:
+            except errors.CorruptRecord as error:
                 del records[before:]                # all of a batch or nothing
                 if records:
                     return records, position
+                placed(error, p - pin.data)
                 raise
             except Exception:
                 if records:
@@ -192,8 +193,8 @@ def decode_records(str topic, partition, data, start, end, AbortedTransactions a
         position = min(last_offset + 1, bound)
         p += size
     if step < 0 and not records:
-        where = f"byte {p - pin.data} of the data read for {topic}-{partition} at offset {position}"
-        raise batch_fault(step, p, size if step == BATCH_CRC else stop - p, where)
+        fault = batch_fault(step, p, size if step == BATCH_CRC else stop - p, f"offset {position}")
+        raise placed(fault, p - pin.data)
     return records, position
 
 

@@ -65,10 +65,10 @@ def walk_batches(data, int64_t position, int64_t start, int64_t end, int64_t siz
                 at += length
                 next_offset = last + 1
         if back:
-            raise errors.CorruptRecord(
-                f"offsets go back at byte {at}: base offset {found}, expected {max(next_offset, least)} or more")
+            raise placed(errors.CorruptRecord(
+                f"offsets go back at byte {at}: base offset {found}, expected {max(next_offset, least)} or more"), at)
         if corrupt and base_offset < 0:
-            raise errors.CorruptRecord(f"no batch header at byte {at}: length {length}")
+            raise placed(errors.CorruptRecord(f"no batch header at byte {at}: length {length}"), at)
         return first, at if base_offset >= 0 else first, base_offset, next_offset, needed
     finally:
         PyBuffer_Release(&view)

@@ -54,10 +54,10 @@ def _batch_of(
         for part in slices:
             try:
                 offset, _ = decoder.feed(part.data, 0, offset, bound, aborted)
-            except CorruptRecord:
+            except CorruptRecord as error:
                 if not decoder.rows:
                     state.position = offset
-                    raise
+                    raise error.located(part.path, part.position, str(state.partition)) from error
                 break
             if decoder.full:
                 break

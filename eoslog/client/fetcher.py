@@ -18,6 +18,7 @@ from eoslog import _core
 from eoslog.client.subscription import PartitionState, SubscriptionState
 from eoslog.config import ConsumerConfig
 from eoslog.errors import (
+    CorruptRecord,
     EoslogError,
     ErrorCode,
     KafkaError,
@@ -277,6 +278,8 @@ class Fetcher:
                 # Good records come first; the error is raised when its record's turn comes.
                 if records:
                     break
+                if isinstance(error, CorruptRecord):
+                    raise error.located(part.path, part.position, str(partition)) from error
                 if isinstance(error, EoslogError) and not isinstance(error, SerializationError):
                     raise
                 # It may lie behind what nobody is shown; without deserializers it is found.

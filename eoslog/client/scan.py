@@ -58,9 +58,9 @@ class Piece:
     """Whole batches: a buffer that begins at one."""
 
     data: Any
-    path: str = ""
-    """Their file, where messages should name it, and the byte in it."""
-    position: int = 0
+    path: str
+    """Their file, and their byte in it."""
+    position: int
 
 
 class Pieces(Protocol):
@@ -161,13 +161,10 @@ class Scan:
                     while True:
                         try:
                             offset, position = decoder.feed(
-                                piece.data, position, offset, end, aborted,
-                                base_position=piece.position,
-                            )  # fmt: skip
+                                piece.data, position, offset, end, aborted
+                            )
                         except CorruptRecord as error:
-                            if not piece.path:
-                                raise
-                            raise type(error)(f"{piece.path}: {error}") from error
+                            raise _located(error, source, piece) from error
                         if not decoder.full:
                             break
                         yield from self._taken(decoder, source, topics)
@@ -236,9 +233,7 @@ def _records(source: Source) -> Iterator[Record]:
                         source.topic, source.partition, piece.data, offset, end, aborted, most
                     )
                 except CorruptRecord as error:
-                    if not piece.path:
-                        raise
-                    raise type(error)(f"{piece.path}: {error}") from error
+                    raise _located(error, source, piece) from error
                 yield from found
                 if after == offset:
                     break  # all of the piece is read
@@ -246,6 +241,10 @@ def _records(source: Source) -> Iterator[Record]:
                 most *= 2  # a batch is unpacked again each time: not often, however large it is
     if source.damage is not None:
         raise source.damage
+
+
+def _located(error: CorruptRecord, source: Source, piece: Piece) -> CorruptRecord:
+    return error.located(piece.path, piece.position, f"{source.topic}-{source.partition}")
 
 
 def scan(
@@ -316,7 +315,7 @@ def _log_source(
             if not slices:
                 return
             for piece in slices:
-                yield Piece(piece.data)
+                yield Piece(piece.data, piece.path, piece.position)
             start = slices[-1].next_offset
 
     return Source(

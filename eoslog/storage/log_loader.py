@@ -325,15 +325,19 @@ def _judge_tail(
     durable = _known_durable(log, last)
     if end < durable:
         raise CorruptRecord(
-            f"{where} at byte {valid}, offset {end}: {reason}; "
+            f"{log.name} at offset {end}: {reason}; "
             f"it was durable (flushed up to offset {durable}). "
-            "Nothing was cut: see `eoslog repair`"
+            "Nothing was cut: see `eoslog repair`",
+            path=where,
+            position=valid,
         )
     if last.clean:
         raise CorruptRecord(
-            f"{where} at byte {valid}, offset {end}: {reason}; {size - valid} bytes lie behind the "
+            f"{log.name} at offset {end}: {reason}; {size - valid} bytes lie behind the "
             "end that the last session closed with, so they are not eoslog's. "
-            "Nothing was cut: see `eoslog repair`"
+            "Nothing was cut: see `eoslog repair`",
+            path=where,
+            position=valid,
         )
     follower = valid_batch_after(data, end)
     behind = [b for b in later if _size(log.path, b)]

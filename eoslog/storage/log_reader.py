@@ -7,6 +7,7 @@ is missing though nobody took it away is an error: the records in it are not ski
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from bisect import bisect_left, bisect_right
@@ -24,7 +25,7 @@ from eoslog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
-from eoslog.storage.segments import LEAST_READ_SIZE, LOG, TXN_INDEX, Segment, offsets_in
+from eoslog.storage.segments import LEAST_READ_SIZE, LOG, TXN_INDEX, Segment, file_name, offsets_in
 
 FOLD_READ_SIZE = 1 << 20
 _SWAP_TIMEOUT_S = 30.0
@@ -48,7 +49,8 @@ class SwapUnderWay(Exception):
 class Slice:
     """Whole batches of one segment, in order.
 
-    `data` is a view over the mapping or bytes read; `position` is its byte in the segment.
+    `data` is a view over the mapping or bytes read; `position` is its byte in the segment, whose
+    file is `path`.
     """
 
     data: Any
@@ -56,6 +58,12 @@ class Slice:
     next_offset: int
     position: int
     segment_base: int
+    directory: str
+
+    @property
+    def path(self) -> str:
+        """The segment's file."""
+        return os.path.join(self.directory, file_name(self.segment_base, LOG))
 
 
 class LogReader:
@@ -230,16 +238,20 @@ class LogReader:
             buffer, at, size = segment.view(
                 position, need, left, partial(self._published_end, base)
             )
-            first, stop, base_offset, next_offset, needed = (
-                _core.walk_batches(buffer, at, start, end, left, least)
-                if size
-                else (at, at, -1, -1, 0)
-            )
+            try:
+                first, stop, base_offset, next_offset, needed = (
+                    _core.walk_batches(buffer, at, start, end, left, least)
+                    if size
+                    else (at, at, -1, -1, 0)
+                )
+            except CorruptRecord as error:
+                raise error.located(segment.path(), position - at, self.name) from error
             least = max(least, next_offset)
             if base_offset >= 0:
                 found = position + first - at
                 self._check_reach(base, next_offset, found)
-                out.append(Slice(_sub(buffer, first, stop), base_offset, next_offset, found, base))
+                data = _sub(buffer, first, stop)
+                out.append(Slice(data, base_offset, next_offset, found, base, self.path))
                 left -= stop - first
                 position = found + stop - first
                 start = next_offset
@@ -299,8 +311,10 @@ class LogReader:
         offset = int.from_bytes(bytes(buffer[at : at + 8]), "big", signed=True)
         if needed or offset >= self._core.log_end:
             raise CorruptRecord(
-                f"{self.name}: segment {base} at byte {position}: batch of base offset {offset} "
-                f"and {needed or 'enough'} bytes, the log ends at offset {self._core.log_end}"
+                f"{self.name}: batch of base offset {offset} and {needed or 'enough'} bytes, the "
+                f"log ends at offset {self._core.log_end}",
+                path=self.segment(base).path(),
+                position=position,
             )
 
     def _check_reach(self, base: int, next_offset: int, position: int) -> None:
@@ -312,8 +326,10 @@ class LogReader:
         end = bases[later] if later < len(bases) else self._core.log_end
         if next_offset > end:
             raise CorruptRecord(
-                f"{self.name}: segment {base} from byte {position} on: its batches reach to offset "
-                f"{next_offset - 1}, what follows them begins at {end}"
+                f"{self.name}: the batches from here on reach to offset {next_offset - 1}, what "
+                f"follows their segment begins at {end}",
+                path=self.segment(base).path(),
+                position=position,
             )
 
     def batches(self, start: int, end: int, read_size: int = FOLD_READ_SIZE) -> Iterator[Any]:
@@ -338,8 +354,10 @@ class LogReader:
                         continue
                     if not batch.valid:
                         raise CorruptRecord(
-                            f"{self.name}: segment {part.segment_base} at byte {batch.position}, "
-                            f"offset {batch.base_offset}: the batch does not match its CRC"
+                            f"{self.name}: the batch at offset {batch.base_offset} does not match "
+                            "its CRC",
+                            path=part.path,
+                            position=batch.position,
                         )
                     yield batch
                 start = part.next_offset

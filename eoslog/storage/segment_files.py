@@ -137,7 +137,7 @@ class SegmentFiles:
                         yield message
                         position = message.position + message.size
                 except CorruptRecord as error:
-                    raise type(error)(f"{self.path}: {error}") from error
+                    raise error.located(self.path) from error
                 if position == start:
                     return
                 continue
@@ -147,7 +147,7 @@ class SegmentFiles:
             except CorruptRecord as error:
                 if self.blank_from(position):
                     return
-                raise type(error)(f"{self.path}: {error}") from error
+                raise error.located(self.path) from error
             if not found:
                 if end == len(data):
                     return
@@ -181,7 +181,7 @@ class SegmentFiles:
                 try:
                     made, stop = legacy_messages.as_v2(data, position, size)
                 except CorruptRecord as error:
-                    raise type(error)(f"{self.path}: {error}") from error
+                    raise error.located(self.path) from error
                 if stop == position:
                     self._refuse_hole(position)
                     break
@@ -211,8 +211,9 @@ class SegmentFiles:
         following = self.next_valid(position)
         if following is not None:
             raise CorruptRecord(
-                f"{self.path}: the bytes at position {position} are no whole batch, "
-                f"yet a valid one follows at position {following}"
+                f"bytes that are no whole batch, yet a valid one follows at position {following}",
+                path=self.path,
+                position=position,
             )
 
     def blank_from(self, position: int) -> bool:
@@ -293,7 +294,7 @@ class SegmentFiles:
         """The error for bytes at the end that are no whole batch."""
         rest = len(self.data) - position
         return CorruptRecord(
-            f"{self.path}: the last {rest} bytes, from position {position}, are no whole batch"
+            f"the last {rest} bytes are no whole batch", path=self.path, position=position
         )
 
 
@@ -463,4 +464,4 @@ def feed_transactions(fold: _core.TransactionFold, segments: list[SegmentFiles])
             try:
                 fold.feed(window.data, base_position=window.position)
             except CorruptRecord as error:
-                raise type(error)(f"{segment.path}: {error}") from error
+                raise error.located(segment.path) from error

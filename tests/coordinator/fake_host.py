@@ -22,6 +22,8 @@ class FakeSlice:
     data: bytes
     base_offset: int
     next_offset: int
+    path: str = "t-0.log"
+    position: int = 0
 
 
 class FakeLog:
