@@ -32,7 +32,7 @@ def test_its_example_runs(tmp_path, monkeypatch):
 def test_the_everyday_tasks_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tasks = blocks((ROOT / "docs/python.md").read_text(), "python")
-    assert len(tasks) == 5
+    assert len(tasks) == 6
     exec(compile("\n".join(tasks), "docs/python.md", "exec"), {})
     assert "orders 0 0 " in capsys.readouterr().out
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from eoslog.arguments import as_seconds
-from eoslog.errors import DeliveryTimeout, EoslogError
+from eoslog.errors import ConfigError, DeliveryTimeout, EoslogError
 from eoslog.model import RecordMetadata
 
 __all__ = ["Callbacks", "Delivery", "OnDelivery"]
@@ -19,8 +20,12 @@ logger = logging.getLogger("eoslog.client.delivery")
 OnDelivery = Callable[[EoslogError | None, RecordMetadata], Any]
 
 
+_ADDING = threading.Lock()
+"""Held while somebody is added to those who wait: whoever sends never takes it."""
+
+
 class Delivery:
-    """The fate of one record sent with `Producer.send`. Thread-safe."""
+    """The fate of one record sent with `Producer.send`. Thread-safe; asyncio may await it."""
 
     __slots__ = ("_done", "_error", "_metadata", "_waiters")
 
@@ -29,15 +34,24 @@ class Delivery:
         self._done = False
         self._error: EoslogError | None = None
         self._metadata: RecordMetadata | None = None
-        self._waiters: list[threading.Event] | None = None
+        self._waiters: deque[Callable[[Delivery], object]] | None = None
 
     def __call__(self, error: EoslogError | None, metadata: RecordMetadata) -> None:
         """Resolve it; called once by the sender."""
         self._error = error
         self._metadata = metadata
         self._done = True
-        for waiter in self._waiters or ():
-            waiter.set()
+        if self._waiters is not None:
+            self._tell()
+
+    def __repr__(self) -> str:
+        if not self._done:
+            return "<Delivery, pending>"
+        if self._error is not None:
+            return f"<Delivery, {type(self._error).__name__}: {self._error}>"
+        place = self._metadata
+        assert place is not None
+        return f"<Delivery, {place.topic}-{place.partition} at offset {place.offset}>"
 
     def done(self) -> bool:
         """Whether the record's fate is known."""
@@ -57,11 +71,8 @@ class Delivery:
             if timeout is not None:
                 timeout = as_seconds("timeout", timeout)
             waiter = threading.Event()
-            if self._waiters is None:
-                self._waiters = []
-            self._waiters.append(waiter)
-            # Resolved between the test and the append: nobody would set the event.
-            if not self._done and not waiter.wait(timeout):
+            self.add_done_callback(lambda _: waiter.set())
+            if not waiter.wait(timeout):
                 raise DeliveryTimeout(f"no acknowledgement within {timeout:g} s", retriable=True)
         if self._error is not None:
             raise self._error
@@ -76,6 +87,57 @@ class Delivery:
             if error is not self._error:
                 raise
         return self._error
+
+    def add_done_callback(self, fn: Callable[[Delivery], object]) -> None:
+        """Have `fn(delivery)` called once when the record's fate is known; at once if it is.
+
+        It runs in the thread that sends, which waits for it: it should be short. What it raises is
+        logged.
+
+        Raises:
+            ConfigError: `fn` cannot be called.
+        """
+        if not callable(fn):
+            raise ConfigError(f"add_done_callback: expected a function, got {fn!r}")
+        with _ADDING:
+            if self._waiters is None:
+                self._waiters = deque()
+            self._waiters.append(fn)
+        # Resolved before the append: nobody else would look.
+        if self._done:
+            self._tell()
+
+    def _tell(self) -> None:
+        assert self._waiters is not None
+        while True:
+            try:
+                waiter = self._waiters.popleft()  # each by one thread only
+            except IndexError:
+                return
+            try:
+                waiter(self)
+            except Exception:
+                logger.exception("a callback of %r failed", self)
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        """As `result`, in a coroutine; to cancel it leaves the record on its way."""
+        if not self._done:
+            import asyncio  # whoever awaits has it
+
+            loop = asyncio.get_running_loop()
+            known = loop.create_future()
+
+            def resolve() -> None:
+                if not known.done():  # cancelled
+                    known.set_result(None)
+
+            def wake(_: Delivery) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits
+                    loop.call_soon_threadsafe(resolve)
+
+            self.add_done_callback(wake)
+            yield from known
+        return self.result()
 
 
 class Callbacks:

@@ -43,9 +43,14 @@ class Transaction:
         self._producer = producer
         self._consumers: set[Any] = set()
         self._aborted = False
+        self._state = "not begun"
+
+    def __repr__(self) -> str:
+        return f"<Transaction of {self._producer.transactional_id!r}, {self._state}>"
 
     def __enter__(self) -> Transaction:
         self._producer.begin_transaction()
+        self._state = "open"
         self.produce = self._producer.produce
         self.send = self._producer.send
         self.produce_many = self._producer.produce_many
@@ -109,6 +114,8 @@ class Transaction:
                 self._producer.abort_transaction()
             finally:  # a delivery callback may have raised, behind the abort
                 self._aborted = self._producer.transaction_state == "READY"
+                if self._aborted:
+                    self._state = "aborted"
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None:
@@ -122,14 +129,17 @@ class Transaction:
                     )
                 self._producer.commit_transaction()
             except CommitOutcomeUnknown:
+                self._state = "outcome unknown"
                 raise
             except BaseException:
                 self._undo()
                 raise
+            self._state = "committed"
         elif not isinstance(error, CommitOutcomeUnknown):
             self._undo()
 
     def _undo(self) -> None:
+        self._state = "aborted"
         with self._rewinding():
             try:
                 # What fails here must not hide why; the state says what the producer may still do.

@@ -1,0 +1,137 @@
+"""A delivery may be waited for, awaited, and asked to call back: each is told once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import eoslog
+from eoslog.client.delivery import Delivery
+from eoslog.errors import ConfigError, IllegalState
+from eoslog.model import RecordMetadata
+
+PLACE = RecordMetadata("t", 0, 7, -1)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[eoslog.Log]:
+    with eoslog.open(tmp_path / "log") as opened:
+        opened.create_topic("t")
+        yield opened
+
+
+def test_a_delivery_is_awaited(log: eoslog.Log) -> None:
+    async def work(producer: eoslog.Producer) -> list[int]:
+        sent = [producer.send("t", str(i)) for i in range(50)]
+        first = await sent[0]
+        assert first is await sent[0], "and once more, when it is known"
+        places = await asyncio.gather(*sent)
+        return [place.offset for place in places]
+
+    with log.producer() as producer:
+        assert asyncio.run(work(producer)) == list(range(50))
+
+
+def test_what_an_await_raises_is_why_the_record_was_not_delivered() -> None:
+    delivery = Delivery()
+
+    async def work() -> None:
+        threading.Thread(target=delivery, args=(IllegalState("gone"), PLACE)).start()
+        await delivery
+
+    with pytest.raises(IllegalState, match="gone"):
+        asyncio.run(work())
+
+
+def test_an_await_that_was_cancelled_disturbs_nobody() -> None:
+    delivery = Delivery()
+    said: list[object] = []
+
+    async def work() -> RecordMetadata:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        given_up = asyncio.ensure_future(delivery)
+        waiting = asyncio.ensure_future(delivery)
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        assert given_up.cancelled()
+        delivery(None, PLACE)
+        return await waiting
+
+    assert asyncio.run(work()) == PLACE
+    assert not said
+
+
+def test_a_loop_that_is_closed_already_does_not_stop_the_sender() -> None:
+    delivery = Delivery()
+
+    async def work() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(delivery, 0)
+        asyncio.ensure_future(delivery)
+        await asyncio.sleep(0)
+
+    asyncio.run(work())
+    delivery(None, PLACE)
+    assert delivery.result(0) == PLACE
+
+
+def test_callbacks_are_called_once_each_before_and_after() -> None:
+    delivery = Delivery()
+    called: list[tuple[str, Delivery]] = []
+    delivery.add_done_callback(lambda d: called.append(("first", d)))
+    delivery.add_done_callback(lambda d: 1 / 0)  # is logged: the next ones are called all the same
+    delivery.add_done_callback(lambda d: called.append(("second", d)))
+    assert not called
+    delivery(None, PLACE)
+    delivery.add_done_callback(lambda d: called.append(("late", d)))
+    assert called == [("first", delivery), ("second", delivery), ("late", delivery)]
+    with pytest.raises(ConfigError, match="add_done_callback"):
+        delivery.add_done_callback(None)  # type: ignore[arg-type]
+
+
+def test_threads_that_wait_and_call_back_while_it_resolves_are_all_told() -> None:
+    for _ in range(200):
+        delivery = Delivery()
+        called: list[object] = []
+        begin = threading.Barrier(5)
+
+        def wait(delivery: Delivery = delivery, called: list[object] = called) -> None:
+            begin.wait(20)  # noqa: B023
+            delivery.add_done_callback(called.append)
+            called.append(delivery.result(20))
+
+        threads = [threading.Thread(target=wait) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        begin.wait(20)
+        delivery(None, PLACE)
+        for thread in threads:
+            thread.join(20)
+        assert sorted(map(str, called)) == sorted(map(str, [delivery, PLACE] * 4))
+
+
+def test_they_say_what_they_are(log: eoslog.Log) -> None:
+    delivery = Delivery()
+    assert repr(delivery) == "<Delivery, pending>"
+    delivery(None, PLACE)
+    assert repr(delivery) == "<Delivery, t-0 at offset 7>"
+    failed = Delivery()
+    failed(IllegalState("gone"), PLACE)
+    assert repr(failed) == "<Delivery, IllegalState: gone>"
+    with log.producer(transactional_id="a") as producer:
+        producer.init_transactions()
+        with producer.transaction() as tx:
+            assert repr(tx) == "<Transaction of 'a', open>"
+        assert repr(tx) == "<Transaction of 'a', committed>"
+        with producer.transaction() as tx:
+            tx.abort()
+            assert repr(tx) == "<Transaction of 'a', aborted>"
+        with pytest.raises(ZeroDivisionError), producer.transaction() as tx:
+            raise ZeroDivisionError
+        assert repr(tx) == "<Transaction of 'a', aborted>"
+        assert repr(producer.transaction()) == "<Transaction of 'a', not begun>"
