@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from eoslog.client.producer import Delivery, Producer
     from eoslog.client.recipes import dedupe
     from eoslog.client.scan import Scan, SegmentRange, read_segments, segment_range
+    from eoslog.client.transaction_scope import Transaction
     from eoslog.coordinator.group_coordinator import GroupCoordinator
     from eoslog.coordinator.transaction_coordinator import TransactionCoordinator
     from eoslog.errors import EoslogError, ErrorCode, KafkaError, StorageError
@@ -53,6 +54,7 @@ _WHERE = {
     "client.offline": "check repair",
     "client.producer": "Delivery Producer",
     "client.scan": "Scan SegmentRange read_segments segment_range",
+    "client.transaction_scope": "Transaction",
     "coordinator.group_coordinator": "GroupCoordinator",
     "coordinator.transaction_coordinator": "TransactionCoordinator",
     "errors": "EoslogError ErrorCode KafkaError StorageError",
@@ -72,7 +74,8 @@ __all__ = [  # noqa: RUF022
     "Log", "MemberDescription", "OffsetAndMetadata", "Offsets", "PartitionDescription",
     "Producer", "ProducerDescription", "Record", "RecordMetadata", "RepairReport", "Scan",
     "SegmentRange", "StorageError", "TimestampType", "TopicDescription", "TopicPartition",
-    "TransactionCoordinator", "TransactionDescription", "TransactionOutcome", "check", "dedupe",
+    "Transaction", "TransactionCoordinator", "TransactionDescription", "TransactionOutcome",
+    "check", "dedupe",
     "import_kafka_dir", "inspect", "open", "read_segments", "repair", "segment_range",
 ]  # fmt: skip
 

@@ -185,7 +185,7 @@ class RecordPolling:
     _current: FetchedRecords | None
     _next_duty: float
     _woken: bool
-    def poll(self, timeout: float | None = None) -> Any: ...
+    def poll(self, timeout: float | None = None) -> Record | None: ...
 
 @final
 class Bell:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from eoslog.client.kafka_cluster import Moved
     from eoslog.client.producer import Producer
     from eoslog.client.scan import Scan
+    from eoslog.client.transaction_scope import Transaction
 
 T = TypeVar("T")
 
@@ -298,7 +299,7 @@ class Log(Owner):
         return consumer
 
     def run_transaction(
-        self, fn: Callable[[Any], T], *, transactional_id: str, **options: Any
+        self, fn: Callable[[Transaction], T], *, transactional_id: str, **options: Any
     ) -> T:
         """Run `fn(tx)` in a transaction of its own producer, again after an abortable error."""
         with self.producer(transactional_id=transactional_id, **options) as producer:

@@ -16,7 +16,7 @@ def main(path: str) -> None:
             for letter in "abcde":
                 producer.produce("letters", letter)
         settings = {"enable.auto.commit": False, "auto.offset.reset": "earliest"}
-        done = []
+        done: list[str] = []
         with log.consumer("letters", group_id="reader", **settings) as consumer:
             while len(done) < 5:
                 for record in consumer.consume(100, 5):

@@ -9,9 +9,9 @@ import eoslog
 def main(path: str) -> None:
     with eoslog.open(path) as log:
         log.create_topic("ledger", partitions=2)
-        attempts = []
+        attempts: list[int] = []
 
-        def book(tx: eoslog.Producer) -> None:
+        def book(tx: eoslog.Transaction) -> None:
             attempts.append(1)
             tx.produce("ledger", "alice -10", partition=0)
             if len(attempts) == 1:

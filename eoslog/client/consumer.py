@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eoslog import _core
 from eoslog.arguments import as_int, as_seconds
@@ -33,6 +33,11 @@ from eoslog.errors import (
     error_for,
 )
 from eoslog.model import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from eoslog._core import Record
 
 logger = logging.getLogger("eoslog.consumer")
 
@@ -220,13 +225,15 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
 
     # Records.
 
-    def _poll_one(self, timeout: float | None) -> Any:
+    def _poll_one(self, timeout: float | None) -> Record | None:
         with self._use:
             records = self._poll(1, timeout)
             self._current = self._fetcher.current
             return records[0] if records else None
 
-    def consume(self, num_messages: int | None = None, timeout: float | None = None) -> list[Any]:
+    def consume(
+        self, num_messages: int | None = None, timeout: float | None = None
+    ) -> list[Record]:
         """Whatever is there, at least one record unless `timeout` seconds pass or on a wakeup.
 
         Args:
@@ -246,7 +253,9 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
         with self._use:
             return self._poll(limit, timeout)
 
-    def consume_arrow(self, num_messages: int = 65_536, timeout: float | None = None) -> Any:
+    def consume_arrow(
+        self, num_messages: int = 65_536, timeout: float | None = None
+    ) -> pa.RecordBatch:
         """As `consume`, as a pyarrow.RecordBatch of the columns of `Log.scan`.
 
         A batch holds records of one partition; it is empty after `timeout` or a wakeup.
@@ -267,7 +276,7 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
             found = self._wait_for(collect, timeout)
             return empty_batch() if found is None else found
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Record]:
         """Every record as it comes, until `close` or `wakeup`."""
         while not self.closed:
             record = self.poll(None)
@@ -279,7 +288,7 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
         """Make the current or next poll, consume or iteration return at once; any thread."""
         self._woken = True
 
-    def _poll(self, limit: int, timeout: float | None) -> list[Any]:
+    def _poll(self, limit: int, timeout: float | None) -> list[Record]:
         return self._wait_for(lambda: self._fetcher.collect(limit), timeout) or []
 
     def _wait_for(self, collect: Callable[[], Any], timeout: float | None) -> Any:

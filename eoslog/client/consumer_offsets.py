@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from threading import get_ident
-from typing import Any
+from typing import Any, overload
 
 from eoslog import _core
 from eoslog.arguments import as_int, as_seconds
@@ -164,7 +164,13 @@ class ConsumerOffsets:
             raise error_for(ErrorCode.INVALID_GROUP_ID, "committed offsets need a group.id")
         return self._config.group_id
 
-    def committed(self, partitions: Any, timeout: float | None = None) -> Any:
+    @overload
+    def committed(self, partitions: TopicPartition, timeout: float | None = None) -> int | None: ...
+    @overload
+    def committed(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> list[TopicPartition]: ...
+    def committed(self, partitions: Partitions, timeout: float | None = None) -> Any:
         """The group's committed offsets: what is undecided is driven or waited for.
 
         Args:
@@ -185,7 +191,11 @@ class ConsumerOffsets:
             offsets = [found[p].offset if p in found else None for p in wanted]
             return in_the_shape_of(partitions, wanted, offsets)
 
-    def position(self, partitions: Any) -> Any:
+    @overload
+    def position(self, partitions: TopicPartition) -> int | None: ...
+    @overload
+    def position(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]: ...
+    def position(self, partitions: Partitions) -> Any:
         """The offset of the next record to hand out, as `committed` returns it.
 
         Raises:
@@ -199,7 +209,13 @@ class ConsumerOffsets:
                 partitions, [s.partition for s in states], [s.position for s in states]
             )
 
-    def current_lag(self, partitions: Any = None) -> Any:
+    @overload
+    def current_lag(self, partitions: TopicPartition) -> int | None: ...
+    @overload
+    def current_lag(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, int | None]: ...
+    def current_lag(self, partitions: Partitions | None = None) -> Any:
         """How many offsets there are from the position to the end that can be read at present.
 
         That end is the last stable offset, with read_uncommitted the high watermark. Offsets, not

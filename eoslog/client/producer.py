@@ -23,9 +23,9 @@ from eoslog.client.bound_consumers import BoundConsumers
 from eoslog.client.delivery import Delivery
 from eoslog.client.encoded_batch import chunks
 from eoslog.client.identity import Identity
-from eoslog.client.offsets import offsets_of
+from eoslog.client.offsets import Offsets, offsets_of
 from eoslog.client.sender import GROUP_BYTES, Sender
-from eoslog.client.transaction_scope import Transaction, group_metadata_of
+from eoslog.client.transaction_scope import Group, Transaction, group_metadata_of
 from eoslog.client.transactions import PREDECESSORS, ClientState, TransactionManager
 from eoslog.client.unclosed import GATES, producers
 from eoslog.config import ProducerConfig
@@ -380,7 +380,7 @@ class Producer(BoundConsumers, RecordAccumulator):
             self.abort_transaction(timeout)
 
     def send_offsets_to_transaction(
-        self, offsets: Any, group_metadata: Any, timeout: float | None = None
+        self, offsets: Offsets, group_metadata: Group, timeout: float | None = None
     ) -> None:
         """Commit a group's offsets with the transaction: they count if and when it commits.
 

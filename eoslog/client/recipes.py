@@ -9,6 +9,7 @@ from eoslog.errors import CommitOutcomeUnknown, KafkaError
 
 if TYPE_CHECKING:
     from eoslog.client.producer import Producer
+    from eoslog.client.transaction_scope import Transaction
 
 T = TypeVar("T")
 _RETRIES = 10
@@ -37,7 +38,9 @@ def dedupe(store: MutableMapping[Any, Any] | MutableSet[Any], key: Hashable) -> 
     return True
 
 
-def run_transaction(producer: Producer, work: Callable[[Any], T], *, retries: int = _RETRIES) -> T:
+def run_transaction(
+    producer: Producer, work: Callable[[Transaction], T], *, retries: int = _RETRIES
+) -> T:
     """Run `work(tx)` in a transaction: all of it happens once, or none of it.
 
     An abortable or retriable error aborts and runs the work again, so it must not have effects

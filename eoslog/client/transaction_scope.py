@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from eoslog.errors import (
     CommitFailed,
@@ -17,9 +17,14 @@ from eoslog.errors import (
 from eoslog.model import GroupMetadata, IsolationLevel
 
 if TYPE_CHECKING:
+    from eoslog.client.consumer import Consumer
+    from eoslog.client.offsets import Offsets
     from eoslog.client.producer import Producer
 
-__all__ = ["Transaction", "group_metadata_of"]
+__all__ = ["Group", "Transaction", "group_metadata_of"]
+
+Group: TypeAlias = "GroupMetadata | Consumer | str"
+"""Whose offsets they are; a mere id fences nobody."""
 
 _NEEDED = ("bind_to", "group_metadata", "must_rewind", "progress", "rewind")
 
@@ -59,7 +64,7 @@ class Transaction:
         self._consumers.update(self._producer.bound_consumers())
         return self
 
-    def commit_offsets(self, consumer: Any) -> None:
+    def commit_offsets(self, consumer: Consumer) -> None:
         """Add a consumer's positions to the transaction, fenced by its group membership.
 
         From here on the consumer is bound to the producer, as by `Consumer(config, producer=p)`.
@@ -73,10 +78,10 @@ class Transaction:
             IllegalState: the consumer is closed, or reads nothing.
         """
         if not all(hasattr(consumer, name) for name in _NEEDED):
-            group = repr(consumer) if isinstance(consumer, str) else "group"
+            named = repr(consumer) if isinstance(consumer, str) else "group"
             raise ConfigError(
                 f"commit_offsets: expected a consumer, got {consumer!r}; "
-                f"for a group id use send_offsets(offsets, {group})"
+                f"for a group id use send_offsets(offsets, {named})"
             )
         _check_kind(consumer)
         self._consumers.add(consumer)
@@ -96,7 +101,7 @@ class Transaction:
             self._producer.fail_transaction(error)
             raise error
 
-    def send_offsets(self, offsets: Any, group_metadata: Any) -> None:
+    def send_offsets(self, offsets: Offsets, group_metadata: Group) -> None:
         """As `Producer.send_offsets_to_transaction`."""
         self._producer.send_offsets_to_transaction(offsets, group_metadata)
 
