@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from eoslog import config_librdkafka
 from eoslog.config_parsing import (
     INT_MAX,
     LONG_MAX,
@@ -55,7 +56,7 @@ _NETWORK = frozenset(
     enable.metrics.push auto.include.jmx.reporter allow.auto.create.topics
     retry.backoff.max.ms api.version.request api.versions.request log.connection.close
     partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms
-    statistics.interval.ms debug group.protocol group.remote.assignor enable.partition.eof
+    statistics.interval.ms debug group.protocol group.remote.assignor
     """.split()
 )
 _NETWORK_PREFIXES = (
@@ -102,7 +103,8 @@ class ProducerConfig(Settings):
     """What a producer takes. `acks` is 0, 1 or -1 (all); serializers are callables or None."""
 
     KIND: ClassVar[str] = "producer"
-    IGNORED: ClassVar[frozenset[str]] = _NETWORK
+    IGNORED: ClassVar[frozenset[str]] = _NETWORK | config_librdkafka.PRODUCER
+    REPLACED: ClassVar[config_librdkafka.Replaced] = config_librdkafka.PRODUCER_REPLACED
     IGNORED_PREFIXES: ClassVar[tuple[str, ...]] = _NETWORK_PREFIXES
     DEPRECATED: ClassVar[dict[str, str]] = {"transaction.id": "transactional.id"}
     ALIASES: ClassVar[dict[str, str]] = {
@@ -265,11 +267,16 @@ class ConsumerConfig(Settings):
     KIND: ClassVar[str] = "consumer"
     # No request is sent that could wait, time out or be sent again: a fetch takes what is there,
     # and `poll` says how long it waits. Patterns never match internal topics.
-    IGNORED: ClassVar[frozenset[str]] = _NETWORK | frozenset(
-        """
+    REPLACED: ClassVar[config_librdkafka.Replaced] = config_librdkafka.CONSUMER_REPLACED
+    IGNORED: ClassVar[frozenset[str]] = (
+        _NETWORK
+        | config_librdkafka.CONSUMER
+        | frozenset(
+            """
         fetch.min.bytes fetch.max.wait.ms request.timeout.ms retry.backoff.ms
         exclude.internal.topics
         """.split()
+        )
     )
     IGNORED_PREFIXES: ClassVar[tuple[str, ...]] = _NETWORK_PREFIXES
     ALIASES: ClassVar[dict[str, str]] = {
@@ -279,6 +286,7 @@ class ConsumerConfig(Settings):
         "create": "log.create",
         "fetch.wait.max.ms": "fetch.max.wait.ms",
         "max.partition.fetch.size": "max.partition.fetch.bytes",
+        "fetch.message.max.bytes": "max.partition.fetch.bytes",
     }
 
     log_dir: str | None = setting(None, optional(path))

@@ -129,6 +129,8 @@ class Settings:
     DEPRECATED: ClassVar[Mapping[str, str]] = {}
     IGNORED: ClassVar[frozenset[str]] = frozenset()
     IGNORED_PREFIXES: ClassVar[tuple[str, ...]] = ()
+    REPLACED: ClassVar[Mapping[str, tuple[tuple[object, ...], str]]] = {}
+    """Keys of other clients: the values that ask for nothing, and what stands in for the others."""
 
     given: frozenset[str] = frozenset()
     """The keys that the user set, dotted; everything else is a default."""
@@ -163,6 +165,11 @@ class Settings:
             if name in parsers:
                 values[name] = parsers[name](name, value)
             elif name in cls.IGNORED or name.startswith(cls.IGNORED_PREFIXES or ("\0",)):
+                ignored.append(name)
+            elif name in cls.REPLACED:
+                harmless, instead = cls.REPLACED[name]
+                if value not in harmless:
+                    raise ConfigError(f"{key}={value!r} has no effect here: {instead}")
                 ignored.append(name)
             else:
                 raise ConfigError(cls._unknown(key, parsers))
