@@ -1,4 +1,4 @@
-"""What configurations for librdkafka (confluent-kafka) hold beside the keys of Kafka's own client."""
+"""What configurations for librdkafka (confluent-kafka) hold beside what Kafka's client knows."""
 
 from __future__ import annotations
 
