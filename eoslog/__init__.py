@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from eoslog.errors import EoslogError, ErrorCode, KafkaError, StorageError
     from eoslog.log import Log, open  # noqa: A004
     from eoslog.model import (
+        AppendLock,
         BackupReport,
         CheckReport,
         GroupDescription,
@@ -60,15 +61,17 @@ _WHERE = {
     "errors": "EoslogError ErrorCode KafkaError StorageError",
     "client.recipes": "dedupe",
     "log": "Log open",
-    "model": "BackupReport CheckReport GroupDescription GroupMetadata ImportReport IsolationLevel "
-    "MemberDescription OffsetAndMetadata Offsets PartitionDescription ProducerDescription "
+    "model": "AppendLock BackupReport CheckReport GroupDescription GroupMetadata ImportReport "
+    "IsolationLevel MemberDescription OffsetAndMetadata Offsets PartitionDescription "
+    "ProducerDescription "
     "RecordMetadata RepairReport TimestampType TopicDescription TopicPartition "
     "TransactionDescription TransactionOutcome",
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names.split()}
 
 __all__ = [  # noqa: RUF022
-    "__version__", "errors", "BackupReport", "CheckReport", "Consumer", "Delivery", "EoslogError",
+    "__version__", "errors", "AppendLock", "BackupReport", "CheckReport", "Consumer", "Delivery",
+    "EoslogError",
     "ErrorCode", "GroupCoordinator", "GroupDescription", "GroupMetadata", "ImportReport",
     "IsolationLevel", "KafkaError",
     "Log", "MemberDescription", "OffsetAndMetadata", "Offsets", "PartitionDescription",

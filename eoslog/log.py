@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +21,7 @@ from eoslog.errors import (
     UnknownTopicOrPartition,
 )
 from eoslog.model import (
+    AppendLock,
     BackupReport,
     CheckReport,
     GroupDescription,
@@ -332,6 +332,13 @@ class Log(Owner):
         """A group with its members and committed offsets."""
         return self.engine.groups.describe_group(group_id)
 
+    def lag(self, group_id: str) -> dict[TopicPartition, int]:
+        """Offsets from each committed one to the last stable one, where read_committed ends.
+
+        Partitions that nothing was committed for have none. Raises GroupNotFound.
+        """
+        return health.lag(self.engine, group_id)
+
     def reset_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | str | OffsetAndMetadata]
     ) -> None:
@@ -416,22 +423,7 @@ class Log(Owner):
             CorruptRecord, StorageError: a partition that could not be cleaned is as it was.
             LockTimeout: another process is cleaning a partition.
         """
-        engine = self.engine.for_writing()
-        if topic is not None:
-            engine.topic(topic)
-        internal = [
-            (log.topic, log.partition)
-            for logs in (engine.transaction_partitions(), engine.group_partitions())
-            for log in logs
-        ]
-        freed = {}
-        for name, number in [*internal, *engine.user_partitions()]:
-            if topic in (None, name):
-                with contextlib.suppress(*([] if topic else [UnknownTopicOrPartition])):  # deleted
-                    freed[TopicPartition(name, number)] = engine.cleaning.clean(
-                        name, number, force=True, roll=roll
-                    )
-        return freed
+        return health.clean(self.engine.for_writing(), topic, roll=roll)
 
     def backup(
         self,
@@ -463,6 +455,10 @@ class Log(Owner):
     def check(self, full: bool = False) -> CheckReport:
         """Read every batch by its CRC and compare the indexes; `full` decodes every record too."""
         return health.check(self.engine, full=full)
+
+    def locks(self) -> dict[TopicPartition, AppendLock]:
+        """The append locks held at this moment, by any process; asking waits for none."""
+        return health.locks(self.engine)
 
     def trace(self, callback: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
         """Get an event for each coordinator request; call what is returned to stop."""

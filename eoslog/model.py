@@ -118,6 +118,13 @@ class Offsets(NamedTuple):
     log_end: int
 
 
+class AppendLock(NamedTuple):
+    """Who holds a partition's append lock, and for how long."""
+
+    pid: int
+    seconds: float
+
+
 class AppendResult(NamedTuple):
     """What an append did. `duplicate`: it was stored before; `base_offset` -1 if too long ago."""
 

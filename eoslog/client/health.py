@@ -1,4 +1,4 @@
-"""How an open directory is: what `Log.stats`, `Log.check` and `Log.offline_partitions` answer.
+"""An open directory as a whole: how it is, how far its groups are, and its cleaning.
 
 A partition that cannot be opened as it is (damaged, a file gone, a disk that fails) is named; it
 keeps nobody from seeing the others.
@@ -6,8 +6,10 @@ keeps nobody from seeing the others.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,11 +22,14 @@ from eoslog.errors import (
     TooManyOpenFiles,
     UnknownTopicOrPartition,
 )
-from eoslog.model import CheckReport, Offsets, TopicPartition
+from eoslog.model import AppendLock, CheckReport, Offsets, TopicPartition
 from eoslog.storage import files, log_checker
 from eoslog.storage.partition_log import PartitionLog
 
-__all__ = ["OPEN_STATES", "check", "offline_partitions", "offsets_of_log", "stats"]
+__all__ = [
+    "OPEN_STATES", "check", "clean", "lag", "locks", "offline_partitions", "offsets_of_log",
+    "stats",
+]  # fmt: skip
 
 OPEN_STATES = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort"})
 """The states of a transactional id in which it has a transaction."""
@@ -90,6 +95,51 @@ def stats(engine: Engine) -> dict[str, Any]:
         "offline": offline,
         "partitions": partitions,
     }
+
+
+def lag(engine: Engine, group_id: str) -> dict[TopicPartition, int]:
+    """See `Log.lag`."""
+    found = {}
+    for tp, committed in sorted(engine.groups.describe_group(group_id).offsets.items()):
+        with contextlib.suppress(UnknownTopicOrPartition):  # deleted; its offsets are still there
+            end = offsets_of_log(engine.partition(tp.topic, tp.partition)).last_stable
+            found[tp] = max(end - committed.offset, 0)
+    return found
+
+
+def locks(engine: Engine) -> dict[TopicPartition, AppendLock]:
+    """See `Log.locks`."""
+    engine.metadata.refresh()
+    found = {}
+    for info in (*engine.metadata.internal_topics.values(), *engine.metadata.topics.values()):
+        for number, partition in info.partitions.items():
+            try:
+                view = engine.session.control.slot_view(partition.slot)
+            except IndexError:  # nobody has used it yet
+                continue
+            if view["holder_pid"]:
+                held = (time.monotonic_ns() - view["holder_since_ns"]) / 1e9
+                found[TopicPartition(info.name, number)] = AppendLock(view["holder_pid"], held)
+    return found
+
+
+def clean(engine: Engine, topic: str | None, *, roll: bool) -> dict[TopicPartition, int]:
+    """See `Log.clean`."""
+    if topic is not None:
+        engine.topic(topic)
+    internal = [
+        (log.topic, log.partition)
+        for logs in (engine.transaction_partitions(), engine.group_partitions())
+        for log in logs
+    ]
+    freed = {}
+    for name, number in [*internal, *engine.user_partitions()]:
+        if topic in (None, name):
+            with contextlib.suppress(*([] if topic else [UnknownTopicOrPartition])):  # deleted
+                freed[TopicPartition(name, number)] = engine.cleaning.clean(
+                    name, number, force=True, roll=roll
+                )
+    return freed
 
 
 def check(engine: Engine, *, full: bool) -> CheckReport:

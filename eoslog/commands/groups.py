@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from eoslog import TopicPartition
 from eoslog.commands.face import Face, partitions_of
-from eoslog.errors import UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from eoslog import Log
@@ -65,26 +63,19 @@ def describe(face: Face, name: str, members: bool) -> None:
             return
         owners = {tp: member.member_id for member in about.members for tp in member.assigned}
         rows = []
+        lags = log.lag(name)
         for at, committed in sorted(about.offsets.items()):
-            end = _end(log, at)
             rows.append(
                 {
                     "topic": at.topic,
                     "partition": at.partition,
                     "offset": committed.offset,
-                    "end": end,
-                    "lag": None if end is None else max(end - committed.offset, 0),
+                    "end": log.offsets(at.topic, at.partition).last_stable if at in lags else None,
+                    "lag": lags.get(at),  # None: the topic was deleted, its offsets are still there
                     "member": owners.get(at),
                 }
             )
         face.show(rows, ("topic", "partition", "offset", "end", "lag", "member"))
-
-
-def _end(log: Log, at: TopicPartition) -> int | None:
-    try:
-        return log.offsets(at.topic, at.partition).last_stable
-    except UnknownTopicOrPartition:  # the topic was deleted, its offsets are still there
-        return None
 
 
 @group.command("reset")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -259,20 +258,8 @@ def _append_locks(place: str) -> dict[int, list[str]]:
     """By process id, "topic-partition for 1.5 s" of each append lock held at this moment."""
     found: dict[int, list[str]] = {}
     with eoslog.open(place, read_only=True) as log:
-        engine = log.engine
-        engine.metadata.refresh()
-        infos = [*engine.metadata.internal_topics.values(), *engine.metadata.topics.values()]
-        for info in infos:
-            for number, partition in info.partitions.items():
-                try:
-                    view = engine.session.control.slot_view(partition.slot)
-                except IndexError:  # nobody has used it yet
-                    continue
-                if view["holder_pid"]:
-                    age = (time.monotonic_ns() - view["holder_since_ns"]) / 1e9
-                    found.setdefault(view["holder_pid"], []).append(
-                        f"{info.name}-{number} for {age:.1f} s"
-                    )
+        for partition, held in log.locks().items():
+            found.setdefault(held.pid, []).append(f"{partition} for {held.seconds:.1f} s")
     return found
 
 
