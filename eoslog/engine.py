@@ -38,7 +38,7 @@ from eoslog.storage.metadata import MetadataLog
 from eoslog.storage.metadata_fold import PartitionInfo, TopicInfo, internal_topics
 from eoslog.storage.partition_log import LogSettings, PartitionLog
 from eoslog.storage.producer_expiry import ProducerExpiry
-from eoslog.storage.session import Session
+from eoslog.storage.session import Session, WriterCame
 
 logger = logging.getLogger("eoslog.engine")
 
@@ -77,10 +77,7 @@ def shard_of(name: str, count: int) -> int:
 
 
 class Engine:
-    """A directory open in this process.
-
-    Use `Engine.open`; one instance a directory, reference-counted. Thread-safe.
-    """
+    """A directory open in this process; `Engine.open` gives one to all. Counted, thread-safe."""
 
     def __init__(
         self,
@@ -234,11 +231,11 @@ class Engine:
         key = (status.st_dev, status.st_ino, read_only)
         with _open_mutex:
             engine = _open.get(key)
-            if engine is None:
-                engine = cls(where, read_only=read_only, properties=properties, config=config)
-                _open[key] = engine
-                engine._key = key
-            elif config is not None:
+            while engine is None or engine.session.outdated:
+                with contextlib.suppress(WriterCame):  # as a reader scanned: then beside it
+                    engine = cls(where, read_only=read_only, properties=properties, config=config)
+                    engine._key, _open[key] = key, engine
+            if config is not None:
                 engine._check_same(config)
             engine._references += 1
             return engine

@@ -64,7 +64,8 @@ def open(  # noqa: A001
         config: Kafka's keys for a broker, as {"transaction.max.timeout.ms": 60_000}: timers and
             limits of this process's handles, counts of internal partitions of a new directory.
         create: make it when missing.
-        read_only: change nothing; while nobody writes, an unclean directory is scanned privately.
+        read_only: change nothing. While nobody writes, what is there is pinned as it is: once a
+            writer has come, who waits at its end gets IllegalState, and opens it again.
         durability: "strict" (acknowledged means on disk) or "os" (means in the page cache). Fixed
             at creation; None takes what is stored, "strict" for a new directory.
         options: more keys, in snake_case.
@@ -187,7 +188,8 @@ class Log(Owner):
         return self.engine.partition(topic, partition)
 
     def offsets(self, topic: str, partition: int) -> Offsets:
-        """The published ends of a partition now."""
+        """The published ends of a partition now. Raises IllegalState where `open` says so."""
+        self.engine.session.refuse_outdated()
         return health.offsets_of_log(self._partition(topic, partition))
 
     def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int:

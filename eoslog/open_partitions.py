@@ -149,6 +149,7 @@ class OpenPartitions:
             )
             made = False
             try:
+                self.session.refuse_outdated()
                 self._check_not_deleted(log, made)
                 last = self.last_run.partition(topic, partition)
                 made = self._make_directory(log)
@@ -165,8 +166,10 @@ class OpenPartitions:
                 # Recovery publishes the slot as of a living topic; whoever deletes it after this
                 # marks it again, and before an append.
                 self._check_not_deleted(log, made)
+                self.session.refuse_outdated()  # a scan met what is not, or not yet, in the log
             except BaseException as error:
                 log.close()
+                self.session.refuse_outdated()
                 if isinstance(error, StorageError):
                     self._check_not_deleted(log, made)
                 raise
@@ -345,7 +348,7 @@ class OpenPartitions:
         self._partitions.pop((log.topic, log.partition), None)
         self._slots.pop(log.slot, None)
         self.on_forget(log)
-        log.close()
+        log.close(deleted=True)
 
     def existing(self, topic: str, count: int) -> list[PartitionLog]:
         """The partitions of an internal topic that were ever used."""

@@ -36,6 +36,10 @@ def _nobody_finishes() -> bool:
     return False
 
 
+def _current() -> None:
+    """Until somebody knows better."""
+
+
 def _nothing_cleaned() -> int:
     """Until somebody knows more."""
     return 0
@@ -82,6 +86,9 @@ class LogReader:
     cleaned_to: Callable[[], int]
     """Below this offset a broker's cleaner may have left gaps between segments; ours has none."""
 
+    refuse_outdated: Callable[[], None]
+    """Raises where the files are not what was found when the ends were settled."""
+
     def __init__(self, name: str, path: str, core: _core.Partition) -> None:
         """Nothing is listed or opened yet."""
         self.name = name
@@ -100,6 +107,7 @@ class LogReader:
         self.impatient = 0
         self.finish_swap = _nobody_finishes
         self.cleaned_to = _nothing_cleaned
+        self.refuse_outdated = _current
 
     def bases(self) -> list[int]:
         """Bases of the readable segments, listed anew when they changed.
@@ -206,6 +214,8 @@ class LogReader:
                 self._read_into(out, start, end, max_bytes, version)
             except (FileNotFoundError, StorageError, CorruptRecord) as failure:
                 error = failure
+            if error is not None:
+                self.refuse_outdated()
             if self._core.deleted:  # what was read may be of another topic, made under the name
                 raise UnknownTopicOrPartition(f"{self.name}: the topic was deleted") from error
             if self._unchanged(version):
@@ -399,6 +409,7 @@ class LogReader:
                     if entry[2] >= start and entry[1] < end
                 ]
             except (CorruptRecord, StorageError) as failure:
+                self.refuse_outdated()
                 error = failure
             if self._core.deleted:  # it says so before the first file goes
                 raise UnknownTopicOrPartition(f"{self.name}: the topic was deleted") from error
@@ -478,7 +489,7 @@ class LogReader:
             self._segments_version = -1
 
     def close(self) -> None:
-        """Let go of descriptors and mappings: each goes with its last user."""
+        """Close descriptors; mappings go with their last view."""
         for segment in self._segments.values():
             segment.close()
 

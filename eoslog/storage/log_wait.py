@@ -31,6 +31,10 @@ def wait_any(
 
     Returns:
         False on timeout.
+
+    Raises:
+        IllegalState: of a reader that began where nobody wrote, which sees no end move: somebody
+            writes since.
     """
     session = bounds[0][0].session
     slots = [log.slot for log, _ in bounds]
@@ -41,6 +45,7 @@ def wait_any(
         counters = session.control.wake_counters(slots)
         if any(getattr(log, of) > beyond for log, beyond in bounds):
             return True
+        session.refuse_outdated()  # it would wait for ever
         now = time.monotonic()
         if now >= deadline:
             return False

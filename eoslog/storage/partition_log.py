@@ -82,6 +82,7 @@ class PartitionLog:
         self.configure(settings)
         self.reader = LogReader(self.name, self.path, self.core)
         self.reader.cleaned_to = self._cleaned_by_a_broker
+        self.reader.refuse_outdated = session.refuse_outdated
         self.flusher = LogFlusher(self, fd, at + 1)
         self.writer_files = WriterFiles(self)
         self.cleaner_lock = CleanerLock(fd, slot)
@@ -427,10 +428,18 @@ class PartitionLog:
         offset, entries = self.core.export_producers()
         write_snapshot(self.path, offset, entries)
 
-    def close(self) -> None:
-        """Close descriptors; views that were handed out live on."""
+    def close(self, *, deleted: bool = False) -> None:
+        """Close descriptors; views that were handed out live on.
+
+        Args:
+            deleted: the directory goes on: threads may be reading, and the number of a descriptor
+                that is closed under them may be another file's; each closes with its last user.
+        """
         if self._closed:
             return
         self._closed = True
         self.writer_files.close()
-        self.reader.close()
+        if deleted:
+            self.reader.begin_anew()
+        else:
+            self.reader.close()

@@ -31,6 +31,11 @@ class ReadFile:
         self.mapped = 0
         self.again = False  # read again since it was last asked whether it may go
 
+    def close(self) -> None:
+        """Now, though others may be reading: the log is closed."""
+        fd, self.fd, self.map, self.mapped = self.fd, -1, None, 0
+        files.close(fd)
+
     def __del__(self) -> None:
         """Not before: another thread may be reading, and the number may be another file's then."""
         if self.fd >= 0:

@@ -303,8 +303,10 @@ class Segment:
         return {producer: first for producer, *_, first in rows if first >= 0}
 
     def close(self) -> None:
-        """Let the file go: it closes with the last who reads it, a mapping with its last view."""
-        self.file = None
+        """Close the file, whoever reads it; mappings go with their last view."""
+        file, self.file = self.file, None
+        if file is not None:
+            file.close()
 
 
 def write_snapshot(directory: str, offset: int, entries: bytes) -> None:

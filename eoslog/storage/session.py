@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eoslog import _core
-from eoslog.errors import LockTimeout, StorageError
+from eoslog.errors import IllegalState, LockTimeout, StorageError
 from eoslog.storage import files
 
 CONTROL_FILE = "eoslog.control"
@@ -70,6 +70,10 @@ def bootstrap_lock(path: str) -> Iterator[None]:
         files.close(fd)
 
 
+class WriterCame(IllegalState):
+    """A directory that nobody wrote when a reader opened it is written by now, or was meanwhile."""
+
+
 class Session:
     """This process's part in an open directory.
 
@@ -81,7 +85,7 @@ class Session:
         path: the directory, already initialised.
         read_only: hold no lock but the shared session byte, and the bootstrap lock for the moment
             of joining; where no writer is alive the control file is private memory and every
-            partition is scanned anew.
+            partition is scanned anew, and counts if no writer has come until it is.
     """
 
     def __init__(self, path: str, *, read_only: bool = False) -> None:
@@ -92,6 +96,8 @@ class Session:
         self.began = False
         self.process_number = -1
         self.process_nonce = 0
+        self._past: _core.ControlFile | None = None
+        self._past_number = 0
         self._fds: list[int] = []
         self._lock_fds: dict[int, int] = {}
         self._bootstrapping = threading.local()
@@ -201,6 +207,10 @@ class Session:
                 if live and _core.try_lock(fd, _SESSION_AT):
                     _core.unlock(fd, _SESSION_AT)
                     live = False
+                if not live:  # who writes from here on draws another
+                    self._past_number = self._written_number()
+        else:
+            self._past_number = self._written_number()
         if live:
             control = os.path.join(self.path, CONTROL_FILE)
             self._control_fd = files.open_file(control, read_only=True)
@@ -216,6 +226,36 @@ class Session:
         self.control = _core.ControlFile(memory)
         self.control.map_chunks(1)
         self.control.session = secrets.randbits(63) | 1
+
+    def _written_number(self) -> int:
+        """The session number in the control file, a past one's too; 0 where there is none."""
+        if self._past is None:
+            with contextlib.suppress(OSError):  # StorageError is one
+                fd = files.open_file(os.path.join(self.path, CONTROL_FILE), read_only=True)
+                try:
+                    if os.fstat(fd).st_size >= CHUNK_SIZE:
+                        past = _core.ControlFile(fd, writable=False)
+                        past.map_chunks(1)
+                        self._past = past
+                finally:
+                    files.close(fd)
+        return 0 if self._past is None else int(self._past.session)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether a writer has come since a reader began where there was none.
+
+        Each such one begins a session, before it writes to a partition.
+        """
+        return self.private and self._written_number() != self._past_number
+
+    def refuse_outdated(self) -> None:
+        """Raise WriterCame (IllegalState) where the files are not what this reader began with."""
+        if self.outdated:
+            raise WriterCame(
+                f"{self.path}: a writer has opened the directory since this read_only log was "
+                "opened while nobody wrote; open it again to see what it writes"
+            )
 
     def durable_before(self, slot: int, topic_id: bytes) -> int:
         """What an earlier session is known to have flushed of a partition: an offset, or -1.
@@ -333,6 +373,8 @@ class Session:
             for fd in self._fds:
                 _core.release_guard(fd)
                 files.close(fd)
+        if self._past is not None:
+            self._past.close()
         if hasattr(self, "control"):  # it may not have got that far
             self.control.close()
         self._fds.clear()

@@ -1,0 +1,114 @@
+"""A reader that opened a directory while nobody wrote, and writers that come after it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from eoslog.errors import IllegalState
+from eoslog.log import open as open_log
+from eoslog.storage import log_loader
+
+WRITER = """
+import sys
+import eoslog
+from eoslog.storage import files
+
+with eoslog.open(sys.argv[1]) as log:
+    topic, last = sys.argv[2:4]
+    with log.producer() as producer:
+        producer.produce(topic, "1")
+        producer.flush()
+        if last == "stopped":  # written, and not published
+            files.arm_failpoint("point", "stop", 3)
+            producer.produce(topic, "never in the log")
+            producer.flush()
+"""
+LATE = "a writer has opened the directory since"
+
+
+def written_by_another(path, topic, last=""):
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, path, topic, last])
+    os.waitid(os.P_PID, writer.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    return writer
+
+
+@pytest.fixture
+def two_topics(path):
+    """The path of a closed log of topics `seen` and `new`, a record in each."""
+    with open_log(path) as log:
+        for topic in ("seen", "new"):
+            log.create_topic(topic)
+            with log.producer() as producer:
+                producer.produce(topic, "0")
+    return path
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("last", ["stopped", "closed"])
+def test_a_reader_where_nobody_wrote_takes_nothing_of_a_late_writer_for_the_log(two_topics, last):
+    with open_log(two_topics, read_only=True) as reader:
+        assert [r.value for r in reader.read("seen")] == [b"0"]
+        writer = written_by_another(two_topics, "new", last)
+        try:
+            with pytest.raises(IllegalState, match=LATE):
+                list(reader.read("new"))
+            assert [r.value for r in reader.read("seen")] == [b"0"]  # pinned
+        finally:
+            writer.kill()
+            writer.wait()
+
+
+@pytest.mark.process
+def test_a_writer_that_comes_during_a_readers_scan_is_met_by_opening_again(two_topics, monkeypatch):
+    """What the scan finds may not be published: a reader that opens begins anew beside the writer."""
+    real, writers = log_loader._scan, []
+
+    def scan(log, *how, **options):
+        if not writers:
+            writers.append(written_by_another(two_topics, "new", "stopped"))
+        return real(log, *how, **options)
+
+    monkeypatch.setattr(log_loader, "_scan", scan)
+    with open_log(two_topics, read_only=True) as reader:
+        assert not reader.engine.session.private
+        assert [r.value for r in reader.read("new")] == [b"0", b"1"]
+    writers[0].kill()
+    writers[0].wait()
+
+
+@pytest.mark.process
+def test_a_reader_where_nobody_wrote_is_told_of_a_late_writer_at_its_end(two_topics):
+    with open_log(two_topics, read_only=True) as reader:
+        consumer = reader.consumer("seen", auto_offset_reset="earliest")
+        assert consumer.poll(30).value == b"0"
+        assert consumer.poll(0) is None
+        assert reader.offsets("seen", 0).high_watermark == 1
+        assert written_by_another(two_topics, "seen").wait() == 0
+        with pytest.raises(IllegalState, match=LATE):
+            consumer.poll(0)
+        with pytest.raises(IllegalState, match=LATE):
+            reader.engine.partition("seen", 0).wait(1, 30)
+        with pytest.raises(IllegalState, match=LATE):
+            reader.offsets("seen", 0)
+        assert [r.value for r in reader.read("seen")] == [b"0"]
+        with open_log(two_topics, read_only=True) as again:
+            assert again.engine is not reader.engine
+            assert again.offsets("seen", 0).high_watermark == 2
+            assert [r.value for r in again.read("seen")] == [b"0", b"1"]
+            with open_log(two_topics, read_only=True) as shared:
+                assert shared.engine is again.engine
+        assert [r.value for r in reader.read("seen")] == [b"0"]
+
+
+@pytest.mark.process
+def test_a_reader_where_nobody_wrote_is_told_where_a_late_writer_took_files(two_topics):
+    with open_log(two_topics, read_only=True) as reader:
+        assert reader.offsets("seen", 0).high_watermark == 1
+        with open_log(two_topics) as log:
+            log.delete_topic("seen")
+        with pytest.raises(IllegalState, match=LATE):
+            list(reader.read("seen"))
