@@ -39,12 +39,20 @@ def as_names(what: str, values: tuple[Any, ...]) -> list[str]:
 
 
 def as_int(what: str, value: Any, expected: str = "an int") -> int:
-    """A whole number of any kind as an int. Raises ConfigError for anything else, booleans too."""
+    """A whole number of any kind as an int.
+
+    Raises:
+        ConfigError: it is anything else, booleans too, or has more than 64 bits.
+    """
     if not isinstance(value, bool):
         try:
-            return operator.index(value)
+            found = operator.index(value)
         except TypeError:
             pass
+        else:
+            if -1 << 63 <= found < 1 << 63:
+                return found
+            raise ConfigError(f"{what}: expected {expected}, got {value!r}, above 64 bits")
     raise ConfigError(f"{what}: expected {expected}, got {value!r}")
 
 

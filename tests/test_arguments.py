@@ -12,7 +12,7 @@ import pytest
 from eoslog.client.delivery import Delivery
 from eoslog.errors import ConfigError
 from eoslog.log import open as open_log
-from eoslog.model import TopicPartition
+from eoslog.model import OffsetAndMetadata, TopicPartition
 
 
 @pytest.fixture
@@ -32,6 +32,19 @@ WRONG: dict[str, tuple[Any, str]] = {
     "reset_offsets of names": (lambda log: log.reset_offsets("g", {"t": 0}), "TopicPartition"),
     "reset_offsets to a word": (lambda log: log.reset_offsets("g", {("t", 0): "x"}), "an offset"),
     "reset_offsets to nowhere": (lambda log: log.reset_offsets("g", {("t", 0): -1}), "0 or more"),
+    "reset_offsets above 64 bits": (
+        lambda log: log.reset_offsets("g", {("t", 0): 2**70}),
+        "t-0.*above 64 bits",
+    ),
+    "a committed offset above 64 bits": (
+        lambda log: log.reset_offsets("g", {("t", 0): OffsetAndMetadata(2**63)}),
+        "t-0.*64 bits",
+    ),
+    "a time above 64 bits": (lambda log: log.offset_for_time("t", 0, 2**70), "above 64 bits"),
+    "seek_to_time above 64 bits": (
+        lambda log: log.consumer("t").seek_to_time(None, 2**70),
+        "above 64 bits",
+    ),
     "alter_topic": (lambda log: log.alter_topic("t", None), "config.*dict"),
     "consumer": (lambda log: log.consumer(["t"]), "topics.*one by one"),
     "consumer of a group": (lambda log: log.consumer(["t"], group_id="g"), "topics.*one by one"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -115,17 +114,13 @@ def as_partition(value: object) -> TopicPartition:
 
 
 def _number(partition: TopicPartition, value: object) -> int:
-    if not isinstance(value, bool):
-        try:
-            return operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            pass
-    raise ConfigError(f"{partition}: expected an offset, got {value!r}")
+    return as_int(str(partition), value, "an offset")
 
 
 def _offset(partition: TopicPartition, value: object) -> OffsetAndMetadata:
     if isinstance(value, OffsetAndMetadata):
         found = value
+        _number(partition, found.offset)
     else:
         found = OffsetAndMetadata(_number(partition, value))
     if found.offset < 0:

@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -122,7 +123,7 @@ class Face:
             table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
         for row in rows:
             # Text, not str: what users store must not be read as markup.
-            table.add_row(*(Text(cell(row.get(name))) for name in names))
+            table.add_row(*(Text(shown(row.get(name))) for name in names))
         console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
         with console.capture() as drawn:
             console.print(table)
@@ -170,6 +171,10 @@ class Face:
         )
 
 
+_CONTROL = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029]")
+"""All but the tab."""
+
+
 def _flat(row: Row, above: str = "") -> Iterator[tuple[str, Any]]:
     """Name and value of each entry; those of a mapping have its name before theirs."""
     for name, value in row.items():
@@ -190,6 +195,11 @@ def cell(value: Any) -> str:
     if isinstance(value, dict | list | tuple):
         return _json(value)
     return str(value)
+
+
+def shown(value: Any) -> str:
+    """A value as people read it: what is stored neither fakes lines nor moves the cursor."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], cell(value))
 
 
 def _json(value: Any, indent: int | None = None) -> str:

@@ -110,7 +110,14 @@ def _target(log: Log, topic: str, partition: int, to: str) -> int:
         if to.startswith("@"):
             found = log.offset_for_time(topic, partition, int(to[1:]))
             return at.last_stable if found is None or found < 0 else found
-        return min(max(int(to), at.log_start), at.last_stable)
+        asked = int(to)
+        found = min(max(asked, at.log_start), at.last_stable)
+        if found != asked:
+            Face.say(
+                f"{topic}-{partition} holds offsets {at.log_start} to {at.last_stable}: {asked} "
+                f"becomes {found}"
+            )
+        return found
     except ValueError:
         raise click.BadParameter(
             f"expected earliest, latest, an offset or @MS, got {to!r}"

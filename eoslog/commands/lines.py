@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from eoslog.commands.face import cell
+from eoslog.commands.face import cell, shown
 
 if TYPE_CHECKING:
     from eoslog import Record
@@ -182,6 +182,6 @@ def _readable(data: Any) -> str | dict[str, str]:
 
 def line_of(record: Record) -> str:
     """A record as people read it."""
-    key = "" if record.key is None else f"{cell(record.key)}  "
-    value = "(null)" if record.value is None else cell(record.value)
+    key = "" if record.key is None else f"{shown(record.key)}  "
+    value = "(null)" if record.value is None else shown(record.value)
     return f"{f'{record.topic}-{record.partition}':<16} {record.offset:>9}  {key}{value}"

@@ -338,3 +338,41 @@ def test_a_partition_that_is_not_there_is_not_found_and_nothing_is_reset(shop, s
     found = shop("consume", "orders", "-p", 0, "-p", 9)
     assert (found.code, found.out) == (3, "")
     assert "no such partition: 9" in found.err
+
+
+def test_a_topic_that_is_not_there_is_named_without_a_line_too(shop, stdin):
+    stdin(b"")
+    done = shop("produce", "nope")
+    assert done.code == 3
+    assert "no topic 'nope'" in done.err and "wrote" not in done.err
+
+
+def test_what_is_stored_fakes_no_line_and_clears_no_screen(shop, stdin):
+    stdin(json.dumps({"value": "a\nfake-0  99 x\x1b[2J\x9b1m\tb"}).encode())
+    assert shop("produce", "orders", "-p", 0, "--jsonl").code == 0
+    (line,) = shop("consume", "orders", form="table").out.splitlines()
+    assert "a\\nfake-0  99 x\\x1b[2J\\x9b1m\tb" in line
+    assert shop("consume", "orders", form="jsonl").rows[0]["value"].endswith("\x9b1m\tb")
+
+
+def test_nor_does_a_name(shop, place):
+    with eoslog.open(place) as log:
+        log.reset_offsets("g\x1b[2J\nfake", {eoslog.TopicPartition("orders", 0): 0})
+    found = shop("group", "list", form="table")
+    assert "\x1b" not in found.out and "g\\x1b[2J\\nfake" in found.out
+
+
+def test_an_offset_beyond_an_end_is_said_to_become_another(shop):
+    found = shop("group", "reset", "g", "-t", "orders", "--to", 5000)
+    assert found.code == 0 and {row["offset"] for row in found.rows} == {0}
+    assert "orders-1 holds offsets 0 to 0: 5000 becomes 0" in found.err
+    assert shop("group", "reset", "g", "-t", "orders", "--to", 0).err == ""
+
+
+def test_a_time_beyond_64_bits_is_a_usage_error(shop):
+    for words in (
+        ("offsets", "orders", "--at", 10**23),
+        ("group", "reset", "g", "-t", "orders", "--to", f"@{10**20}"),
+    ):
+        found = shop(*words)
+        assert found.code == 2 and found.err.startswith(("eoslog: ", "Usage: ")), words
