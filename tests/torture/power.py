@@ -95,6 +95,8 @@ def forget_answers(history: Path, since_ns: int) -> None:
     ioctl had begun was gone, and nothing of what was before.
     """
     events = []
+    if not history.exists():  # it was killed before it had begun
+        return
     for line in history.read_text().splitlines():
         with contextlib.suppress(ValueError):  # it was killed while it wrote that down
             events.append(json.loads(line))
