@@ -65,7 +65,6 @@ real: dict[str, Any] = {name: _TYPES[name](address) for name, address in _real_e
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = c_void_p
 _libc.mmap.argtypes = (c_void_p, c_size_t, c_int, c_int, c_int, c_int64)
-_libc.munmap.argtypes = (c_void_p, c_size_t)
 _NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 _BLOCK = 64 << 10
 _ZEROS = bytes(_BLOCK)
@@ -304,13 +303,13 @@ def _guarded(world: World, name: str, function: Callable[..., Any]) -> Any:
 
 
 def _mapped(name: str) -> set[int]:
-    """Addresses at which a file is mapped whose path holds this: a closed engine has unmapped its own."""
+    """Addresses at which a file is mapped whose path holds this: an engine that is gone has unmapped its own."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
         return {int(line.split("-", 1)[0], 16) for line in maps if name in line}
 
 
 def _make_private(address: int, size: int) -> None:
-    """Put a private copy in the place of a shared mapping, one that `bury` finds by its name."""
+    """Put a private copy in the place of a shared mapping."""
     kept = [(at, ctypes.string_at(address + at, _BLOCK)) for at in range(0, size, _BLOCK)]
     fd = os.memfd_create(_DEAD)
     os.ftruncate(fd, size)
@@ -345,11 +344,7 @@ def bury(process: Process) -> None:
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{fd}") == os.devnull and fd != _NULL:
                 os.close(fd)
-    mapped = _mapped(_DEAD) if process.maps else set()
-    for address, size in process.maps:
-        if address in mapped:  # else unmapped by whoever unwound, and another's memory by now
-            _libc.munmap(address, size)
-    process.maps.clear()
+    process.maps.clear()  # the core unmaps each with its last user
     process.fds.clear()
 
 
