@@ -463,6 +463,15 @@ class Engine:
         if self._background is not None:
             self._background.schedule(interval_s, fn)
 
+    @property
+    def outdated(self) -> bool:
+        """Whether it began where nobody wrote, and somebody has written since."""
+        return self.session.outdated
+
+    def refuse_outdated(self) -> None:
+        """Raise IllegalState where it is outdated."""
+        self.session.refuse_outdated()
+
     def flush_many(self, targets: Sequence[tuple[PartitionLog, int]]) -> None:
         """Flush several partitions in parallel, each up to its offset."""
         self._flushers.flush(targets)

@@ -65,7 +65,7 @@ def open(  # noqa: A001
             limits of this process's handles, counts of internal partitions of a new directory.
         create: make it when missing.
         read_only: change nothing. While nobody writes, what is there is pinned as it is: once a
-            writer has come, who waits at its end gets IllegalState, and opens it again.
+            writer has come, who asks for its ends gets IllegalState, and opens it again.
         durability: "strict" (acknowledged means on disk) or "os" (means in the page cache). Fixed
             at creation; None takes what is stored, "strict" for a new directory.
         options: more keys, in snake_case.

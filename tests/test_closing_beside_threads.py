@@ -16,7 +16,7 @@ import pytest
 from eoslog import _core
 from eoslog.errors import EoslogError, IllegalState
 from eoslog.log import open as open_log
-from eoslog.storage import checkpoints
+from eoslog.storage import checkpoints, files
 from eoslog.storage.session import Session
 from tests.storage.helpers import batch
 
@@ -208,3 +208,40 @@ def test_closing_beside_first_uses_does_not_stand_still(path):
             thread.join(60)
         assert [type(error) for error in heard] == [IllegalState] * 3
         assert os.path.exists(os.path.join(path, MARK))
+
+
+def test_a_swap_of_segments_that_a_clean_close_overtakes_has_not_begun(path, monkeypatch):
+    """Else the mark would stand over a half-done swap, and who may only read were refused."""
+    log = open_log(path)
+    log.create_topic("t", 1, {"cleanup.policy": "compact"})
+    with log.producer() as producer:
+        for number in range(100):
+            producer.produce("t", b"value", key=b"%d" % (number % 5))
+    ready, closing, refused = threading.Event(), threading.Event(), []
+    failpoint = files.failpoint
+
+    def clean() -> None:
+        try:
+            log.clean("t", roll=True)
+        except EoslogError as error:
+            refused.append(type(error))
+
+    thread = threading.Thread(target=clean)
+
+    def held(name: str) -> None:
+        if name == "clean.swap.durable":
+            ready.set()
+            assert closing.wait(30)
+        elif name == "close.alone":
+            closing.set()
+            thread.join(30)
+        failpoint(name)
+
+    monkeypatch.setattr(files, "failpoint", held)
+    thread.start()
+    assert ready.wait(30)
+    log.close()
+    assert refused == [IllegalState]
+    assert os.path.exists(os.path.join(path, MARK))
+    with open_log(path, read_only=True) as reader:
+        assert len(list(reader.read("t"))) == 100

@@ -307,7 +307,7 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
             found = self._commit_then(collect) if self._commit_first else collect()
             if found:
                 return found
-            self._engine.session.refuse_outdated()
+            self._engine.refuse_outdated()
             left = _WAIT_SLICE_S if deadline is None else deadline - now
             if left <= 0:
                 return None

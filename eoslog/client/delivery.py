@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from eoslog.arguments import as_seconds
-from eoslog.errors import ConfigError, DeliveryTimeout, EoslogError
+from eoslog.errors import DeliveryTimeout, EoslogError
 from eoslog.model import RecordMetadata
 
 __all__ = ["Callbacks", "Delivery", "OnDelivery"]
@@ -71,7 +71,7 @@ class Delivery:
             if timeout is not None:
                 timeout = as_seconds("timeout", timeout)
             waiter = threading.Event()
-            self.add_done_callback(lambda _: waiter.set())
+            self._when_known(lambda _: waiter.set())
             if not waiter.wait(timeout):
                 raise DeliveryTimeout(f"no acknowledgement within {timeout:g} s", retriable=True)
         if self._error is not None:
@@ -88,17 +88,10 @@ class Delivery:
                 raise
         return self._error
 
-    def add_done_callback(self, fn: Callable[[Delivery], object]) -> None:
-        """Have `fn(delivery)` called once when the record's fate is known; at once if it is.
-
-        It runs in the thread that sends, which waits for it: it should be short. What it raises is
-        logged.
-
-        Raises:
-            ConfigError: `fn` cannot be called.
+    def _when_known(self, fn: Callable[[Delivery], object]) -> None:
+        """Have `fn` called once, at once if the fate is known already; it must call nothing of ours:
+        the thread that sends calls it, in the middle of its work.
         """
-        if not callable(fn):
-            raise ConfigError(f"add_done_callback: expected a function, got {fn!r}")
         with _ADDING:
             if self._waiters is None:
                 self._waiters = deque()
@@ -114,10 +107,7 @@ class Delivery:
                 waiter = self._waiters.popleft()  # each by one thread only
             except IndexError:
                 return
-            try:
-                waiter(self)
-            except Exception:
-                logger.exception("a callback of %r failed", self)
+            waiter(self)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         """As `result`, in a coroutine; to cancel it leaves the record on its way."""
@@ -135,7 +125,7 @@ class Delivery:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits
                     loop.call_soon_threadsafe(resolve)
 
-            self.add_done_callback(wake)
+            self._when_known(wake)
             yield from known
         return self.result()
 

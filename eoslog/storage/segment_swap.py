@@ -130,7 +130,12 @@ def swap_in(log: PartitionLog, base: int, old: Sequence[int], cleaned_to: int) -
         files.failpoint("clean.swap.made")
     files.fsync_dir(path)
     files.failpoint("clean.swap.durable")
-    log.mark_swap(True, cleaned_to)
+    try:
+        log.mark_swap(True, cleaned_to)
+    except IllegalState:  # the log is being closed: clean, which a swap is not
+        for suffix in present:
+            _rename(path, base, suffix + SWAP, suffix + CLEANED)
+        raise
     files.failpoint("clean.swap.begun")
     for gone in old:
         suffixes = SEGMENT_SUFFIXES if gone == base else (*SEGMENT_SUFFIXES, SNAPSHOT)

@@ -85,6 +85,10 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_log": None}
 
     def _catalog(self) -> LogCatalog:
+        if self._log is not None and self._log.engine.outdated:
+            # Opened where nobody wrote, by who may only read; somebody has written since.
+            self._log.close()
+            self._log = None
         if self._log is None:
             self._log = open_log(self.options.path)
             if self.options.commit_group is not None and self._log.engine.read_only:

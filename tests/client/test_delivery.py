@@ -11,7 +11,7 @@ import pytest
 
 import eoslog
 from eoslog.client.delivery import Delivery
-from eoslog.errors import ConfigError, IllegalState
+from eoslog.errors import IllegalState
 from eoslog.model import RecordMetadata
 
 PLACE = RecordMetadata("t", 0, 7, -1)
@@ -80,21 +80,7 @@ def test_a_loop_that_is_closed_already_does_not_stop_the_sender() -> None:
     assert delivery.result(0) == PLACE
 
 
-def test_callbacks_are_called_once_each_before_and_after() -> None:
-    delivery = Delivery()
-    called: list[tuple[str, Delivery]] = []
-    delivery.add_done_callback(lambda d: called.append(("first", d)))
-    delivery.add_done_callback(lambda d: 1 / 0)  # is logged: the next ones are called all the same
-    delivery.add_done_callback(lambda d: called.append(("second", d)))
-    assert not called
-    delivery(None, PLACE)
-    delivery.add_done_callback(lambda d: called.append(("late", d)))
-    assert called == [("first", delivery), ("second", delivery), ("late", delivery)]
-    with pytest.raises(ConfigError, match="add_done_callback"):
-        delivery.add_done_callback(None)  # type: ignore[arg-type]
-
-
-def test_threads_that_wait_and_call_back_while_it_resolves_are_all_told() -> None:
+def test_threads_that_wait_while_it_resolves_are_all_told() -> None:
     for _ in range(200):
         delivery = Delivery()
         called: list[object] = []
@@ -102,7 +88,6 @@ def test_threads_that_wait_and_call_back_while_it_resolves_are_all_told() -> Non
 
         def wait(delivery: Delivery = delivery, called: list[object] = called) -> None:
             begin.wait(20)  # noqa: B023
-            delivery.add_done_callback(called.append)
             called.append(delivery.result(20))
 
         threads = [threading.Thread(target=wait) for _ in range(4)]
@@ -112,7 +97,7 @@ def test_threads_that_wait_and_call_back_while_it_resolves_are_all_told() -> Non
         delivery(None, PLACE)
         for thread in threads:
             thread.join(20)
-        assert sorted(map(str, called)) == sorted(map(str, [delivery, PLACE] * 4))
+        assert sorted(map(str, called)) == sorted(map(str, [PLACE] * 4))
 
 
 def test_they_say_what_they_are(log: eoslog.Log) -> None:

@@ -246,5 +246,8 @@ class FakeHost:
     def schedule(self, interval_s: float, fn: Callable[[], None]) -> None:
         self.scheduled.append((interval_s, fn))
 
+    def refuse_outdated(self) -> None:
+        """Not one that began where nobody wrote."""
+
     def clock_ms(self) -> int:
         return int(time.time() * 1000)
