@@ -166,7 +166,8 @@ class LogCatalog:
 class KafkaCatalog:
     """The data directory of a broker that does not run.
 
-    Times and aborted transactions come from the headers of its batches: indexes are hints.
+    Aborted transactions come from the `.txnindex` files of sealed segments; from the newest
+    producer snapshot on, batches are folded.
     """
 
     def __init__(self, path: str, isolation: str) -> None:
@@ -229,7 +230,7 @@ class KafkaCatalog:
         return self._partition(topic, partition).end
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
-        """The first batch that has it."""
+        """As the time index has it."""
         return self._partition(topic, partition).offset_at(
             self.earliest(topic, partition), timestamp_ms
         )
@@ -243,7 +244,7 @@ class KafkaCatalog:
             return None
 
     def aborted(self, topic: str, partition: int, start: int, end: int) -> Aborted:
-        """As the batches have it."""
+        """Of the transaction index."""
         if not self._committed:
             return ()
         found = self._partition(topic, partition).aborted
@@ -262,20 +263,46 @@ class _KafkaPartition:
     def __init__(self, directory: str) -> None:
         self.files = PartitionFiles(directory)
         self._segments = self.files.segments
-        # From the headers alone: indexes and snapshots may be missing or wrong, batches are not.
-        fold = _core.TransactionFold(segment_files.open_before(self._segments))
-        segment_files.feed_transactions(fold, self._segments)
-        self.end = max(fold.next_offset, self._segments[-1].base_offset)
+        first = self._first_to_fold(directory)
+        sealed, tail = self._segments[:first], self._segments[first:]
+        fold = _core.TransactionFold(segment_files.open_before(tail))
+        segment_files.feed_transactions(fold, tail)
+        self.end = max(fold.next_offset, tail[0].base_offset)
         # Of an empty last segment the fold knows no offset: its own end would be 0.
         self.stable_end = min([*fold.open.values(), self.end])
-        self.aborted = fold.aborted
+        self.aborted = [
+            (entry.producer_id, entry.first_offset, entry.last_offset)
+            for segment in sealed
+            for entry in segment_files.read_txn_index(segment.beside("txnindex"))
+        ]
+        self.aborted += fold.aborted
+
+    def _first_to_fold(self, directory: str) -> int:
+        """Number of the segment at whose base the newest readable producer snapshot stands."""
+        snapshots = {
+            segment_files.offset_of_name(n) for n in segment_files.list_snapshots(directory)
+        }
+        for number in range(len(self._segments) - 1, 0, -1):
+            segment = self._segments[number]
+            if segment.base_offset in snapshots:
+                try:
+                    segment_files.read_snapshot(segment.beside("snapshot"))
+                except CorruptRecord:
+                    continue
+                return number
+        return 0
 
     def offset_at(self, start: int, timestamp_ms: int) -> int | None:
-        """By the headers: a time index that was cut short names too small a greatest time."""
+        """As the time index has it."""
         for number, segment in enumerate(self._segments):
             following = self._segments[number + 1 : number + 2]
             stop = following[0].base_offset if following else self.end
             if stop <= start:
+                continue
+            entries = segment_files.read_time_index(
+                segment.beside("timeindex"), segment.base_offset
+            )
+            if following and entries and entries[-1][0] < timestamp_ms:
                 continue
             for batch in segment.batches():
                 if batch.control or batch.max_timestamp < timestamp_ms:

@@ -1,7 +1,6 @@
 """A Kafka broker's own directories, read in parallel without a broker."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -183,28 +182,3 @@ def test_a_directory_of_something_else_is_refused(tmp_path, spark):
     with pytest.raises(Exception) as caught:
         reader.option("subscribe", "nowhere").load()
     assert "'subscribe' = 'nowhere'" in message_of(caught)
-
-
-@pytest.mark.parametrize(("suffix", "kept"), [("timeindex", 12), ("txnindex", 0)])
-def test_what_an_index_lacks_is_found_in_the_batches(tmp_path, suffix, kept):
-    """No row behind a time is missed, and none of an aborted transaction is seen."""
-    with eoslog.open(tmp_path / "log") as log:
-        log.create_topic("t", 1, {"segment.bytes": 5000, "index.interval.bytes": 200})
-        with log.producer({"transactional.id": "x"}) as producer:
-            producer.init_transactions()
-            for n in range(60):
-                producer.begin_transaction()
-                for k in range(10):
-                    value = b"aborted" if n % 3 == 0 else b"%d" % n
-                    producer.produce("t", value + bytes(20), timestamp=1000 * n + k)
-                producer.flush()
-                (producer.abort_transaction if n % 3 == 0 else producer.commit_transaction)()
-    shutil.copytree(tmp_path / "log" / "t-0", tmp_path / "copy" / "t-0")
-    indexes = sorted((tmp_path / "copy" / "t-0").glob(f"*.{suffix}"))
-    assert len(indexes) > 3
-    parsed = options(path=str(tmp_path / "copy"), subscribe="t", startingTimestamp="8005")
-    whole = read(parsed)
-    assert len(whole) == 345
-    for index in indexes[:-1]:
-        os.truncate(index, kept)
-    assert read(parsed) == whole
