@@ -7,6 +7,7 @@ PRODUCER = frozenset(
     """
     queue.buffering.max.messages queue.buffering.max.kbytes queue.buffering.backpressure.threshold
     batch.num.messages sticky.partitioning.linger.ms log.level log.queue log.thread.name
+    enable.partition.eof
     """.split()
 )
 CONSUMER = frozenset(
@@ -21,8 +22,8 @@ _ERRORS = "errors are raised by the call that meets them, and logged by the logg
 _LOGGER = "logging.getLogger('eoslog') is the one that is used"
 _STATS = "ask Log.stats(), or Consumer.current_lag()"
 _NONE: tuple[object, ...] = (None,)
-_FALSE: tuple[object, ...] = (None, False, "false")
-_TRUE: tuple[object, ...] = (None, True, "true")
+_FALSE: tuple[object, ...] = (None, False, "false", "0")
+_TRUE: tuple[object, ...] = (None, True, "true", "1")
 
 Replaced = dict[str, tuple[tuple[object, ...], str]]
 """Key to the values that ask for nothing, and what stands in for the others: they change a loop."""

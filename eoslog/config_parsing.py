@@ -168,7 +168,7 @@ class Settings:
                 ignored.append(name)
             elif name in cls.REPLACED:
                 harmless, instead = cls.REPLACED[name]
-                if value not in harmless:
+                if (value.strip().lower() if isinstance(value, str) else value) not in harmless:
                     raise ConfigError(f"{key}={value!r} has no effect here: {instead}")
                 ignored.append(name)
             else:

@@ -89,7 +89,7 @@ class Delivery:
         return self._error
 
     def _when_known(self, fn: Callable[[Delivery], object]) -> None:
-        """Have `fn` called once, at once if the fate is known already; it must call nothing of ours:
+        """Have `fn` called once, at once if it is known already; it must call nothing of ours:
         the thread that sends calls it, in the middle of its work.
         """
         with _ADDING:

@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from eoslog.errors import ConfigError, IllegalState, KafkaError, NonEmptyGroup, error_for
+from eoslog.errors import (
+    ConfigError,
+    EoslogError,
+    IllegalState,
+    KafkaError,
+    NonEmptyGroup,
+    error_for,
+)
 from eoslog.model import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
@@ -151,7 +158,10 @@ class KafkaCluster:
         nothing of theirs.
         """
         key = "max.message.bytes"
-        sizes = [int(found[key]) for found in self.configs(topics).values() if key in found]
+        sizes = []
+        # A broker that has not heard of a topic yet, or who may not ask: the topics then refuse.
+        with suppress(EoslogError):
+            sizes = [int(found[key]) for found in self.configs(topics).values() if key in found]
         made: confluent_kafka.Producer = self.kafka.Producer(
             {"linger.ms": 20, "enable.idempotence": True, "message.max.bytes": _RECORD_BYTES,
              "batch.size": min([_BATCH_BYTES, *sizes]), **self._config,

@@ -67,7 +67,7 @@ def produce(
     parse = parse_json if jsonl else text_parser(separator)
     fixed = {} if partition is None else {"partition": partition}
     with face.log() as log, log.producer(**settings) as producer, face.progress(of="bytes") as bar:
-        log.engine.topic(topic)  # a wrong name is one without a line to write, too
+        log.describe_topic(topic)  # a wrong name is one without a line to write, too
         task = bar.add_task(f"produce {topic}", total=_size(source))
         count = 0
         with _writing(producer) as out:

@@ -141,7 +141,7 @@ class _Bytes:
                         ours = ours or self._is_ours(path)
                         yield Batches(data, path, at)
                         start = max(start, _next_offset(data))
-                if self._ours:
+                if self._ours and start < end and not self._cleaned_within(start, end):
                     self._check_contiguous(start, end)
                 return
             except _Gap as failure:
@@ -158,6 +158,14 @@ class _Bytes:
                     raise self._unreadable(error) from None
             spans = None
         raise OffsetOutOfRange(f"{self._name}: the segments of {start} change again and again")
+
+    def _cleaned_within(self, start: int, end: int) -> bool:
+        """Whether the segment of these offsets goes on behind them: the cleaner left none."""
+        files = open_partition(self._piece.directory, self._piece.topic_id)
+        place = files.locate(start, end)
+        return (
+            place is not None and place.base_offset >= end and files.bases[place.segment] <= start
+        )
 
     def _check_contiguous(self, start: int, following: int) -> None:
         """What follows a segment begins where it ends: else one is missing, or was not listed.

@@ -20,7 +20,7 @@ from eoslog import TopicPartition
 from eoslog.errors import LockTimeout, TopicAlreadyExists
 from eoslog.history import Recorder
 from eoslog.storage import files
-from eoslog.storage.session import CLEAN_SHUTDOWN_FILE
+from eoslog.storage.session import CLEAN_SHUTDOWN_FILE, WriterCame
 from tests.faults.harness import Child, Running, live, start
 from tests.torture.harness import Round, Step
 from tests.torture.mixed import SMALL, TOPICS
@@ -91,6 +91,8 @@ def looks(child: Child, path: Path, history: Path, name: str, seed: int) -> None
                         for topic in rng.sample(("in", "in", "out"), 2):
                             recorder.scan(log, topic, since=came)
                 child.tell("visit", "reader")
+            except WriterCame as error:  # behind it, and it is told
+                child.tell("refused", type(error).__name__, str(error))
             except LockTimeout as error:
                 child.tell("refused", type(error).__name__, str(error))
                 if not str(error).endswith(ALLOWED):
