@@ -21,6 +21,7 @@ from eoslog.errors import (
     UnknownTopicOrPartition,
 )
 from eoslog.storage import files
+from eoslog.storage.segments import LOG, file_name
 
 if TYPE_CHECKING:
     from eoslog.storage.partition_log import PartitionLog
@@ -60,8 +61,11 @@ def refusal(log: PartitionLog, status: int, error: int, wait: float) -> EoslogEr
             f"{name}: the record is not part of a transaction that its coordinator knows"
         )
     if status == S["CORRUPT"]:
-        base, log_fd, *_ = log.core.current_files()
-        size = os.fstat(log_fd).st_size
+        base = log.core.current_files()[0]
+        try:  # by its name: another thread may close the descriptor, and move on, meanwhile
+            size = os.path.getsize(os.path.join(log.path, file_name(base, LOG)))
+        except OSError:
+            size = log.core.segment_position
         if size < log.core.segment_position:
             return CorruptRecord(
                 f"{name}: log truncated behind its writers' backs: segment {base} has {size} "
