@@ -52,6 +52,7 @@ def test_no_thread_appends_behind_the_mark_of_a_clean_end(path):
 
     def append(number: int) -> None:
         partition = log.engine.partition("t", number)
+        appended[number] = partition.append(batch(1)).last_offset + 1
         begun.wait(30)
         try:
             while True:
