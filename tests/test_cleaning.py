@@ -296,13 +296,18 @@ def test_one_round_for_all_processes_and_only_when_it_is_due(log, engine, tmp_pa
     assert points["t", 0] == after["partitions"]["t-0"]["cleaned_to"]
 
 
-def test_a_damaged_partition_is_left_alone_and_others_are_cleaned(log, engine, tmp_path):
-    for name in ("bad", "good"):
+def dirty(log, *names):
+    """Topics that have much to be cleaned."""
+    for name in names:
         log.create_topic(name, config={**COMPACT, "min.cleanable.dirty.ratio": 0.1})
         with log.producer() as producer:
             for _ in range(100):
                 producer.produce(name, b"v" * 100, b"k")
                 producer.flush()
+
+
+def test_a_damaged_partition_is_left_alone_and_others_are_cleaned(log, engine, tmp_path):
+    dirty(log, "bad", "good")
     with open(tmp_path / "log" / "bad-0" / "00000000000000000000.log", "r+b") as handle:
         handle.seek(100)
         handle.write(b"\xff\xff")
@@ -316,12 +321,7 @@ def test_a_damaged_partition_is_left_alone_and_others_are_cleaned(log, engine, t
 def test_a_partition_whose_cleaning_goes_wrong_in_a_new_way_keeps_no_other_from_it(
     log, engine, monkeypatch, caplog
 ):
-    for name in ("first", "second"):
-        log.create_topic(name, config={**COMPACT, "min.cleanable.dirty.ratio": 0.1})
-        with log.producer() as producer:
-            for _ in range(100):
-                producer.produce(name, b"v" * 100, b"k")
-                producer.flush()
+    dirty(log, "first", "second")
     real = cleanings.clean_partition
 
     def clean_partition(log, *how, **options):

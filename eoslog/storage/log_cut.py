@@ -199,7 +199,7 @@ def _reached(path: str, place: Place, flushed: int) -> int:
     log = os.path.join(path, file_name(base, LOG))
     data = files.read_file(log)[position:] if files.exists(log) else b""
     end = max([offset, flushed, *offsets_in(path, SNAPSHOT), *offsets_in(path, LOG)])
-    if len(data) >= 61:  # the damaged batch itself, if its own numbers agree
+    if len(data) >= _HEAD.size + _BODY.size:  # the damaged batch itself, if its own numbers agree
         first, *_ = _HEAD.unpack_from(data)
         _, last, *_, count = _BODY.unpack_from(data, _HEAD.size)
         if first == offset and last == count - 1:
