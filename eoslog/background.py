@@ -1,5 +1,5 @@
-"""The one background thread of an open directory: heartbeats, late flushes, scheduled work; and the
-threads that flush several partitions at once for who asks.
+"""The one background thread of an open directory: heartbeats, late flushes, when other work is due;
+and the threads that flush several partitions at once for who asks.
 
 Nothing waits for it: who needs durability flushes itself. It only serves acks=0 and acks=1 writers
 and markers, whose bytes become durable within the topic's `flush.ms`.

@@ -138,6 +138,7 @@ class Engine:
                     self.partitions.on_append = self._background.note_append
                 self.partitions.on_forget = self._background.forget
                 self.schedule(
+                    "checkpoint",
                     config.log_flush_offset_checkpoint_interval_ms / 1000,
                     self._checkpointer.checkpoint,
                 )
@@ -156,31 +157,28 @@ class Engine:
             if self.session.began:
                 self._finish_deletions()
             self.schedule(
+                "sweep",
                 config.transaction_abort_timed_out_transaction_cleanup_interval_ms / 1000,
-                lambda: self._aside("sweep", self.transactions.abort_timed_out),
+                self.transactions.abort_timed_out,
             )
             self.schedule(
+                "sweep",
                 config.transaction_remove_expired_transaction_cleanup_interval_ms / 1000,
-                lambda: self._aside("sweep", self.transactions.expire),
+                self.transactions.expire,
             )
             self.schedule(
-                _OFFSETS_CHECK_S,
-                lambda: self._aside("offsets", lambda: self.groups.expire_offsets(retention_ms)),
+                "offsets", _OFFSETS_CHECK_S, lambda: self.groups.expire_offsets(retention_ms)
             )
             expiry = ProducerExpiry(self.open_logs, config.producer_id_expiration_ms, self.clock_ms)
             self.schedule(
-                config.producer_id_expiration_check_interval_ms / 1000,
-                lambda: self._aside("expire", expiry.look),
+                "expire", config.producer_id_expiration_check_interval_ms / 1000, expiry.look
             )
             self.cleaning = Cleaning(
                 self.session, self.partitions, self.transactions.uncleanable_offset, self.clock_ms
             )
             backoff_s = config.log_cleaner_backoff_ms / 1000
             retention_s = config.log_retention_check_interval_ms / 1000
-            self.schedule(
-                backoff_s,
-                lambda: self._aside("clean", lambda: self.cleaning.round(backoff_s, retention_s)),
-            )
+            self.schedule("clean", backoff_s, lambda: self.cleaning.round(backoff_s, retention_s))
         except BaseException:
             self._release()
             raise
@@ -458,10 +456,13 @@ class Engine:
         """Wall clock in ms; only for show and for timestamps."""
         return int(self.clock() * 1000)
 
-    def schedule(self, interval_s: float, fn: Callable[[], None]) -> None:
-        """Call `fn` every interval_s seconds on the background thread; readers have none."""
+    def schedule(self, what: str, interval_s: float, run: Callable[[], object]) -> None:
+        """Call `run` every interval_s seconds, on a thread of its own: a heartbeat never waits
+        for it. What has one name is never run twice at once: what is due meanwhile is left out.
+        Readers schedule nothing.
+        """
         if self._background is not None:
-            self._background.schedule(interval_s, fn)
+            self._background.schedule(interval_s, lambda: self._aside(what, run))
 
     @property
     def outdated(self) -> bool:

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -178,3 +180,42 @@ def test_a_reader_is_refused_a_slot_that_the_control_file_does_not_reach_until_i
         assert child.exitcode == 0
         assert "nobody has written to slot" in seen.get(timeout=60)
         assert seen.get(timeout=60) == 3
+
+
+@pytest.mark.process
+def test_heartbeats_go_on_while_a_stopped_process_holds_the_lock_of_a_group(path):
+    script = (
+        "import sys; from eoslog.log import open as o\n"
+        "p = o(sys.argv[1]).engine.group_partition('g')\n"
+        "assert p.core.lock_for_recovery(5) == 0\n"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    with open_log(path) as log:
+        log.create_topic("t")
+        engine = log.engine
+        engine.groups.join("g", subscription=["t", "later"])
+        holder = subprocess.Popen(
+            [sys.executable, "-c", script, path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert holder.stdout.readline() == "locked\n"
+        os.kill(holder.pid, signal.SIGSTOP)
+        log.create_topic("later")  # for the look after the group to write down
+        waiting = threading.Thread(
+            target=engine.groups.join, args=("g",), kwargs={"subscription": ["t"]}
+        )
+        try:
+            waiting.start()
+            beats, age = 0, 0.0
+            while beats < 5:
+                before, age = age, engine.process_heartbeat_age(engine.process_number)
+                beats += age < before
+                assert waiting.is_alive(), "it waits for the lock as the look after the group does"
+                time.sleep(0.01)
+        finally:
+            holder.kill()
+            holder.communicate()
+            waiting.join()
+        assert len(engine.groups.describe_group("g").members) == 2

@@ -329,7 +329,7 @@ class GroupCoordinator(GroupAdmin):
             self._local[group_id, member_id] = _LocalMember(time.monotonic(), interval)
             start, self._ticking = not self._ticking, True
         if start:
-            self._host.schedule(_TICK_S, self.tick)
+            self._host.schedule("groups", _TICK_S, self.tick)
 
     def _touch(self, group_id: str, member_id: str) -> None:
         with self._mutex:
@@ -344,7 +344,8 @@ class GroupCoordinator(GroupAdmin):
     def tick(self) -> None:
         """Take out members of this process that stopped polling, and look after their groups.
 
-        Runs on the engine's background thread, so that a long poll loop delays no one else.
+        Runs on a thread of its own: a long poll loop delays no one else, and what waits here for
+        the lock of a group's partition holds up no heartbeat.
         """
         now = time.monotonic()
         with self._mutex:

@@ -198,7 +198,7 @@ class FakeHost:
         self.metadata = self.disk.metadata
         self.transactions = FakeTransactions()
         self.consumers: dict[int, Any] = {}
-        self.scheduled: list[tuple[float, Callable[[], None]]] = []
+        self.scheduled: list[tuple[float, Callable[[], object]]] = []
         self.groups = GroupCoordinator(self)
 
     def close(self) -> None:
@@ -243,8 +243,8 @@ class FakeHost:
     def process_heartbeat_age(self, number: int) -> float:
         return next((age for (n, _), age in self.disk.living.items() if n == number), 1e9)
 
-    def schedule(self, interval_s: float, fn: Callable[[], None]) -> None:
-        self.scheduled.append((interval_s, fn))
+    def schedule(self, what: str, interval_s: float, run: Callable[[], object]) -> None:
+        self.scheduled.append((interval_s, run))
 
     def refuse_outdated(self) -> None:
         """Not one that began where nobody wrote."""
