@@ -93,6 +93,7 @@ class Producer(BoundConsumers, RecordAccumulator):
         self._transactions: TransactionManager | None = None
         self._consumers = weakref.WeakValueDictionary()
         self._calls = threading.RLock()  # transactional calls, one at a time
+        self._committing = False  # a delivery callback may call in between
         plain = settings.enable_idempotence and settings.transactional_id is None
         self._identity = Identity(self._engine.producer_ids.next_producer_id if plain else None)
         if settings.transactional_id is not None:
@@ -317,6 +318,7 @@ class Producer(BoundConsumers, RecordAccumulator):
 
         Raises:
             RequestTimedOut: not known within the timeout: call commit again, and nothing else.
+            IllegalState: none is open; or a delivery callback of a commit calls it.
             CommitOutcomeUnknown: decided, not known to be durable: close, and let the next
                 `init_transactions` of this id tell. Neither abort nor rewind.
             ProducerFenced: another instance took over; nothing of this transaction counts.
@@ -329,9 +331,14 @@ class Producer(BoundConsumers, RecordAccumulator):
             deadline = self._deadline(timeout)
             if manager.error is not None:
                 raise manager.error
+            if self._committing:
+                raise IllegalState(
+                    "commit_transaction: a commit is under way, this is its callback"
+                )
             gate = self.gate
             manager.transition(_COMMITTING, "commit_transaction")
             self.gate = _NO_TRANSACTION
+            self._committing = True
             try:
                 self._send_all(deadline, "commit_transaction")
                 self._sender.acks.untold = None
@@ -342,6 +349,8 @@ class Producer(BoundConsumers, RecordAccumulator):
                 if manager.withdraw_commit() and self.gate == _NO_TRANSACTION:
                     self.gate = gate
                 raise
+            finally:
+                self._committing = False
             manager.end(True, deadline)
 
     def abort_transaction(self, timeout: float | None = None) -> None:

@@ -410,6 +410,35 @@ def test_close_aborts_what_is_open(log: Log) -> None:
     assert visible(log) == []
 
 
+@pytest.mark.parametrize("caught", [True, False])
+def test_a_commit_by_a_callback_of_a_commit_is_refused(
+    log: Log, producer: Producer, caught: bool
+) -> None:
+    refused: list[str] = []
+
+    def commit(error: Any, metadata: Any) -> None:
+        try:
+            producer.commit_transaction()
+        except IllegalState as refusal:
+            refused.append(str(refusal))
+            if not caught:
+                raise
+
+    producer.begin_transaction()
+    producer.produce("b", b"v", on_delivery=commit)
+    if not caught:
+        with pytest.raises(IllegalState, match="under way"):
+            producer.commit_transaction()
+        assert visible(log) == []
+        assert producer.transaction_state == "IN_TRANSACTION", "as open as before"
+    producer.commit_transaction()
+    assert len(refused) == 1
+    assert visible(log) == [b"v"]
+    with producer.transaction() as tx:
+        tx.produce("b", b"w")
+    assert visible(log) == [b"v", b"w"]
+
+
 class Told(Exception):
     """Raised by a callback."""
 
