@@ -11,7 +11,7 @@ from eoslog import _core
 from eoslog.client import arrow
 from eoslog.client.fetcher import Fetcher
 from eoslog.client.subscription import PartitionState
-from eoslog.errors import CorruptRecord
+from eoslog.errors import CorruptRecord, EoslogError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,10 +29,15 @@ def next_batch(fetcher: Fetcher, limit: int, *, check_crc: bool) -> pa.RecordBat
     """The next batch of at most `limit` records that are there now, and the position behind it.
 
     Raises:
-        CorruptRecord: at this position; records before it were handed out first.
+        CorruptRecord: at this position; records before it were handed out first. It comes again in
+            the partition's next turn.
     """
     for turn, state in fetcher.in_turn():
-        batch = _batch_of(fetcher, state, limit, check_crc)
+        try:
+            batch = _batch_of(fetcher, state, limit, check_crc)
+        except EoslogError:
+            fetcher.pass_turn(turn)
+            raise
         if batch is not None:
             fetcher.pass_turn(turn)
             return batch

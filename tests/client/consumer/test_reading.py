@@ -403,6 +403,20 @@ def test_consume_arrow_moves_the_position_as_consume_does(host, log):
             c.consume_arrow(timeout=0)
 
 
+def test_consume_arrow_gives_others_their_turn_after_a_damaged_partition(host, log):
+    pytest.importorskip("pyarrow")
+    for damaged in (log, other := host.partition("t", 1)):
+        damaged.put("bad")
+    base, data = log.entries[-1]
+    log.entries[-1] = (base, data[:-2] + b"\xff" + data[-1:])
+    c = consumer(host, assign=(T0, T1))
+    for expected in (b"bad", b"more"):
+        with pytest.raises(CorruptRecord):
+            c.consume_arrow(timeout=0)
+        assert c.consume_arrow(timeout=0).column("value").to_pylist() == [expected]
+        other.put("more")
+
+
 def test_G08_from_every_offset_exactly_the_committed_records_are_seen(host, log):
     expected = {}
     for number in range(12):
