@@ -153,7 +153,7 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
 
         A partition with an offset, "earliest" or "latest", starts there; another one at its
         committed offset, else as auto.offset.reset says. Partitions that stay assigned go on where
-        they are.
+        they are. Auto-commit commits first, so that what goes has its last records committed.
 
         Raises:
             ConfigError: an offset is none, or negative.
@@ -170,6 +170,8 @@ class Consumer(_core.RecordPolling, ConsumerOffsets, Closing):
                 raise UnknownTopicOrPartition(
                     f"{partition}: {partition.topic} has {len(info.partitions)} partitions"
                 )
+        if self._subscription.manual:  # no rebalance follows that would
+            self._commit_before_loss(self._subscription.states)
         moved = self._subscription.assign(partitions)
         if self._config.auto_offset_reset == "none":
             moved = [state for state in moved if state.reset is not None]

@@ -139,6 +139,26 @@ def test_H07_a_bound_consumer_does_not_commit_by_itself(host, log):
     assert c.committed(T0) is None
 
 
+def test_what_another_assign_drops_is_committed_first(host, log):
+    log.put(*"ab")
+    c = consumer(host, group_id="g")
+    c.poll(0)
+    c.assign([T1])
+    assert host.groups.fetch_offsets("g")[T0].offset == 1
+    c.assign([T0])
+    assert drain(c) == ["b"]
+    c.assign([])
+    assert host.groups.fetch_offsets("g")[T0].offset == 2
+
+
+def test_what_an_assign_drops_is_left_to_who_commits_by_hand(host, log):
+    log.put(*"ab")
+    c = consumer(host, group_id="g", enable_auto_commit=False)
+    c.poll(0)
+    c.assign([T1])
+    assert host.groups.fetch_offsets("g") == {}
+
+
 def test_A12_rewind_goes_back_to_the_committed_offsets(host, log):
     log.put(*"abcd")
     host.partition("t", 1).put("x")
