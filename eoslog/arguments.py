@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 from collections.abc import Iterable, Mapping
@@ -21,6 +20,8 @@ __all__ = [
     "as_seconds",
     "keys_of_log",
 ]
+
+_LONGEST_S = 1e9  # a time from now on is one in ns of 64 bits
 
 
 def as_mapping(what: str, value: Any) -> Mapping[Any, Any]:
@@ -57,10 +58,16 @@ def as_int(what: str, value: Any, expected: str = "an int") -> int:
 
 
 def as_seconds(what: str, value: Any) -> float:
-    """A timeout. Raises ConfigError for what is no number, or not a number."""
-    if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
-        raise ConfigError(f"{what}: expected a timeout in seconds, got {value!r}")
-    return value  # type: ignore[return-value]
+    """A timeout; one of more than 30 years, infinity too, is as long as clocks can hold.
+
+    Raises:
+        ConfigError: it is no number, not a number, or negative.
+    """
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or value != value or value < 0:
+        below = ", below 0" if number and value < 0 else ""
+        raise ConfigError(f"{what}: expected a timeout in seconds, got {value!r}{below}")
+    return value if value < _LONGEST_S else _LONGEST_S  # type: ignore[no-any-return]
 
 
 def as_list_of(kind: type, what: str, names: str, values: Any) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -170,3 +172,39 @@ def test_what_is_no_path_of_a_directory_is_refused(
     with pytest.raises(ConfigError, match="path: expected the path of a directory, got"):
         open_log(place)
     assert os.listdir() == []
+
+
+@pytest.mark.parametrize("timeout", [math.nan, -1, -math.inf, True, "1"])
+def test_what_is_no_timeout_is_refused_by_each_call(log: Any, timeout: Any) -> None:
+    with log.producer(transactional_id="x") as producer, log.consumer("t") as consumer:
+        calls = [
+            producer.init_transactions,
+            producer.flush,
+            producer.poll,
+            producer.close,
+            lambda t: consumer.consume(1, t),
+            consumer.poll,
+            Delivery().result,
+        ]
+        for call in calls:
+            with pytest.raises(ConfigError, match="expected a timeout in seconds"):
+                call(timeout)
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e10, 10**400])
+def test_a_timeout_that_no_clock_holds_is_waited_for(log: Any, timeout: Any) -> None:
+    with log.producer(transactional_id="x", linger_ms=60_000) as producer:
+        producer.init_transactions(timeout)
+        producer.begin_transaction()
+        sent = producer.send("t", "v")
+        flush = threading.Timer(0.05, producer.flush, (timeout,))
+        flush.start()
+        assert sent.result(timeout).offset == 3
+        flush.join()
+        producer.commit_transaction(timeout)
+    with log.consumer(group_id="g") as consumer:
+        consumer.assign([TopicPartition("t", 0, 3)])
+        assert consumer.poll(timeout).value == b"v"
+        threading.Timer(0.05, consumer.wakeup).start()
+        assert consumer.poll(timeout) is None
+        assert consumer.committed(TopicPartition("t", 0), timeout) is None
