@@ -5,6 +5,7 @@ Source: Kafka ConsumerCoordinator, KafkaConsumer; KIP-98, KIP-447.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import warnings
@@ -34,6 +35,7 @@ from eoslog.errors import (
     IllegalState,
     StaleMemberEpoch,
     UnknownMember,
+    UnknownTopicOrPartition,
     error_for,
 )
 from eoslog.model import GroupMetadata, OffsetAndMetadata, TopicPartition
@@ -252,8 +254,15 @@ class ConsumerOffsets:
             }
 
     def progress(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The same as offsets to commit, each bound to the topic that it counts in."""
+        """The same as offsets to commit, each bound to the topic that it counts in.
+
+        Where an end of the log was sought, it is found now, unless the topic was deleted.
+        """
         with self._use:
+            for state in self._subscription.states.values():
+                if state.reset is not None:
+                    with contextlib.suppress(UnknownTopicOrPartition):
+                        self._fetcher.locate([state])
             return self._progress(self._subscription.states)
 
     def group_metadata(self) -> GroupMetadata:

@@ -149,6 +149,27 @@ def test_an_abort_on_purpose_is_one_although_a_callback_raises(log, make_produce
     assert outputs(log) == INPUT
 
 
+@pytest.mark.parametrize("place, offset", [("earliest", 0), ("latest", 3)])
+def test_a_position_that_is_an_end_of_the_log_is_committed(log, producer, consumer, place, offset):
+    reader = consumer()
+    reader.assign([T0, T1])
+    with producer.transaction() as tx:
+        reader.seek(T0, place)
+        tx.commit_offsets(reader)
+    assert reader.committed(T0) == offset
+    assert reader.committed(T1) == 0
+
+
+def test_a_position_in_a_topic_that_is_gone_is_left_out(log, producer, consumer):
+    reader = consumer()
+    reader.assign([T0, TopicPartition("out", 0)])
+    reader.seek_to_end()
+    log.delete_topic("out")
+    with producer.transaction() as tx:
+        tx.commit_offsets(reader)
+    assert reader.committed(T0) == 3
+
+
 def test_a_consumer_that_is_bound_in_the_transaction_is_rewound(log, producer, opened):
     with pytest.raises(ZeroDivisionError), producer.transaction():
         c = Consumer(
