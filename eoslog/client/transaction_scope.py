@@ -108,7 +108,9 @@ class Transaction:
     def abort(self) -> None:
         """Abort on purpose: nothing of it counts, the consumers that take part are rewound.
 
-        The block goes on, and its end does nothing more. What it still produces is refused.
+        The block goes on, and its end does nothing more. What it still produces is refused. A
+        transaction that is begun by hand there is ended by hand, or aborted and told (IllegalState)
+        at the block's end.
 
         Raises:
             RequestTimedOut: call it again, and nothing else.
@@ -124,9 +126,14 @@ class Transaction:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None:
-            if self._aborted:
+            if self._aborted and not self._begun_by_hand():
                 return
             try:
+                if self._aborted:
+                    raise IllegalState(
+                        "a transaction that was begun by hand behind tx.abort() was left open at "
+                        "the end of the `with` block: it is aborted"
+                    )
                 if self._producer.transaction_state == "READY":
                     raise IllegalState(
                         "the transaction was already ended inside the `with` block, "
@@ -142,6 +149,11 @@ class Transaction:
             self._state = "committed"
         elif not isinstance(error, CommitOutcomeUnknown):
             self._undo()
+
+    def _begun_by_hand(self) -> bool:
+        """Whether there is a transaction behind the one that this block has ended."""
+        manager = self._producer.transactions
+        return manager is not None and manager.open
 
     def _undo(self) -> None:
         self._state = "aborted"

@@ -149,6 +149,21 @@ def test_an_abort_on_purpose_is_one_although_a_callback_raises(log, make_produce
     assert outputs(log) == INPUT
 
 
+def test_a_transaction_begun_behind_an_abort_on_purpose_is_not_left_open(log, producer, consumer):
+    reader = consumer("in", producer=producer)
+    with pytest.raises(IllegalState, match="left open"), producer.transaction() as tx:
+        tx.abort()
+        producer.begin_transaction()
+        pass_on(producer, reader, 2)
+    assert producer.transaction_state == "READY"
+    with producer.transaction() as tx:
+        tx.abort()
+        producer.begin_transaction()
+        producer.commit_transaction()  # by hand, as it was begun
+    work(producer, reader, 6)
+    assert outputs(log) == INPUT
+
+
 @pytest.mark.parametrize("place, offset", [("earliest", 0), ("latest", 3)])
 def test_a_position_that_is_an_end_of_the_log_is_committed(log, producer, consumer, place, offset):
     reader = consumer()
