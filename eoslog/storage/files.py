@@ -48,9 +48,15 @@ def naming(path: str) -> Iterator[None]:
         raise storage_error(error, path) from error
 
 
-def open_file(path: str, *, create: bool = False, read_only: bool = False) -> int:
-    """A descriptor, close-on-exec. Raises FileNotFoundError as it is, all else as StorageError."""
+def open_file(
+    path: str, *, create: bool = False, read_only: bool = False, append: bool = False
+) -> int:
+    """A descriptor, close-on-exec. Raises FileNotFoundError as it is, all else as StorageError.
+
+    With `append`, the kernel puts each write behind the file's end, whatever position it names.
+    """
     flags = os.O_RDONLY if read_only else os.O_RDWR | (os.O_CREAT if create else 0)
+    flags |= os.O_APPEND if append else 0
     try:
         return _core.os_open(path, flags, FILE_MODE)
     except FileNotFoundError:

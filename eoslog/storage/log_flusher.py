@@ -358,9 +358,11 @@ class LogFlusher:
         )
 
     def _mark_poisoned(self) -> None:
-        fd = files.open_file(os.path.join(self._log.session.path, POISON_FILE), create=True)
+        path = os.path.join(self._log.session.path, POISON_FILE)
+        fd = files.open_file(path, create=True, append=True)  # others write theirs without a lock
         try:
-            line = f"{self._log.topic} {self._log.partition}\n".encode()
+            # Not behind half a line, which is all that a full disk may have taken of another.
+            line = f"\n{self._log.topic} {self._log.partition}\n".encode()
             _core.os_pwrite(fd, line, os.fstat(fd).st_size)
             _core.os_sync(fd, data_only=False)
         finally:

@@ -150,7 +150,7 @@ def test_a_failed_flush(tmp_path: Path) -> None:
         files.arm_failpoint("fdatasync", "EIO")
         with syncs(1, 1), pytest.raises(LogPoisoned):  # the one that fails, the mark of it
             log.flush()
-        assert (tmp_path / POISON_FILE).read_bytes() == b"t 0\n"
+        assert (tmp_path / POISON_FILE).read_bytes() == b"\nt 0\n"
 
 
 def test_recovery_of_an_unclean_partition(tmp_path: Path) -> None:

@@ -267,6 +267,29 @@ def test_fsync_error_is_seen_by_all(tmp_path: Path, dies_at: tuple[str, str] | N
     assert live(fresh).fine().of("values") == [["0", "1", "5"]]
 
 
+def test_two_that_poison_at_one_time_both_leave_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    prepare(path, "t", partitions=2)
+
+    def flusher(child: Child, number: int, *faults: tuple[str, str]) -> None:
+        with eoslog.open(path):
+            partition = Engine.open(path).partition("t", number)
+            partition.append(data(["0"]))
+            for fault in (("fdatasync", "EIO"), *faults):
+                files.arm_failpoint(*fault)
+            with pytest.raises(LogPoisoned):
+                partition.flush()
+            os._exit(0)
+
+    slow = start(flusher, 0, ("pwrite", "stop"))  # it has seen where the file ends
+    os.waitpid(slow.pid, os.WUNTRACED)
+    start(flusher, 1).end().fine()
+    slow.signal(signal.SIGCONT)
+    slow.end().fine()
+    lines = (path / "eoslog.poison").read_text().split("\n")
+    assert sorted(filter(None, lines)) == ["t 0", "t 1"]
+
+
 # --- 9
 
 

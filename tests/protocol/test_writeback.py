@@ -74,7 +74,7 @@ def test_a_disk_that_refuses_poisons_as_a_failed_flush_does(tmp_path: Path, erro
             with pytest.raises(LogPoisoned):
                 call()
         assert log.durable_end == 0
-        assert (tmp_path / POISON_FILE).read_bytes() == b"t 0\n"
+        assert (tmp_path / POISON_FILE).read_bytes() == b"\nt 0\n"
 
 
 def test_it_is_poisoned_before_the_interpreter_hears_of_it(tmp_path: Path) -> None:
