@@ -203,9 +203,7 @@ class Resolver:
             # Complete, yet open here: the marker was published and lost, or an abort does not
             # name this partition (its Ongoing was lost).
             clog.make_durable(decision.offset)
-            offset = self._driver.mark(clog, key, tp)
-            if offset is not None and tp in decision.spans:
-                clog.remember_marker(key, tp, offset)
+            self._driver.mark(clog, key, tp)
         return self._open(log, *key) is None
 
     def _left_to_its_owner(

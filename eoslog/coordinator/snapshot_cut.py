@@ -172,14 +172,29 @@ def settled(host: Host, logs: TransactionLogs) -> list[tuple[TransactionLog, Key
     cut = closed_cut(ends, (spans for _, d, spans in known if d.commit))
 
     def done(decision: Decision, spans: Spans) -> bool:
-        markers, commit = decision.markers, decision.commit
-        for tp, span in spans.items():
-            if durable[tp] <= markers.get(tp, -1) or (commit and span.last >= cut[tp]):
-                return False
-        return True
+        for tp in spans:
+            _look(decision, tp, found[tp])
+        return all(
+            durable[tp] >= decision.closed.get(tp, durable[tp] + 1)
+            and (span.last < cut[tp] or not decision.commit)
+            for tp, span in spans.items()
+        )
 
     return [
         (clog, d.decided.key)
         for clog, d, spans in known
         if d.complete and id(d) in candidates and done(d, spans)
     ]
+
+
+def _look(decision: Decision, tp: TopicPartition, log: HostLog) -> None:
+    """Note where the log ends if the transaction is no longer open there.
+
+    Not what COMPLETE says of the marker: a power cut may have taken that one, and who wrote it
+    again is another process. Once it is seen closed it stays so, for as long as the session.
+    """
+    if tp not in decision.closed:
+        producer_id, epoch = decision.decided.key
+        found = log.open_transaction(producer_id)
+        if found is None or found[0] != epoch:
+            decision.closed[tp] = log.log_end  # read last: the marker lies below

@@ -51,13 +51,14 @@ Key = tuple[int, int]
 class Decision:
     """A decided transaction, kept until nothing depends on it any more.
 
-    `markers` holds, per partition, an offset that no marker of it lies above; `complete` says that
-    COMPLETE_* was read, so that all are there.
+    `complete` says that COMPLETE_* was read: each partition has its marker, or had it when a power
+    cut came. `closed` holds, per partition, a log end at which this process saw it ended there in
+    this session, so no marker of it lies at or behind that.
     """
 
     prepared: TransactionMetadata
     decided: Decided
-    markers: dict[TopicPartition, int] = field(default_factory=dict)
+    closed: dict[TopicPartition, int] = field(default_factory=dict)
     complete: bool = False
 
     @property
@@ -128,7 +129,6 @@ class TransactionFold:
             if decision is None:
                 return
             decision.complete = True
-            decision.markers = dict(metadata.markers)
             if not decision.spans:
                 del self.decisions[key]
             return
@@ -262,13 +262,6 @@ class TransactionLog:
         """See `TransactionFold.forget`."""
         with self._lock:
             self._fold.forget(key)
-
-    def remember_marker(self, key: Key, tp: TopicPartition, offset: int) -> None:
-        """A marker that was lost and is written again lies elsewhere now."""
-        with self._lock:
-            decision = self._fold.decisions.get(key)
-            if decision is not None:
-                decision.markers[tp] = max(offset, decision.markers.get(tp, -1))
 
     # -- writing
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eoslog import errors
+from eoslog._core import build_batch
 from eoslog.coordinator.transaction_log import TransactionLog
 from eoslog.coordinator.transaction_records import encode_key
 from eoslog.coordinator.transaction_state import TransactionMetadata, TransactionState
@@ -428,6 +429,31 @@ def test_decisions_are_kept_until_their_markers_are_durable(world: World) -> Non
     world.log(B0).flush()
     assert world.coordinator.uncleanable_offset(partition) == world.clog("t").log_end
     assert list(world.coordinator.logs.decisions()) == []
+
+
+def test_a_marker_that_was_written_again_is_durable_before_any_process_forgets_its_decision(
+    world: World,
+) -> None:
+    """It lies behind what others have appended and flushed, where only its writer has seen it."""
+    writer = Writer(world, "t")
+    writer.write(A0, b"1")
+    prepare_at = world.clog("t").log_end
+    writer.commit()
+    world.clog("t").flush()
+    recoverer = world.crash_unrecovered()
+    other = world.open()[1]
+    log, partition = world.log(A0), world.clog("t").partition
+    assert log.log_end == 1  # the marker is lost
+    log.append(build_batch([(0, None, b"another", ())]))
+    log.flush()
+    assert other.uncleanable_offset(partition) == prepare_at  # open yet
+    recoverer.recover_partition(log)
+    assert world.values(A0) == [b"1", b"another"]
+    for process in (other, recoverer):
+        assert process.uncleanable_offset(partition) == prepare_at
+    log.flush()
+    for process in (other, recoverer):
+        assert process.uncleanable_offset(partition) == world.clog("t").log_end
 
 
 def test_live_and_replayed_state_are_the_same(world: World) -> None:

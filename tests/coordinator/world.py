@@ -43,12 +43,17 @@ class World:
 
     def crash(self, **keep: int) -> TransactionCoordinator:
         """Power cut, then a new session that recovers every partition."""
-        self.directory.power_cut({TopicPartition(*_split(k)): v for k, v in keep.items()})
-        self.process, self.coordinator = self.open()
+        self.crash_unrecovered(**keep)
         for log in [
             log for tp, log in self.directory.logs.items() if tp.topic != "__transaction_state"
         ]:
             self.coordinator.recover_partition(log)
+        return self.coordinator
+
+    def crash_unrecovered(self, **keep: int) -> TransactionCoordinator:
+        """Power cut, then a new session that has not recovered a partition."""
+        self.directory.power_cut({TopicPartition(*_split(k)): v for k, v in keep.items()})
+        self.process, self.coordinator = self.open()
         return self.coordinator
 
 
