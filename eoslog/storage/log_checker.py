@@ -21,12 +21,12 @@ from eoslog.storage.kafka_repair import repair_as_kafka
 from eoslog.storage.log_cut import (
     METADATA,
     Place,
+    batches_behind,
     bytes_behind,
     cut_at,
     keep_offsets,
     keep_producer_ids,
 )
-from eoslog.storage.log_loader import valid_batch_after
 from eoslog.storage.segment_swap import finish_renames, unfinished_swap
 from eoslog.storage.segments import (
     INDEX,
@@ -288,29 +288,12 @@ class _Walk:
     def _damaged(self, base: int, position: int, expected: int, what: str) -> None:
         """Note the first bad batch, what lies before it, and what a cut there would lose."""
         self.bad = (base, position, expected)
-        lost = self._records_behind(base, position, expected)
+        behind = batches_behind(self.path, self.bad)
+        lost = sum(batch.count for batch in behind if not batch.control)
         kept = f"offsets below {expected} are whole"
         tail = f"{lost} whole records follow and go with a cut" if lost else "nothing whole follows"
         path = os.path.join(self.path, file_name(base, LOG))
         self.problems.append(Problem(path, position, f"{what}; {kept}, {tail}", lost))
-
-    def _records_behind(self, base: int, position: int, expected: int) -> int:
-        """Records in valid batches behind a bad one, in this segment and in later ones."""
-        data = files.read_file(os.path.join(self.path, file_name(base, LOG)))[position + 1 :]
-        count = 0
-        follower = valid_batch_after(data, expected)
-        if follower is not None:
-            try:
-                for batch in _core.iter_batches(data, follower, strict=False):
-                    count += batch.count if batch.valid and not batch.control else 0
-            except CorruptRecord:
-                pass
-        for later in offsets_in(self.path, LOG):
-            if later > base:
-                for found, _ in self._batches(later):
-                    if found is not None and found.valid and not found.control:
-                        count += found.count
-        return count
 
     def _indexes(
         self,

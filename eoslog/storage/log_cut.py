@@ -14,6 +14,7 @@ leaves them, holds those offsets; it is written in the same way.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import struct
 import time
@@ -197,32 +198,49 @@ def _reached(path: str, place: Place, flushed: int) -> int:
     """The end that a partition had before it was damaged at `place`, as far as anything tells."""
     base, position, offset = place
     log = os.path.join(path, file_name(base, LOG))
-    data = files.read_file(log)[position:] if files.exists(log) else b""
+    data = _mapped(log)[position : position + _HEAD.size + _BODY.size]
     end = max([offset, flushed, *offsets_in(path, SNAPSHOT), *offsets_in(path, LOG)])
-    if len(data) >= _HEAD.size + _BODY.size:  # the damaged batch itself, if its own numbers agree
+    if len(data) == _HEAD.size + _BODY.size:  # the damaged batch itself, if its own numbers agree
         first, *_ = _HEAD.unpack_from(data)
         _, last, *_, count = _BODY.unpack_from(data, _HEAD.size)
         if first == offset and last == count - 1:
             end = max(end, first + count)
-    end = max(end, _end_of(data, offset))
+    return max([end, *(batch.last_offset + 1 for batch in batches_behind(path, place))])
+
+
+def batches_behind(path: str, place: Place) -> Iterator[_core.Batch]:
+    """The whole batches behind damage, past further damage too: in its segment and in later ones.
+
+    Batches of format v2 only, found by headers whose checksum is right.
+    """
+    base, position, offset = place
     for later in offsets_in(path, LOG):
-        if later > base:
-            rest = b"\0" + files.read_file(os.path.join(path, file_name(later, LOG)))
-            end = max(end, _end_of(rest, later))
-    return end
+        data = _mapped(os.path.join(path, file_name(later, LOG)))
+        if later == base:
+            yield from _whole_batches(data, position + 1, offset)
+        elif later > base:
+            yield from _whole_batches(data, 0, later)
 
 
-def _end_of(data: bytes, offset: int) -> int:
-    """The offset behind the last whole batch in bytes that begin with damage."""
-    at = 1
-    while (found := valid_batch_after(data[at - 1 :], offset - 1)) is not None:
-        at += found - 1
-        with contextlib.suppress(CorruptRecord):
-            while batches := _core.iter_batches(data, at, strict=False):
-                offset = max([offset, *(b.last_offset + 1 for b in batches if b.valid)])
-                at = batches[-1].position + batches[-1].size
-        at += 1
-    return offset
+def _whole_batches(data: bytes | mmap.mmap, at: int, offset: int) -> Iterator[_core.Batch]:
+    """Those of ascending offsets, from a byte and an offset on."""
+    while (found := valid_batch_after(data, offset - 1, at)) is not None:
+        (batch,) = _core.iter_batches(data, found, strict=False, limit=1)
+        yield batch
+        at, offset = found + batch.size, batch.last_offset + 1
+
+
+def _mapped(path: str) -> bytes | mmap.mmap:
+    """A file's bytes, not in memory until they are looked at; none where there is no file."""
+    try:
+        fd = files.open_file(path, read_only=True)
+    except FileNotFoundError:
+        return b""
+    try:
+        with files.naming(path):  # an empty file has no mapping
+            return mmap.mmap(fd, 0, prot=mmap.PROT_READ) if os.fstat(fd).st_size else b""
+    finally:
+        files.close(fd)
 
 
 def bytes_behind(path: str, base: int, position: int) -> int:

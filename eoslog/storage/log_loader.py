@@ -17,6 +17,7 @@ Recovery trusts the log, by CRC, and no pointer: neither the control file nor a 
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import struct
 import time
@@ -361,9 +362,9 @@ def _least_end(data: bytes, base: int) -> int:
     return int(start + last.last_offset - last.base_offset + 1)
 
 
-def valid_batch_after(data: bytes, offset: int) -> int | None:
-    """Where a valid batch of a later offset begins in the bytes behind a bad one."""
-    at = data.find(b"\x02", 17)
+def valid_batch_after(data: bytes | mmap.mmap, offset: int, begin: int = 1) -> int | None:
+    """Where a valid batch of a later offset begins, at a byte or behind it."""
+    at = data.find(b"\x02", begin + 16)
     while at >= 0:
         start = at - 16
         size = int.from_bytes(data[start + 8 : start + 12], "big", signed=True) + 12

@@ -98,6 +98,15 @@ def test_a_bad_batch_in_the_middle_is_reported_with_what_a_cut_would_lose(place,
     assert values(place) == [b"v%02d" % i for i in range(14)]
 
 
+def test_whole_records_behind_further_damage_are_counted_too(place):
+    found = [batches(the_log(place, number)) for number in range(4)]
+    for segment, number, byte in ((1, 4, 8), (1, 7, 8), (1, 8, 16), (2, 0, 17), (3, 5, 61)):
+        flip(the_log(place, segment), found[segment][number]["position"] + byte)
+    (problem,) = eoslog.repair(place).problems
+    assert problem.lost_records == 40 - 14 - 5
+    assert "21 whole records follow" in problem.message
+
+
 def test_junk_at_the_end_loses_nothing_but_itself(place):
     path = the_log(place, -1)
     with open(path, "ab") as handle:
