@@ -167,7 +167,8 @@ class Log(Owner):
         self.engine.for_writing().alter_topic(name, dict(as_mapping("config", config)))
 
     def topics(self) -> list[str]:
-        """Names of the user topics, sorted."""
+        """Names of the user topics, sorted. Raises IllegalState where `open` says so."""
+        self.engine.session.refuse_outdated()
         self.engine.metadata.refresh()
         return sorted(self.engine.metadata.topics)
 
@@ -193,7 +194,10 @@ class Log(Owner):
         return health.offsets_of_log(self._partition(topic, partition))
 
     def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """The first offset whose timestamp is at or after a time; the high watermark if none is."""
+        """The first offset whose timestamp is at or after a time; the high watermark if none is.
+
+        Raises IllegalState where `open` says so.
+        """
         log = self._partition(topic, partition)
         end = log.high_watermark
         when = as_int("timestamp_ms", timestamp_ms, "ms since 1970 as int")

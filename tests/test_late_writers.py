@@ -94,6 +94,10 @@ def test_a_reader_where_nobody_wrote_is_told_of_a_late_writer_at_its_end(two_top
             reader.engine.partition("seen", 0).wait(1, 30)
         with pytest.raises(IllegalState, match=LATE):
             reader.offsets("seen", 0)
+        with pytest.raises(IllegalState, match=LATE):
+            reader.topics()
+        with pytest.raises(IllegalState, match=LATE):
+            reader.offset_for_time("seen", 0, 0)
         assert [r.value for r in reader.read("seen")] == [b"0"]
         with open_log(two_topics, read_only=True) as again:
             assert again.engine is not reader.engine

@@ -308,6 +308,7 @@ class PartitionLog:
 
     def offset_for_time(self, timestamp_ms: int, end: int) -> int | None:
         """The first offset below `end` whose timestamp is at or after a time, in ms."""
+        self.session.refuse_outdated()
         return self.reader.offset_for_time(timestamp_ms, end)
 
     def delete_records(self, before: int) -> int:
