@@ -18,7 +18,7 @@ from eoslog.model import CheckReport, Problem
 from eoslog.storage import checkpoints, files, running_broker, segment_files
 from eoslog.storage.kafka_directory import is_kafka_directory, read_kafka_directory
 from eoslog.storage.legacy_messages import LegacyBatch
-from eoslog.storage.log_checker import recovery_points
+from eoslog.storage.log_checker import missing_offline, recovery_points
 from eoslog.storage.segment_files import SegmentFiles
 from eoslog.storage.segments import DELETED
 
@@ -52,7 +52,7 @@ def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False
         ]
         if not places:
             raise ConfigError(f"{path} holds no partition directory and is none")
-    problems = _of_the_whole(path)
+    problems = [*_of_the_whole(path), *missing_offline(path)]
     partitions = [
         _Partition(place, full, points.get(segment_files.partition_of_path(place), 0))
         for place in places

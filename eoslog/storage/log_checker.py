@@ -26,6 +26,7 @@ from eoslog.storage.log_cut import (
     cut_at,
     keep_offsets,
     keep_producer_ids,
+    living_partitions,
 )
 from eoslog.storage.segment_swap import finish_renames, unfinished_swap
 from eoslog.storage.segments import (
@@ -127,6 +128,14 @@ def missing(path: str, points: Mapping[tuple[str, int], int]) -> list[Problem]:
                 Problem(place, 0, f"the directory is missing; it held offsets up to {point}")
             )
     return problems
+
+
+def missing_offline(path: str) -> list[Problem]:
+    """The same of a directory that nobody has open; none where it is a broker's."""
+    if not files.exists(os.path.join(path, SESSION_FILE)):
+        return []  # a broker's partitions move away, and its points of them stay for a while
+    living = living_partitions(path)
+    return missing(path, {k: p for k, p in recovery_points(path).items() if k in living})
 
 
 class _Walk:
@@ -374,6 +383,7 @@ def repair(path: str, mode: str) -> RepairReport:
         if not _core.try_lock(fd, 1):
             raise LockTimeout(f"{path}: a process has the directory open")
         lasting = _identity_problems(path)  # first: a newer format is not ours to touch
+        lasting += missing_offline(path)  # nothing makes it again either
         problems = _directory_problems(path)
         if mode == "cut":
             for problem in problems:

@@ -26,6 +26,7 @@ from eoslog.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Proble
 from eoslog.storage import files, segment_files
 from eoslog.storage.log_loader import valid_batch_after
 from eoslog.storage.metadata import PRODUCER_ID_BLOCK
+from eoslog.storage.metadata_fold import MetadataFold
 from eoslog.storage.metadata_records import ProducerIdsRecord, decode
 from eoslog.storage.segments import (
     INDEX,
@@ -106,6 +107,27 @@ def _metadata_end(path: str, bad: Place | None) -> tuple[Place, int]:
                 if isinstance(record, ProducerIdsRecord):
                     following = max(following, record.next_producer_id)
     return bad or place, following
+
+
+def living_partitions(root: str) -> set[tuple[str, int]]:
+    """(topic, number) of all that a directory's metadata log names, up to damage in it.
+
+    Without topics whose name a deleted one had: what is noted under it may be that one's.
+    """
+    fold = MetadataFold({}, {}, 0)
+    path = os.path.join(root, METADATA)
+    with contextlib.suppress(CorruptRecord):
+        for base in offsets_in(path, LOG) if files.is_dir(path) else ():
+            for batch in _batches(os.path.join(path, file_name(base, LOG))):
+                for _, _, _, value, _ in () if batch.control else batch.records():
+                    fold.apply(decode(value))
+    deleted = {topic.name for topic in fold.deleted.values()}
+    return {
+        (topic.name, number)
+        for topic in fold.topics.values()
+        if topic.name not in deleted
+        for number in topic.partitions
+    }
 
 
 def _batches(path: str) -> Iterator[_core.Batch]:

@@ -225,8 +225,18 @@ def test_a_partition_without_its_only_segment_is_told_by_every_check(two_topics)
 
 
 def test_a_partition_without_its_directory_is_told_and_the_others_are_checked(two_topics):
+    with eoslog.open(two_topics) as log:
+        log.create_topic("deleted")
+        with log.producer() as producer:
+            producer.send("deleted", b"v").result(10)
+    with eoslog.open(two_topics) as log:
+        log.delete_topic("deleted")  # its point stays noted
     shutil.rmtree(two_topics / "lost-0")
-    for report in checks_of(two_topics):
+    for report in (
+        *(eoslog.repair(two_topics, mode) for mode in ("report", "cut")),
+        eoslog.check(two_topics),
+        *checks_of(two_topics),
+    ):
         assert is_told(report, two_topics / "lost-0", "held offsets up to 1")
 
 
