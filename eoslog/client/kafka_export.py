@@ -30,7 +30,7 @@ from eoslog.client.kafka_cluster import (
 from eoslog.client.moved_groups import LogSide, MovedGroups
 from eoslog.client.moved_positions import check_ends, check_topics, positions_in
 from eoslog.errors import ConfigError
-from eoslog.model import OffsetAndMetadata, TopicPartition
+from eoslog.model import NO_TIMESTAMP, OffsetAndMetadata, TopicPartition
 from eoslog.storage.checkpoints import id_text
 from eoslog.storage.files import failpoint
 
@@ -159,11 +159,7 @@ class _Export:
         failpoint("export.committed")
 
     def _produce(self, record: Any) -> None:
-        if record.timestamp <= 0:
-            raise ConfigError(
-                f"{record.topic}-{record.partition} offset {record.offset}: librdkafka cannot send "
-                f"the timestamp {record.timestamp}, it would send the time of the export"
-            )
+        timestamp = _timestamp(record)
         while True:
             try:
                 self._producer.produce(
@@ -171,7 +167,7 @@ class _Export:
                     value=None if record.value is None else bytes(record.value),
                     key=None if record.key is None else bytes(record.key),
                     partition=record.partition,
-                    timestamp=record.timestamp,
+                    timestamp=timestamp,
                     headers=[
                         (name, None if value is None else bytes(value))
                         for name, value in record.headers or ()
@@ -183,6 +179,20 @@ class _Export:
                 self._producer.poll(0)
                 failpoint("export.record")
                 return
+
+
+def _timestamp(record: Any) -> int:
+    """What librdkafka is told: its 0 is the time of sending, which who has none gets.
+
+    Raises:
+        ConfigError: the record is of 1970 to the millisecond.
+    """
+    if record.timestamp == 0:
+        raise ConfigError(
+            f"{record.topic}-{record.partition} offset {record.offset}: librdkafka cannot send "
+            "the timestamp 0, it would send the time of the export"
+        )
+    return 0 if record.timestamp == NO_TIMESTAMP else int(record.timestamp)
 
 
 def _key(tp: TopicPartition) -> tuple[str, int]:

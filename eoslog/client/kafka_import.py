@@ -26,7 +26,7 @@ from eoslog.client.moved_groups import LogSide, MovedGroups
 from eoslog.client.moved_positions import check_ends, check_topics, positions_in
 from eoslog.config import ProducerConfig
 from eoslog.errors import ConfigError, GroupNotFound, UnknownTopicOrPartition
-from eoslog.model import TopicPartition
+from eoslog.model import NO_TIMESTAMP, TopicPartition
 from eoslog.storage.files import failpoint
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _produce(transaction: Any, message: Any) -> None:
         message.value(),
         message.key(),
         partition=message.partition(),
-        timestamp=timestamp,
+        timestamp=None if timestamp == NO_TIMESTAMP else timestamp,  # now, as Kafka's mirrors do
         headers=message.headers() or (),
     )
     failpoint("import.record")
