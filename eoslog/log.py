@@ -64,8 +64,8 @@ def open(  # noqa: A001
         config: Kafka's keys for a broker, as {"transaction.max.timeout.ms": 60_000}: timers and
             limits of this process's handles, counts of internal partitions of a new directory.
         create: make it when missing.
-        read_only: change nothing. While nobody writes, what is there is pinned as it is: once a
-            writer has come, who asks for its ends gets IllegalState, and opens it again.
+        read_only: change nothing. Opened while nobody writes it does not follow: once a writer has
+            come, who reads it or asks for its ends gets IllegalState, and opens it again.
         durability: "strict" (acknowledged means on disk) or "os" (means in the page cache). Fixed
             at creation; None takes what is stored, "strict" for a new directory.
         options: more keys, in snake_case.

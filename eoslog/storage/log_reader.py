@@ -214,8 +214,7 @@ class LogReader:
                 self._read_into(out, start, end, max_bytes, version)
             except (FileNotFoundError, StorageError, CorruptRecord) as failure:
                 error = failure
-            if error is not None:
-                self.refuse_outdated()
+            self.refuse_outdated()
             if self._core.deleted:  # what was read may be of another topic, made under the name
                 raise UnknownTopicOrPartition(f"{self.name}: the topic was deleted") from error
             if self._unchanged(version):
@@ -409,8 +408,8 @@ class LogReader:
                     if entry[2] >= start and entry[1] < end
                 ]
             except (CorruptRecord, StorageError) as failure:
-                self.refuse_outdated()
                 error = failure
+            self.refuse_outdated()  # its cleaner may have taken entries of what was read
             if self._core.deleted:  # it says so before the first file goes
                 raise UnknownTopicOrPartition(f"{self.name}: the topic was deleted") from error
             if self._unchanged(version):
