@@ -27,7 +27,7 @@ from eoslog.client.offsets import Offsets, offsets_of
 from eoslog.client.sender import GROUP_BYTES, Sender
 from eoslog.client.transaction_scope import Group, Transaction, group_metadata_of
 from eoslog.client.transactions import PREDECESSORS, ClientState, TransactionManager
-from eoslog.client.unclosed import GATES, producers
+from eoslog.client.unclosed import GATES, producers, remember
 from eoslog.config import ProducerConfig
 from eoslog.engine import Engine
 from eoslog.errors import (
@@ -103,7 +103,7 @@ class Producer(BoundConsumers, RecordAccumulator):
             )  # fmt: skip
             self.gate = _NO_TRANSACTION
         self._sender = Sender(self, self._engine, settings, self._identity, self._transactions)
-        producers.add(self)
+        remember(self)
 
     # -- hooks of the accumulator -------------------------------------------------------------
 

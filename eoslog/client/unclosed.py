@@ -1,8 +1,8 @@
 """Producers that nobody has closed: what becomes of them in a forked child and when a program ends.
 
 A program that ends without `close` sends what its producers hold, for some seconds; an open
-transaction is aborted. That comes before the engine lets go of the directory. Not where a process
-ends by `os._exit`, as the children of `multiprocessing` do where they are forked: close them there.
+transaction is aborted. That comes before the engine lets go of the directory. So it is in children
+of `multiprocessing`, though they end by `os._exit` where they are forked; not where others end so.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import time
 import weakref
 from typing import Any
 
 # Imported first, so that its own hook runs last.
-import eoslog.engine  # noqa: F401
+import eoslog.engine
 from eoslog.errors import EoslogError
 
-__all__ = ["GATES", "producers"]
+__all__ = ["GATES", "producers", "remember"]
 
 logger = logging.getLogger("eoslog.client.producer")
 
@@ -29,6 +30,25 @@ _WITHIN_S = 5.0
 
 producers: weakref.WeakSet[Any] = weakref.WeakSet()
 """Those of this process that are not closed."""
+_ends_with = 0  # the child of `multiprocessing` (its pid) that was asked to call us at its end
+
+
+def remember(producer: Any) -> None:
+    """Until it is closed."""
+    global _ends_with
+    producers.add(producer)
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is None or processes.parent_process() is None or _ends_with == os.getpid():
+        return
+    from multiprocessing.util import Finalize
+
+    _ends_with = os.getpid()
+    Finalize(None, _close_child, exitpriority=-1)  # below 0: its own children have ended
+
+
+def _close_child() -> None:
+    _close_all()
+    eoslog.engine._close_all()
 
 
 def _after_fork() -> None:

@@ -172,3 +172,23 @@ def test_threads_that_go_on_producing_are_refused(path: Path) -> None:
         }
     assert told and all(offset < ends[partition] for partition, offset in told)
     assert (path / ".kafka_cleanshutdown").exists()
+
+
+@pytest.mark.parametrize("how", ["fork", "forkserver", "spawn"])
+def test_what_a_child_of_multiprocessing_holds_is_sent(
+    path: Path, tmp_path: Path, how: str
+) -> None:
+    """Forked ones end by `os._exit`, without the hooks of a program's end."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing, sys\nimport eoslog\n"
+        "def child():\n"
+        "    log = eoslog.open(sys.argv[1])\n"
+        "    log.producer(linger_ms=60_000).produce('t', 'x')\n"
+        "if __name__ == '__main__':\n"
+        "    with eoslog.open(sys.argv[1]) as log: log.create_topic('t')\n"
+        f"    process = multiprocessing.get_context({how!r}).Process(target=child)\n"
+        "    process.start()\n    process.join()\n    sys.exit(process.exitcode)\n"
+    )
+    subprocess.run([sys.executable, str(program), str(path)], check=True, timeout=120)
+    assert values(path) == ["x"]
