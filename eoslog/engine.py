@@ -284,10 +284,12 @@ class Engine:
         return self
 
     def _release(self) -> None:
-        self._end_threads()
-        self._flushers.close()
-        self.partitions.close()
-        self.session.close()
+        try:
+            self._end_threads()
+            self._flushers.close()
+            self.partitions.close()
+        finally:  # or its lock, perhaps the exclusive one, would keep everybody out
+            self.session.close()
 
     def _end_threads(self) -> bool:
         """Whether the background thread and what it began have ended, each within a minute."""

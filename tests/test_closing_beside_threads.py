@@ -246,3 +246,21 @@ def test_a_swap_of_segments_that_a_clean_close_overtakes_has_not_begun(path, mon
     assert os.path.exists(os.path.join(path, MARK))
     with open_log(path, read_only=True) as reader:
         assert len(list(reader.read("t"))) == 100
+
+
+def test_a_log_closes_while_a_thread_opens_another_segment(path):
+    """Or the session's lock, exclusive by then, would stay with this process."""
+    from eoslog.log import open as open_log
+    from eoslog.storage.segments import Segment
+
+    class Last(Segment):
+        def close(self):  # as if a reader came by just now
+            reader.segment(1000)
+            super().close()
+
+    with open_log(path) as log:
+        log.create_topic("t")
+        reader = log.engine.partition("t", 0).reader
+        reader._segments[0] = Last(reader.path, 0)
+    with open_log(path) as again:
+        assert again.topics() == ["t"]

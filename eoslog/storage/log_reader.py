@@ -489,7 +489,7 @@ class LogReader:
 
     def close(self) -> None:
         """Close descriptors; mappings go with their last view."""
-        for segment in self._segments.values():
+        for segment in list(self._segments.values()):  # threads may be opening more
             segment.close()
 
 
