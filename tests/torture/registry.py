@@ -31,6 +31,7 @@ LINES = (
     ("tests.torture.joins", "Joins", 8),
     ("tests.torture.threads", "Threads", 8),
     ("tests.torture.remade", "Remade", 12),
+    ("tests.torture.impatient", "Impatient", 7),
     ("tests.torture.storms", "Storm", 4),
     ("tests.torture.storms", "Hanging", 9),
     ("tests.torture.storms", "ManyTopics", 24),
