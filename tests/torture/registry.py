@@ -32,6 +32,7 @@ LINES = (
     ("tests.torture.threads", "Threads", 8),
     ("tests.torture.remade", "Remade", 12),
     ("tests.torture.impatient", "Impatient", 7),
+    ("tests.torture.ends", "Ends", 20),
     ("tests.torture.storms", "Storm", 4),
     ("tests.torture.storms", "Hanging", 9),
     ("tests.torture.storms", "ManyTopics", 24),

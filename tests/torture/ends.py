@@ -1,0 +1,118 @@
+"""Programs that end in every way with nothing closed: what was acknowledged is there, once.
+
+So is what `produce` took where exit hooks run, unless the program was killed in them or says on stderr that
+records are lost. Daemon threads produce, consume and transact until the interpreter is gone; none of it is
+written behind the mark of a clean end, and no program dies of another signal than ours.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from eoslog.history import read_history
+from eoslog.storage import checkpoints
+from eoslog.storage.session import CLEAN_SHUTDOWN_FILE
+from tests.faults.harness import live
+from tests.reference import codec
+from tests.torture.ending_program import ENDS, ORDERLY
+from tests.torture.harness import Round, Step, excerpt
+from tests.torture.joins import founded
+
+PATIENCE_S = 60
+AT_EXIT = {"pwrite": 30, "fdatasync": 10, "fsync": 12, "rename": 8, "open": 30, "unlink": 6, "lock": 30,
+           "close.alone": 1, "close.left": 1, "flush.before": 3, "flush.after": 3, "log.rolled": 2,
+           "txn.prepared": 1, "txn.decided": 1, "txn.marked": 2, "txn.completed": 1}  # fmt: skip
+"""Calls and failpoints of a program's exit, and about how many of each."""
+LOST = ("not delivered", "may be lost")
+
+
+class Ends:
+    """Eight programs, one or two at a time, then the verdict."""
+
+    name, goal = "ends", ("ends", 1_000)
+
+    def missing(self) -> str | None:
+        """It needs processes only."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+    def step(self, seed: int) -> Step:
+        """Let programs end; then what they recorded against what is there."""
+        with Round(seed) as round_:
+            live(founded, round_.path).fine()
+            whole: list[str] = []
+            for _ in range(4):
+                running = [self._begin(round_) for _ in range(round_.rng.choice((1, 2, 3)))]
+                for name, end, killed, program in running:
+                    if self._ended(round_.step, name, end, killed, program):
+                        whole.append(name)
+                round_.step.violations += behind_the_mark(round_.path)
+            step = round_.verdict()
+            history = read_history([str(round_.history)])
+            found = {v for drain in history.drains.values() for v in drain.values.values()}
+            for event in history.events["taken"]:
+                value = event["value"]
+                told = history.writes[value].outcome == "info" and history.writes[value].done
+                if event["process"] in whole and value not in found and not told:
+                    step.violations.append(f"lost without a word at the exit: {value}")
+            step.counts["values taken"] += len(history.events["taken"])
+            return step
+
+    @staticmethod
+    def _begin(round_: Round) -> tuple[str, str, bool, subprocess.Popen[str]]:
+        rng = round_.rng
+        end = rng.choice([*ORDERLY, *ENDS])
+        fault, killed = ["none"], end in ORDERLY and rng.random() < 0.5
+        if killed:
+            where = rng.choice(list(AT_EXIT))
+            fault = ["kill", where, str(rng.randint(1, AT_EXIT[where]))]
+        name, script = round_.name(), "tests.torture.ending_program"
+        words = [str(round_.path), str(round_.history), name, str(round_.seed()), end, *fault]
+        program = subprocess.Popen(
+            [sys.executable, "-m", script, *words], cwd=Path(__file__).parents[2], text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        return name, end, killed, program
+
+    @staticmethod
+    def _ended(
+        step: Step, name: str, end: str, killed: bool, program: subprocess.Popen[str]
+    ) -> bool:
+        """Count an end, judge it; whether all that the program's producers took is to be there."""
+        try:
+            said = program.communicate(timeout=PATIENCE_S)[1]
+        except subprocess.TimeoutExpired:
+            program.kill()
+            step.violations.append(f"{name} {end} and does not end: {program.communicate()[1]}")
+            return False
+        code = program.returncode
+        step.counts["ends"] += 1
+        if killed and code == -signal.SIGKILL:
+            step.counts["killed at the exit"] += 1
+            return False
+        if code != ENDS[end][1] or "Traceback" in said:
+            step.violations.append(f"{name} {end}: exit code {code}: {excerpt(said)}")
+        return end in ORDERLY and not any(word in said for word in LOST)
+
+
+def behind_the_mark(path: Path) -> list[str]:
+    """Partitions of a directory that is marked clean which go on behind what it says is durable."""
+    if not (path / CLEAN_SHUTDOWN_FILE).exists():
+        return []
+    points = checkpoints.read_offsets(str(path / checkpoints.RECOVERY_POINT_CHECKPOINT))
+    wrong = []
+    for (topic, partition), point in points.items():
+        folder = path / f"{topic}-{partition}"
+        ends = [
+            batch.last_offset + 1
+            for file in folder.glob("*.log")
+            for batch in codec.iter_batches(file.read_bytes(), records=False)
+        ]
+        if max(ends, default=point) > point:
+            wrong.append(f"marked clean: {folder.name} ends at {max(ends)}, recovery point {point}")
+    return wrong
