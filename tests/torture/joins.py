@@ -14,6 +14,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import eoslog
 from eoslog import TopicPartition
@@ -110,7 +111,11 @@ def founded(child: Child, path: Path) -> None:
 class Joins:
     """Two writers and a reader that come and go, are killed, and begin anew."""
 
-    roles = (writes, writes, looks)
+    roles: tuple[Any, ...] = (writes, writes, looks)
+    counted = (writes, looks)
+    """Those whose visits are counted."""
+    wakes = 1.0
+    """How probable it is, about each hundredth of a second, that who stands still goes on."""
 
     name, goal = "joins", ("visits", 20_000)
 
@@ -121,6 +126,12 @@ class Joins:
     def close(self) -> None:
         """Nothing is shared."""
 
+    def fault(self, rng: random.Random, role: Any) -> tuple[str, str, int]:
+        """Where a life ends."""
+        fault = rng.choice(list(CALLS))
+        action = "kill" if "." in fault else rng.choice(["kill", "kill-after"])
+        return fault, action, rng.randint(1, CALLS[fault])
+
     def step(self, seed: int) -> Step:
         """Some seconds of coming and going, the verdict."""
         with Round(seed) as round_:
@@ -129,17 +140,16 @@ class Joins:
             lives = itertools.count()
 
             def begin(role: int) -> Running:
-                fault = rng.choice(list(CALLS))
-                action = "kill" if "." in fault else rng.choice(["kill", "kill-after"])
-                faults = ((fault, action, rng.randint(1, CALLS[fault])),)
+                faults = (self.fault(rng, self.roles[role]),)
                 return start(
                     self.roles[role], round_.path, round_.history, f"w{role}.{next(lives)}",
                     round_.seed(), faults=faults if rng.random() < 0.7 else (),
                 )  # fmt: skip
 
-            def end(running: Running) -> None:
+            def end(role: int, running: Running) -> None:
                 told = round_.ended(running.end()).of("visit")
-                round_.step.counts["visits"] += len(told)
+                if self.roles[role] in self.counted:
+                    round_.step.counts[self.goal[0]] += len(told)
 
             running = {role: begin(role) for role in range(len(self.roles))}
             deadline = time.monotonic() + 5
@@ -147,11 +157,14 @@ class Joins:
                 time.sleep(rng.uniform(0, 0.02))
                 for role, process in running.items():
                     if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                        end(process)
+                        end(role, process)
                         running[role] = begin(role)
                     else:
-                        process.signal(signal.SIGKILL if rng.random() < 0.005 else signal.SIGCONT)
-            for process in running.values():
+                        if rng.random() < 0.005:
+                            process.signal(signal.SIGKILL)
+                        elif rng.random() < self.wakes:
+                            process.signal(signal.SIGCONT)
+            for role, process in running.items():
                 process.signal(signal.SIGKILL)
-                end(process)
+                end(role, process)
             return round_.verdict()

@@ -29,6 +29,7 @@ LINES = (
     ("tests.torture.crowds", "Transform", 21),
     ("tests.torture.crowds", "Producers", 9),
     ("tests.torture.joins", "Joins", 8),
+    ("tests.torture.onlookers", "Onlookers", 3),
     ("tests.torture.threads", "Threads", 8),
     ("tests.torture.remade", "Remade", 12),
     ("tests.torture.impatient", "Impatient", 7),
