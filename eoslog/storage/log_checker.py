@@ -122,12 +122,16 @@ def missing(path: str, points: Mapping[tuple[str, int], int]) -> list[Problem]:
     """
     problems = []
     for (topic, number), point in sorted(points.items()):
-        place = os.path.join(path, f"{topic}-{number}")
+        place = _directory(path, topic, number)
         if point > 0 and not files.is_dir(place):
             problems.append(
                 Problem(place, 0, f"the directory is missing; it held offsets up to {point}")
             )
     return problems
+
+
+def _directory(path: str, topic: str, number: int) -> str:
+    return os.path.join(path, f"{topic}-{number}")
 
 
 def missing_offline(path: str) -> list[Problem]:
@@ -416,9 +420,13 @@ def repair(path: str, mode: str) -> RepairReport:
         if mode == "cut":
             problems += keep_producer_ids(path)[1]
         if mode == "cut" and problems:
-            # The next opening scans everything and makes every index anew.
+            # The next opening scans everything and makes every index anew; a partition whose
+            # directory is gone it still misses, instead of giving out its offsets again.
             files.remove(os.path.join(path, CLEAN_SHUTDOWN_FILE))
-            files.remove(os.path.join(path, checkpoints.RECOVERY_POINT_CHECKPOINT))
+            checkpoints.write_offsets(
+                os.path.join(path, checkpoints.RECOVERY_POINT_CHECKPOINT),
+                {k: p for k, p in points.items() if not files.is_dir(_directory(path, *k))},
+            )
             files.fsync_dir(path)
         return RepairReport(mode, len(names), lasting + problems, cut)
     finally:

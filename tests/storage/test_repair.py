@@ -240,6 +240,15 @@ def test_a_partition_without_its_directory_is_told_and_the_others_are_checked(tw
         assert is_told(report, two_topics / "lost-0", "held offsets up to 1")
 
 
+def test_a_cut_elsewhere_does_not_forget_that_a_directory_is_missing(two_topics):
+    """It would be made anew, empty, and give out its offsets again."""
+    shutil.rmtree(two_topics / "lost-0")
+    flip(two_topics / "kept-0" / "00000000000000000000.log", 65)
+    eoslog.repair(two_topics, "cut")
+    with eoslog.open(two_topics) as log, pytest.raises(errors.StorageError, match="is missing"):
+        log.offsets("lost", 0)
+
+
 @pytest.mark.parametrize("content", [None, b"bad=1\n"])
 def test_the_file_that_says_what_a_directory_is_counts_too(place, content):
     """Nothing makes it again, so that a cut does not touch it."""
