@@ -427,7 +427,6 @@ def repair(path: str, mode: str) -> RepairReport:
                 os.path.join(path, checkpoints.RECOVERY_POINT_CHECKPOINT),
                 {k: p for k, p in points.items() if not files.is_dir(_directory(path, *k))},
             )
-            files.fsync_dir(path)
         return RepairReport(mode, len(names), lasting + problems, cut)
     finally:
         files.close(fd)

@@ -110,8 +110,8 @@ def damaged(place: Path) -> None:
 
 def test_a_repair_that_cuts(tmp_path: Path) -> None:
     damaged(tmp_path)
-    # The log and its two indexes; the partition's names, and those of the directory.
-    with syncs(3, 2):
+    # The log and its two indexes; the partition's names, the recovery points, the directory's names.
+    with syncs(3, 3):
         assert repair(str(tmp_path), "cut").bytes_cut > 0
 
 
