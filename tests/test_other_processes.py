@@ -91,25 +91,31 @@ def test_a_forked_child_does_not_keep_a_dead_parent_s_locks(path):
         os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.process
-def test_a_stopped_lock_holder_is_not_overtaken_and_is_named(path):
+def stopped_holder(path, partition):
+    """A process that stands still with the append lock of what `Engine` calls by this expression."""
     script = (
-        "import sys, os; from eoslog.log import open as o; from tests.storage.helpers import batch\n"
-        "log = o(sys.argv[1]); p = log.engine.partition('t', 0)\n"
+        "import sys; from eoslog.log import open as o\n"
+        f"p = o(sys.argv[1]).engine.{partition}\n"
         "assert p.core.lock_for_recovery(5) == 0\n"
         "print('locked', flush=True); sys.stdin.read()"
     )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout.readline() == "locked\n"
+    os.kill(holder.pid, signal.SIGSTOP)
+    return holder
+
+
+@pytest.mark.process
+def test_a_stopped_lock_holder_is_not_overtaken_and_is_named(path):
     with open_log(path) as log:
         log.create_topic("t")
         partition = log.engine.partition("t", 0)
-        holder = subprocess.Popen(
-            [sys.executable, "-c", script, path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert holder.stdout.readline() == "locked\n"
-        os.kill(holder.pid, signal.SIGSTOP)
+        holder = stopped_holder(path, "partition('t', 0)")
         with pytest.raises(LockTimeout, match=f"process {holder.pid}") as caught:
             partition.append(batch(1), timeout=0.2)
         assert caught.value.retriable
@@ -184,24 +190,11 @@ def test_a_reader_is_refused_a_slot_that_the_control_file_does_not_reach_until_i
 
 @pytest.mark.process
 def test_heartbeats_go_on_while_a_stopped_process_holds_the_lock_of_a_group(path):
-    script = (
-        "import sys; from eoslog.log import open as o\n"
-        "p = o(sys.argv[1]).engine.group_partition('g')\n"
-        "assert p.core.lock_for_recovery(5) == 0\n"
-        "print('locked', flush=True); sys.stdin.read()"
-    )
     with open_log(path) as log:
         log.create_topic("t")
         engine = log.engine
         engine.groups.join("g", subscription=["t", "later"])
-        holder = subprocess.Popen(
-            [sys.executable, "-c", script, path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert holder.stdout.readline() == "locked\n"
-        os.kill(holder.pid, signal.SIGSTOP)
+        holder = stopped_holder(path, "group_partition('g')")
         log.create_topic("later")  # for the look after the group to write down
         waiting = threading.Thread(
             target=engine.groups.join, args=("g",), kwargs={"subscription": ["t"]}
