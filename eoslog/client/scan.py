@@ -14,15 +14,16 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from eoslog import _core
 from eoslog.arguments import as_int, as_list_of, as_path
 from eoslog.client import arrow
+from eoslog.client.file_pieces import READ_SIZE, FilePieces, Piece
 from eoslog.client.offsets import bound_of
 from eoslog.errors import ConfigError, CorruptRecord, OffsetOutOfRange, UnknownTopicOrPartition
 from eoslog.model import IsolationLevel, TopicPartition
-from eoslog.storage import running_broker, segment_files
+from eoslog.storage import running_broker, segment_files, settled_listing
 from eoslog.storage.segment_files import SegmentFiles
 from eoslog.storage.settled_listing import settled_segments
 
@@ -38,9 +39,6 @@ __all__ = ["Bound", "Scan", "SegmentRange", "read_segments", "scan", "segment_ra
 Bound = int | Mapping[TopicPartition, int] | None
 """One offset for all partitions, or one each; None leaves it to the partition."""
 
-READ_SIZE = 8 << 20
-"""Bytes handed to the decoder at once: what one data buffer of a batch pins at least."""
-
 BATCH_BYTES = 64 << 20
 """A record batch ends early when the batches in it are this long, whatever its rows."""
 
@@ -51,16 +49,6 @@ ROWS = 10_000
 """Records that `Scan.records` makes at once."""
 
 _NO_END = (1 << 63) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Whole batches: a buffer that begins at one."""
-
-    data: Any
-    path: str
-    """Their file, and their byte in it."""
-    position: int
 
 
 class Pieces(Protocol):
@@ -361,22 +349,28 @@ def segment_range(
     path = as_path(path)
     if not read_only_anyway:
         running_broker.refuse(path)
-    segments = settled_segments(path)
     directory = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
     topic, partition = segment_files.partition_of_path(directory)
     if not committed:
-        return SegmentRange(path, topic, max(partition, 0), segments[0].base_offset, _NO_END, None)
-    # A file's transactions may end in a later file of its directory.
-    whole = segments if os.path.isdir(path) else _siblings(directory, path) or segments
-    fold = _core.TransactionFold(segment_files.open_before(whole))
-    damage: CorruptRecord | None = None
-    try:
-        segment_files.feed_transactions(fold, whole)
-    except CorruptRecord as error:
-        damage = error
+        first = settled_segments(path)[0].base_offset
+        return SegmentRange(path, topic, max(partition, 0), first, _NO_END, None)
+
+    def folded(
+        segments: list[SegmentFiles],
+    ) -> tuple[int, _core.TransactionFold, CorruptRecord | None]:
+        # A file's transactions may end in a later file of its directory.
+        whole = segments if os.path.isdir(path) else _siblings(directory, path) or segments
+        fold = _core.TransactionFold(segment_files.open_before(whole))
+        try:
+            segment_files.feed_transactions(fold, whole)
+        except CorruptRecord as error:
+            return segments[0].base_offset, fold, error
+        return segments[0].base_offset, fold, None
+
+    first, fold, damage = settled_listing.over_settled(path, folded)
     end = fold.last_stable_offset
     return SegmentRange(
-        path, topic, max(partition, 0), segments[0].base_offset, end, tuple(fold.aborted),
+        path, topic, max(partition, 0), first, end, tuple(fold.aborted),
         damage if end >= fold.next_offset else None,  # else the range ends before it
     )  # fmt: skip
 
@@ -435,7 +429,7 @@ def read_segments(
     found = within.aborted
     source = Source(
         within.topic, within.partition, within.start if given_start is None else given_start, bound,
-        _FilePieces(settled_segments(path)),
+        FilePieces(path),
         None if found is None else lambda _first, _last: found, damage,
     )  # fmt: skip
     return Scan([source], columns=columns, batch_rows=batch_rows, binary=binary)
@@ -447,25 +441,6 @@ def _siblings(directory: str, path: str) -> list[SegmentFiles]:
     if base is None:
         return []
     return [s for s in settled_segments(directory) if s.base_offset >= base]
-
-
-class _FilePieces:
-    """The batches of segment files, in windows over their mappings."""
-
-    def __init__(self, segments: list[SegmentFiles]) -> None:
-        self._segments = segments
-
-    def __call__(self, start: int, end: int) -> Iterator[Piece]:
-        following = [*(s.base_offset for s in self._segments[1:]), _NO_END]
-        for segment, next_base in zip(self._segments, following, strict=True):
-            if next_base <= start:
-                continue
-            if segment.base_offset >= end:
-                return
-            position = segment.position_of(start)
-            last = segment is self._segments[-1]
-            for window in segment.windows(position, READ_SIZE, last=last):
-                yield Piece(window.data, segment.path, window.position)
 
 
 def _is_committed(isolation: str | IsolationLevel) -> bool:

@@ -25,7 +25,8 @@ from eoslog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
-from eoslog.storage.segments import LEAST_READ_SIZE, LOG, TXN_INDEX, Segment, file_name, offsets_in
+from eoslog.storage import abort_index
+from eoslog.storage.segments import LEAST_READ_SIZE, LOG, Segment, file_name, offsets_in
 
 FOLD_READ_SIZE = 1 << 20
 _SWAP_TIMEOUT_S = 30.0
@@ -164,6 +165,15 @@ class LogReader:
     def version(self) -> int:
         """The published version of the segment list that this one is of."""
         return self._segments_version
+
+    def sealed(self, base: int) -> bool:
+        """Whether nothing is appended to the segment any more."""
+        return base < self._core.active_base
+
+    @property
+    def log_start(self) -> int:
+        """The first offset that may be read."""
+        return self._core.log_start
 
     def segment(self, base: int) -> Segment:
         """The segment with this base offset."""
@@ -371,19 +381,6 @@ class LogReader:
                     yield batch
                 start = part.next_offset
 
-    def _aborted_in(self, base: int, log_end: int) -> list[tuple[int, int, int]]:
-        """What a segment's abort index says, compared with the log at its first reading."""
-        segment = self.segment(base)
-        found = segment.aborted(log_end)
-        for producer, first in segment.judge_aborted(sealed=base < self._core.active_base):
-            for earlier in self.bases():
-                if earlier < base and producer in self.segment(earlier).ends_from(first):
-                    raise CorruptRecord(
-                        f"{segment.path(TXN_INDEX)}: a transaction of producer {producer} is said "
-                        f"to be open from {first} on, and ended before {base}; see `eoslog repair`"
-                    )
-        return found
-
     def aborted(self, start: int, end: int) -> list[tuple[int, int, int]]:
         """(producer id, first, marker offset) of aborted transactions that touch [start, end).
 
@@ -404,7 +401,7 @@ class LogReader:
                     entry
                     for base in bases
                     if base >= first
-                    for entry in self._aborted_in(base, log_end)
+                    for entry in abort_index.entries_of(self, base, log_end)
                     if entry[2] >= start and entry[1] < end
                 ]
             except (CorruptRecord, StorageError) as failure:

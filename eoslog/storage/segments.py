@@ -14,6 +14,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,6 +60,20 @@ def offsets_among(names: Iterable[str], suffix: str) -> list[int]:
     """The same for names that are listed already."""
     stems = [name[:20] for name in names if name[20:] == suffix]
     return sorted([int(stem) for stem in stems if len(stem) == 20 and stem.isdecimal()])
+
+
+class Doubt(NamedTuple):
+    """An aborted transaction of a producer of which a segment alone can't say where it begins.
+
+    With `confirmed` the snapshot at the segment's base says that it was open there, and no batch
+    of that producer's may lie in [low, high); without, no end of a transaction of its.
+    """
+
+    producer_id: int
+    first_offset: int
+    low: int
+    high: int
+    confirmed: bool
 
 
 class Segment:
@@ -235,15 +250,14 @@ class Segment:
             self._aborted_size = len(self._aborted) * _ABORTED.size
         return self._aborted
 
-    def judge_aborted(self, *, sealed: bool) -> list[tuple[int, int]]:
+    def judge_aborted(self, *, sealed: bool) -> list[Doubt]:
         """Compare a sealed segment's abort index with its batches, once.
 
         The format has no checksum there, and a wrong entry shows what was aborted, or hides what
         was not. A cleaning may have taken an aborted transaction's data, never its marker.
 
         Returns:
-            (producer id, first offset) of what is said to begin in an earlier segment, where the
-            snapshot does not confirm it: no end of that producer's may lie in between.
+            What other segments are to be asked for; until `believe` it is judged again.
 
         Raises:
             CorruptRecord: they disagree.
@@ -259,7 +273,7 @@ class Segment:
         size = self._size(file)
         data = self._whole(file, size) if size else b""
         ends = _core.transaction_ends(data) if index and data is not None else None
-        doubtful = []
+        doubtful: list[Doubt] = []
         if ends is not None:
             wanted = {(p, last): (first, before) for p, first, before, last, abort in ends if abort}
             opened = self.open_at_base()
@@ -268,16 +282,22 @@ class Segment:
                 seen, before = wanted.pop((producer, last), (-2, -2))
                 least, most = before + 1, seen if seen >= 0 else last
                 if before < 0 and producer in opened:
-                    least = most = opened[producer]
+                    if first != opened[producer]:  # a cleaning may have taken what lay between
+                        low, high = sorted((first, opened[producer]))
+                        doubtful.append(Doubt(producer, first, low, high, True))
                 elif before < 0 and first < self.base_offset:
-                    doubtful.append((producer, first))
+                    doubtful.append(Doubt(producer, first, first, self.base_offset, False))
                 if version or seen == -2 or not least <= first <= most:
                     raise self._wrong(producer, first, last, "is not in the log")
             for (producer, last), (first, _) in wanted.items():
                 if first >= 0:
                     raise self._wrong(producer, first, last, "has no entry")
-        self._judged = True
+        self._judged = not doubtful
         return doubtful
+
+    def believe(self) -> None:
+        """What its abort index says was found to be so."""
+        self._judged = True
 
     def ends_from(self, offset: int) -> set[int]:
         """Producers that a transaction of ended in the segment, at an offset or behind it."""

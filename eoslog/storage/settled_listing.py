@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
-from eoslog.errors import LockTimeout
+from eoslog.errors import LockTimeout, StorageError
 from eoslog.storage import files, segment_files
 from eoslog.storage.segment_files import SegmentFiles
 from eoslog.storage.segments import CLEANED, LOG, SWAP
@@ -20,6 +22,10 @@ from eoslog.storage.segments import CLEANED, LOG, SWAP
 _SWAP_TIMEOUT_S = 30.0
 _LONGEST_PAUSE_S = 0.05
 _EQUAL_LISTINGS = 3
+LISTINGS = 20
+"""How often a reader begins again where a file that it had listed is gone."""
+
+_T = TypeVar("_T")
 
 
 def settled_segments(path: str) -> list[SegmentFiles]:
@@ -56,6 +62,25 @@ def settled_segments(path: str) -> list[SegmentFiles]:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         found, equal = listed, int(half is None)
     return found or segment_files.list_segments(path)  # which says that there is none
+
+
+def over_settled(path: str, read: Callable[[list[SegmentFiles]], _T]) -> _T:
+    """What `read` makes of the segments; of new ones where one of them was gone before it was open.
+
+    Raises: as `settled_segments`; StorageError where a file that is listed is never there.
+    """
+    for _ in range(LISTINGS - 1):
+        try:
+            return read(settled_segments(path))
+        except StorageError as error:
+            if not was_taken(error):
+                raise
+    return read(settled_segments(path))
+
+
+def was_taken(error: StorageError) -> bool:
+    """Whether a file was gone when it was opened: a swap or retention took it since the listing."""
+    return isinstance(error.__cause__, FileNotFoundError)
 
 
 def _half_swapped(names: list[str]) -> str | None:

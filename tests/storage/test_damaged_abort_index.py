@@ -10,7 +10,7 @@ import struct
 import pytest
 
 import eoslog
-from eoslog import Producer
+from eoslog import Producer, _core
 from eoslog.errors import CorruptRecord
 from tests.rows.tools import values
 
@@ -108,6 +108,76 @@ def test_an_entry_that_begins_in_an_earlier_segment_must_have_been_open_there(pa
     index.write_bytes(b"".join(ENTRY.pack(*row) for row in rows))
     with eoslog.open(path, read_only=True) as log:
         assert values(log) == expected
+
+
+def test_a_contradiction_is_told_at_every_look(path):
+    index = indexes(path)[1]
+    rows = list(ENTRY.iter_unpack(index.read_bytes()))
+    for snapshot in sorted((path / "t-0").glob("*.snapshot"))[:-1]:
+        snapshot.unlink()
+    version, producer, _, last, stable = rows[1]
+    index.write_bytes(ENTRY.pack(*rows[0]) + ENTRY.pack(version, producer, 2, last, stable))
+    with eoslog.open(path, read_only=True) as log:
+        for _ in range(3):
+            with pytest.raises(CorruptRecord, match="to be open from 2 on"):
+                values(log)
+
+
+@pytest.fixture
+def spanning(tmp_path):
+    """An aborted transaction with two batches, 0 and 1, in one segment, its marker in the next."""
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t")
+        with Producer({"log.dir": str(path), "transactional.id": "a"}) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            for value in ("0", "1"):
+                producer.produce("t", value)
+                producer.flush()
+            partition = log.engine.partition("t", 0)
+            partition.roll()
+            producer.abort_transaction()
+            producer.begin_transaction()
+            producer.produce("t", "3")
+            producer.commit_transaction()
+            partition.roll()
+    return path
+
+
+def begins_at(path, offset):
+    """Let the index say that the transaction began at another offset."""
+    (index,) = indexes(path)
+    ((version, producer, _, last, stable),) = ENTRY.iter_unpack(index.read_bytes())
+    index.write_bytes(ENTRY.pack(version, producer, offset, last, stable))
+
+
+def of_nobody(path):
+    """The first batch as one of no producer's: what was the transaction's there is gone."""
+    log = path / "t-0" / f"{0:020d}.log"
+    data = bytearray(log.read_bytes())
+    size = 12 + int.from_bytes(data[8:12], "big")
+    struct.pack_into(">h", data, 21, 0)  # attributes
+    struct.pack_into(">qhi", data, 43, -1, -1, -1)  # producer id and epoch, first sequence
+    struct.pack_into(">I", data, 17, _core.crc32c(bytes(data[21:size])))
+    log.write_bytes(data)
+
+
+def test_a_begin_that_a_cleaning_took_may_be_told_by_the_snapshot_alone(spanning):
+    """Recovery after a cleaning makes the index of what is left; the snapshot is older."""
+    of_nobody(spanning)
+    begins_at(spanning, 1)
+    with eoslog.open(spanning, read_only=True) as log:
+        assert values(log) == [b"0", b"3"]
+    assert eoslog.repair(spanning).ok  # which agrees
+
+
+def test_a_begin_above_a_batch_of_the_transaction_is_refused(spanning):
+    begins_at(spanning, 1)
+    with eoslog.open(spanning, read_only=True) as log:
+        for _ in range(2):
+            with pytest.raises(CorruptRecord, match=r"open from 1 on, and from 0 on by the snap"):
+                values(log)
 
 
 def test_repair_makes_the_index_again(path):

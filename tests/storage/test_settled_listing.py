@@ -12,8 +12,8 @@ from concurrent.futures import TimeoutError as NotYet
 import pytest
 
 import eoslog
-from eoslog.errors import LockTimeout
-from eoslog.storage import files, settled_listing
+from eoslog.errors import LockTimeout, OffsetOutOfRange, StorageError
+from eoslog.storage import files, segment_files, settled_listing
 from eoslog.storage.settled_listing import settled_segments
 
 CLEANER = "import sys, eoslog\nwith eoslog.open(sys.argv[1]) as log: log.clean('t')"
@@ -63,6 +63,67 @@ def test_a_reader_of_files_waits_for_the_end_of_a_swap(tmp_path, point):
             os.kill(child.pid, signal.SIGCONT)
         assert child.wait(60) == 0
         assert read.result(60) == expected
+
+
+@pytest.mark.process
+def test_a_reader_of_files_goes_on_in_what_a_cleaner_puts_in_their_place(tmp_path):
+    path = str(tmp_path)
+    expected = fill(path)
+    rows = eoslog.read_segments(f"{path}/t-0").records()
+    child = cleaner(path, "clean.old.renamed", "stop")
+    with ThreadPoolExecutor() as pool:
+        try:
+            read = pool.submit(list, rows)
+            with pytest.raises(NotYet):
+                read.result(0.3)
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+        assert child.wait(60) == 0
+        seen = read.result(60)
+    assert {record.key for record in seen} == expected
+    offsets = [record.offset for record in seen]
+    assert offsets == sorted(set(offsets))
+
+
+@pytest.mark.process
+def test_what_is_committed_is_found_in_what_a_cleaner_puts_in_their_place(tmp_path, monkeypatch):
+    path = str(tmp_path)
+    fill(path)
+    real, calls = segment_files.feed_transactions, []
+
+    def feed(fold, segments):
+        calls.append(len(segments))
+        if len(calls) > 1:
+            return real(fold, segments)
+        child = cleaner(path, "clean.old.renamed", "stop")
+        try:
+            return real(fold, segments)
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+            assert child.wait(60) == 0
+
+    monkeypatch.setattr(segment_files, "feed_transactions", feed)
+    found = eoslog.segment_range(f"{path}/t-0")
+    assert len(calls) == 2
+    assert found == eoslog.segment_range(f"{path}/t-0")
+
+
+def test_a_reader_of_files_is_told_that_what_was_to_come_is_deleted(tmp_path):
+    path = str(tmp_path)
+    fill(path)
+    segments = segment_files.list_segments(f"{path}/t-0")
+    rows = eoslog.read_segments(f"{path}/t-0").records()
+    next(rows)
+    for segment in segments[:-1]:
+        os.remove(segment.path)
+    with pytest.raises(OffsetOutOfRange, match="was deleted"):
+        list(rows)
+
+
+def test_a_file_that_is_listed_and_never_there_is_told(tmp_path):
+    (tmp_path / f"{0:020d}.log").symlink_to(tmp_path / "gone")
+    with pytest.raises(StorageError, match="No such file"):
+        eoslog.read_segments(str(tmp_path))
 
 
 @pytest.mark.process
