@@ -37,7 +37,8 @@ class Transaction:
     Leaving it commits. An exception aborts and goes on; `abort` aborts without one. Both rewind the
     consumers that take part (the bound ones, and those given to `commit_offsets`, which binds them)
     to their committed offsets.
-    A commit whose outcome is unknown does neither: what was read may have been committed.
+    A commit whose outcome is unknown does neither: what was read may have been committed. After
+    RequestTimedOut of one that was asked for, call the producer's `commit_transaction` again.
 
     A consumer that could not be rewound, or has handed out records that its positions do not tell
     of any more, is refused by `commit_offsets`: the abort that follows rewinds it.
@@ -156,6 +157,9 @@ class Transaction:
         return manager is not None and manager.open
 
     def _undo(self) -> None:
+        if self._producer.transaction_state == "COMMITTING_TRANSACTION":
+            self._state = "outcome unknown"  # it was asked for: it can only be asked for again
+            return
         self._state = "aborted"
         with self._rewinding():
             try:

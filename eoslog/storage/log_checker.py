@@ -166,6 +166,7 @@ class _Walk:
         self.short: Place | None = None  # the same, of a log that ends too early
         self.gap = 0  # base of the last segment that offsets are missing before
         self._open: dict[int, int] = {}
+        self._log_start = 0
 
     def _problem(self, base: int, suffix: str, position: int, message: str) -> None:
         self.problems.append(
@@ -192,6 +193,8 @@ class _Walk:
         # Below it a broker's cleaner may have left gaps between segments; ours leaves none.
         cleaned = os.path.join(os.path.dirname(self.path), checkpoints.CLEANER_CHECKPOINT)
         cleaned_to = checkpoints.read_offsets(cleaned, lenient=True).get(self.key, 0)
+        starts = os.path.join(os.path.dirname(self.path), checkpoints.LOG_START_CHECKPOINT)
+        self._log_start = checkpoints.read_offsets(starts, lenient=True).get(self.key, 0)
         for base in bases:
             if base >= self.end and base > 0:
                 break
@@ -261,7 +264,9 @@ class _Walk:
             starts[batch.position] = (batch.last_offset, batch.max_timestamp)
             position = batch.position + batch.size
             expected = batch.last_offset + 1
-        if self.bad is None and (self.end == _MAX or expected <= self.end):
+        # Below the log's start is what a killed deletion has left: no reader asks its indexes.
+        deleted = expected <= self._log_start
+        if self.bad is None and not deleted and (self.end == _MAX or expected <= self.end):
             self._indexes(base, starts, aborted)
         return expected
 

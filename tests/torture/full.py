@@ -50,7 +50,7 @@ class Refusals:
                 round_.ended(life)
                 round_.step.counts["refused calls"] += 1
                 round_.step.counts[f"{error} injected"] += 1
-            return round_.verdict()
+            return round_.verdict(crowded=True)  # a marker may be what was refused
 
 
 class Full:

@@ -149,8 +149,9 @@ def verify(
         path: the directory. history: where its clients recorded. name: unique in this history.
         lossy: as `eoslog.history.check` takes it.
         forgetful: a clock may have let producers expire, whom the logs alone still know.
-        crowded: the disk may have had no room for a marker, so that a transaction whose commit was
-            decided, and acknowledged, was shown later, by whoever could write it.
+        crowded: a marker may have been refused, by the disk or by a log that was being closed, so that
+            a transaction whose commit was decided, and acknowledged, was shown later, by whoever could
+            write it.
     """
     life = live(settle, path, history, f"{name}.settle", list(IDS))
     compacted = {f"{topic}-{n}" for topic in COMPACTED for n in range(TOPICS[topic])}
