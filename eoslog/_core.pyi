@@ -331,6 +331,7 @@ class ColumnDecoder:
         columns: Iterable[str] = ("offset", "value"),
         *,
         view: bool = True,
+        flat: bool = False,
         check_crc: bool = True,
         max_rows: int = 65536,
         max_bytes: int = 1 << 26,

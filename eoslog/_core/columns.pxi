@@ -9,14 +9,6 @@ from eoslog._core.record_shape cimport (
 )
 
 cdef enum:
-    COLUMN_KEY = 1
-    COLUMN_VALUE = 2
-    COLUMN_OFFSET = 4
-    COLUMN_TIMESTAMP = 8
-    COLUMN_TIMESTAMP_TYPE = 16
-    COLUMN_HEADERS = 32
-
-cdef enum:
     SMALL_RECORD = 64           # bytes, to guess how many there are
 
 cdef enum FillStatus:
@@ -26,11 +18,6 @@ cdef enum FillStatus:
     FILL_NO_MEMORY = 4
     FILL_RECORDS = 5            # its records do not parse: see the fault
     FILL_HEADER = 6             # header or checksum: see the step
-
-COLUMN_BITS = {
-    "key": COLUMN_KEY, "value": COLUMN_VALUE, "offset": COLUMN_OFFSET, "timestamp": COLUMN_TIMESTAMP,
-    "timestamp_type": COLUMN_TIMESTAMP_TYPE, "headers": COLUMN_HEADERS,
-}
 
 
 @cython.final
@@ -42,6 +29,7 @@ cdef class ColumnDecoder:
     Args:
         columns: names out of key, value, offset, timestamp, timestamp_type, headers.
         view: keys and values as binary_view without a copy, or as plain binary.
+        flat: times in microseconds and timestamp types of 32 bits, as Spark takes them.
         check_crc: verify the checksum of each batch that is looked into.
         max_rows: where to stop; a single batch may hold more.
         max_bytes: the same, for the bytes of the batches looked into.
@@ -57,6 +45,7 @@ cdef class ColumnDecoder:
     cdef readonly int64_t max_bytes
     cdef int _wanted
     cdef bint _check
+    cdef bint _flat
     cdef int64_t _capacity              # rows
     cdef int64_t _bytes
     cdef int64_t _expected              # rows that the last columns had room for, 0: there were none
@@ -73,8 +62,8 @@ cdef class ColumnDecoder:
     cdef list _buffers
     cdef bint _busy
 
-    def __cinit__(self, columns=("offset", "value"), *, view=True, check_crc=True, max_rows=65536,
-                  max_bytes=1 << 26):
+    def __cinit__(self, columns=("offset", "value"), *, view=True, flat=False, check_crc=True,
+                  max_rows=65536, max_bytes=1 << 26):
         for name in columns:
             if name not in COLUMN_BITS:
                 raise errors.ConfigError(f"unknown column {name!r}: {', '.join(COLUMN_BITS)} are known")
@@ -82,6 +71,7 @@ cdef class ColumnDecoder:
         if max_rows < 1 or max_rows > INT32_MAX:
             raise errors.ConfigError(f"batch rows must be 1 to {INT32_MAX}, not {max_rows}")
         self._check = check_crc
+        self._flat = flat
         self.max_rows = max_rows
         self.max_bytes = max_bytes
         self._keys.view = self._values.view = self._header_values.view = bool(view)
@@ -469,6 +459,9 @@ cdef class ColumnDecoder:
             offset, timestamp and timestamp_type are one buffer. key and value are (validity or None,
             count of nulls, views or int32 offsets, bytes or None). headers is (int32 list offsets,
             count, keys, values) with keys and values in that form.
+
+        Raises:
+            CorruptRecord: a time that `flat` has no room for; what was collected stays.
         """
         cdef int64_t rows = self.rows
         cdef int wanted = self._wanted
@@ -477,12 +470,14 @@ cdef class ColumnDecoder:
         taken = {"rows": rows, "buffers": self._buffers}
         if self._make_room(max(rows, 1)) < 0:
             raise MemoryError()
+        if self._flat:
+            flatten(&self._timestamps, &self._types, rows, self._pool)
         if wanted & COLUMN_OFFSET:
             taken["offset"] = hand_over(&self._offsets, rows * 8, self._pool)
         if wanted & COLUMN_TIMESTAMP:
             taken["timestamp"] = hand_over(&self._timestamps, rows * 8, self._pool)
         if wanted & COLUMN_TIMESTAMP_TYPE:
-            taken["timestamp_type"] = hand_over(&self._types, rows, self._pool)
+            taken["timestamp_type"] = hand_over(&self._types, rows * (4 if self._flat else 1), self._pool)
         if wanted & COLUMN_KEY:
             taken["key"] = hand_over_cells(&self._keys, rows, self._pool)
         if wanted & COLUMN_VALUE:

@@ -9,10 +9,13 @@
 | timestamp_type | int8: 0 CreateTime, 1 LogAppendTime |
 | key, value | binary_view, or binary |
 | headers | list<struct<key: utf8, value: binary_view or binary>> |
+
+Flat, as Spark takes them: topic is utf8, timestamp has microseconds, timestamp_type is int32.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,15 +105,6 @@ class Columns:
     field: Field
     column: Column
 
-    def slice(self, start: int, rows: int) -> Columns:
-        """At most so many rows from one on, over the same memory."""
-        rows = min(rows, self.column.rows - start)
-        parts = tuple(
-            part._replace(rows=rows, offset=part.offset + start, nulls=-1 if part.nulls else 0)
-            for part in self.column.children
-        )
-        return Columns(self.field, self.column._replace(rows=rows, children=parts))
-
     def __arrow_c_schema__(self) -> object:
         return _core.arrow_schema(self.field)
 
@@ -119,7 +113,7 @@ class Columns:
         return _core.arrow_schema(self.field), _core.arrow_array(self.column)
 
 
-def fields_of(columns: Sequence[str], *, view: bool) -> Field:
+def fields_of(columns: Sequence[str], *, view: bool, flat: bool = False) -> Field:
     """A struct of these columns; `view` chooses binary_view over binary.
 
     Raises:
@@ -135,11 +129,11 @@ def fields_of(columns: Sequence[str], *, view: bool) -> Field:
     binary = "vz" if view else "z"
     pair = Field("item", "+s", (Field("key", "u"), Field("value", binary)))
     known = {
-        "topic": Field("topic", "i", dictionary=Field("", "u")),
+        "topic": Field("topic", "u") if flat else Field("topic", "i", dictionary=Field("", "u")),
         "partition": Field("partition", "i"),
         "offset": Field("offset", "l"),
-        "timestamp": Field("timestamp", "tsm:UTC"),
-        "timestamp_type": Field("timestamp_type", "c"),
+        "timestamp": Field("timestamp", "tsu:UTC" if flat else "tsm:UTC"),
+        "timestamp_type": Field("timestamp_type", "i" if flat else "c"),
         "key": Field("key", binary),
         "value": Field("value", binary),
         "headers": Field("headers", "+l", (pair,)),
@@ -147,13 +141,13 @@ def fields_of(columns: Sequence[str], *, view: bool) -> Field:
     return Field("", "+s", tuple(known[name] for name in columns))
 
 
-def schema_of(columns: Sequence[str], *, view: bool) -> pa.Schema:
+def schema_of(columns: Sequence[str], *, view: bool, flat: bool = False) -> pa.Schema:
     """The same as pyarrow has it.
 
     Raises:
         ConfigError: as above; pyarrow is not installed.
     """
-    nothing = Columns(fields_of(columns, view=view), Column(0, 0, ()))
+    nothing = Columns(fields_of(columns, view=view, flat=flat), Column(0, 0, ()))
     schema: pa.Schema = require_pyarrow().schema(nothing)
     return schema
 
@@ -164,37 +158,48 @@ def decoded_columns(columns: Sequence[str]) -> list[str]:
 
 
 def columns_of(
-    taken: dict[str, Any], field: Field, topics: Sequence[str], topic: int, partition: int
+    taken: dict[str, Any],
+    field: Field,
+    topics: Sequence[str],
+    topic: int,
+    partition: int,
+    rows: range | None = None,
 ) -> Columns:
     """What `ColumnDecoder.take` gave, over the same memory.
 
     Args:
         taken: the columns; none is kept elsewhere, these own them from here on.
-        field: from `fields_of`, with the `view` of the decoder.
+        field: from `fields_of`, with the `view` and the `flat` of the decoder.
         topics: the topics of the whole scan: the dictionary is the same in each of its batches.
         topic: which of them.
         partition: the partition's number.
+        rows: some that follow one another; None is all.
     """
-    rows = taken["rows"]
+    rows = range(taken["rows"]) if rows is None else rows
+    whole = len(rows) == taken["rows"]
     blocks = tuple(taken["buffers"])
     parts = []
     for child in field.children:
         match child.name:
+            case "topic" if child.dictionary is None:
+                parts.append(_repeated_text(topics[topic], len(rows)))
             case "topic":
-                indices = (None, np.full(rows, topic, np.int32))
-                parts.append(Column(rows, 0, indices, dictionary=_texts(topics)))
+                part = _repeated(topic, len(rows))
+                parts.append(part._replace(dictionary=_texts(topics)))
             case "partition":
-                parts.append(Column(rows, 0, (None, np.full(rows, partition, np.int32))))
+                parts.append(_repeated(partition, len(rows)))
             case "headers":
                 ends, count, keys, values = taken["headers"]
                 cells = (_cells(count, keys, blocks), _cells(count, values, blocks))
                 pairs = Column(count, 0, (None,), children=cells)
-                parts.append(Column(rows, 0, (None, ends), children=(pairs,)))
+                parts.append(Column(len(rows), 0, (None, ends), rows.start, children=(pairs,)))
             case "key" | "value":
-                parts.append(_cells(rows, taken[child.name], blocks))
+                part = _cells(len(rows), taken[child.name], blocks)
+                nulls = part.nulls if whole or not part.nulls else -1
+                parts.append(part._replace(nulls=nulls, offset=rows.start))
             case _:
-                parts.append(Column(rows, 0, (None, taken[child.name])))
-    return Columns(field, Column(rows, 0, (None,), children=tuple(parts)))
+                parts.append(Column(len(rows), 0, (None, taken[child.name]), rows.start))
+    return Columns(field, Column(len(rows), 0, (None,), children=tuple(parts)))
 
 
 def record_batch(columns: Columns) -> pa.RecordBatch:
@@ -205,6 +210,49 @@ def record_batch(columns: Columns) -> pa.RecordBatch:
     """
     batch: pa.RecordBatch = require_pyarrow().record_batch(columns)
     return batch
+
+
+_LONGEST_TEXTS = (1 << 31) - 1
+"""Bytes of all rows of a column: where each ends is an int32."""
+
+_SHARED_ROWS = 1 << 17
+"""Batches of up to so many rows have a column in common where each row is the same."""
+
+
+def _repeated(number: int, rows: int) -> Column:
+    """One int32 in each row."""
+    make = _shared_numbers if rows <= _SHARED_ROWS else _numbers
+    return Column(rows, 0, (None, make(number, _rounded(rows))))
+
+
+def _repeated_text(text: str, rows: int) -> Column:
+    """One text in each row.
+
+    Raises:
+        ConfigError: so many of them are more than a column of texts holds.
+    """
+    encoded = text.encode()
+    if len(encoded) * rows > _LONGEST_TEXTS:
+        raise ConfigError(f"{rows} rows of {text!r} are more than a batch holds: ask for fewer")
+    make = _shared_copies if rows <= _SHARED_ROWS else _copies
+    return Column(rows, 0, (None, *make(encoded, _rounded(rows))))
+
+
+def _rounded(rows: int) -> int:
+    """Of columns in common there are few sizes."""
+    return 1 << (rows - 1).bit_length() if 0 < rows <= _SHARED_ROWS else rows
+
+
+def _numbers(number: int, rows: int) -> np.ndarray:
+    return np.full(rows, number, np.int32)
+
+
+def _copies(encoded: bytes, rows: int) -> tuple[np.ndarray, bytes]:
+    return np.arange(rows + 1, dtype=np.int32) * np.int32(len(encoded)), encoded * rows
+
+
+_shared_numbers = functools.lru_cache(maxsize=4)(_numbers)
+_shared_copies = functools.lru_cache(maxsize=4)(_copies)
 
 
 def _texts(values: Sequence[str]) -> Column:

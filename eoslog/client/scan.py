@@ -88,8 +88,9 @@ class Scan:
         columns: Sequence[str] | None = None,
         batch_rows: int = 65536,
         binary: str = "view",
+        flat: bool = False,
     ) -> None:
-        """Made by `Log.scan` and `read_segments`."""
+        """Made by `Log.scan` and `read_segments`; `flat` by the Spark source."""
         if binary not in ("view", "copy"):
             raise ConfigError(f'binary is "view" or "copy", not {binary!r}')
         if columns is not None:
@@ -100,12 +101,13 @@ class Scan:
         self._columns = list(arrow.COLUMNS if columns is None else columns)
         self._view = binary == "view"
         self._batch_rows = batch_rows
-        self._fields = arrow.fields_of(self._columns, view=self._view)
+        self._flat = flat
+        self._fields = arrow.fields_of(self._columns, view=self._view, flat=flat)
 
     @functools.cached_property
     def schema(self) -> pa.Schema:
         """Of every batch."""
-        return arrow.schema_of(self._columns, view=self._view)
+        return arrow.schema_of(self._columns, view=self._view, flat=self._flat)
 
     @property
     def ranges(self) -> dict[TopicPartition, tuple[int, int]]:
@@ -129,6 +131,7 @@ class Scan:
         decoder = _core.ColumnDecoder(
             arrow.decoded_columns(self._columns),
             view=self._view,
+            flat=self._flat,
             max_rows=self._batch_rows,
             max_bytes=BATCH_BYTES if self._view else COPY_BYTES,
         )
@@ -166,14 +169,13 @@ class Scan:
     def _taken(
         self, decoder: _core.ColumnDecoder, source: Source, topics: list[str]
     ) -> Iterator[arrow.Columns]:
-        rows = decoder.rows
-        if not rows:
+        if not decoder.rows:
             return
-        columns = arrow.columns_of(
-            decoder.take(), self._fields, topics, topics.index(source.topic), source.partition
-        )
-        for start in range(0, rows, self._batch_rows):
-            yield columns if rows <= self._batch_rows else columns.slice(start, self._batch_rows)
+        taken, topic = decoder.take(), topics.index(source.topic)
+        every = range(taken["rows"])
+        for start in every[:: self._batch_rows]:
+            rows = every[start : start + self._batch_rows]
+            yield arrow.columns_of(taken, self._fields, topics, topic, source.partition, rows)
 
     def records(self) -> Iterator[Record]:
         """One iteration record by record, of all columns; pyarrow is not needed.

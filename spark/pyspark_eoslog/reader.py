@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
     from pyspark_eoslog.options import Options
 
-LAST_MS = (1 << 63) // 1000 - 1
-"""The greatest time that microseconds of 64 bits hold."""
-
 
 class ReadTask(InputPartition):
     """What one task reads: pieces of partitions, in order. Plain values only."""
@@ -85,13 +82,10 @@ def read_task(options: Options, schema: StructType, task: ReadTask) -> Iterator[
     ]
     # A scan without columns has no row count to hand on.
     columns = names or ["offset"]
-    convert = Converter()
-    for batch in Scan(sources, columns=columns, batch_rows=options.batch_rows, binary="copy"):
+    rows = options.batch_rows
+    for batch in Scan(sources, columns=columns, batch_rows=rows, binary="copy", flat=True):
         files.failpoint("spark.read")
-        arrays = [
-            convert(batch.column(name), field.type)
-            for name, field in zip(names, target, strict=True)
-        ]
+        arrays = [as_wanted(batch.column(at), field.type) for at, field in enumerate(target)]
         yield pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
@@ -230,65 +224,30 @@ def _next_offset(data: Any) -> int:
     return int(next_offset)
 
 
-class Converter:
-    """Arrays in the types Spark insists on: a topic's name in each row, milliseconds as
-    microseconds, bytes as text; and null for no headers, as in Spark's Kafka source.
+def as_wanted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """A column of a flat scan in the type that Spark insists on: bytes as text; and null for no
+    headers, as in Spark's Kafka source.
+
+    Raises:
+        CorruptRecord: A value that has no such form.
     """
-
-    def __init__(self) -> None:
-        self._name = ""
-        self._names: pa.Array | None = None
-
-    def __call__(self, array: pa.Array, wanted: pa.DataType) -> pa.Array:
-        """The array as `wanted`.
-
-        Raises:
-            CorruptRecord: A value that has no such form.
-        """
-        import pyarrow as pa
-
-        if pa.types.is_list(wanted):
-            return _null_where_empty(array.cast(wanted))
-        if array.type.equals(wanted):
-            return array
-        if pa.types.is_dictionary(array.type):
-            return self._topic(array)
-        if pa.types.is_timestamp(array.type):
-            return _microseconds(array, wanted)
-        try:
-            return array.cast(wanted)
-        except ValueError as error:
-            raise CorruptRecord(
-                f"option 'valueFormat' or 'keyFormat' = string, or a schema that says so: "
-                f"a record is no UTF-8 text ({error})"
-            ) from None
-
-    def _topic(self, array: pa.Array) -> pa.Array:
-        """The rows of a batch are of one topic: its name is laid out once for many batches."""
-        name = array[0].as_py()
-        if self._names is None or name != self._name or len(self._names) < len(array):
-            self._name, self._names = name, array.dictionary_decode()
-        return self._names.slice(0, len(array))
+    if array.type.equals(wanted) and array.type.num_fields == 0:
+        return array
+    if array.type.num_fields:
+        return _null_where_empty(array.cast(wanted))
+    try:
+        return array.cast(wanted)
+    except ValueError as error:
+        raise CorruptRecord(
+            f"option 'valueFormat' or 'keyFormat' = string, or a schema that says so: "
+            f"a record is no UTF-8 text ({error})"
+        ) from None
 
 
 def _null_where_empty(lists: pa.Array) -> pa.Array:
     import pyarrow.compute as pc
 
     return pc.if_else(pc.equal(pc.list_value_length(lists), 0), None, lists)
-
-
-def _microseconds(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    import numpy as np
-
-    from eoslog.client.arrow import numbers, primitive
-
-    milliseconds = numbers(array, np.int64)
-    for extreme in (int(milliseconds.min()), int(milliseconds.max())):
-        if abs(extreme) > LAST_MS:
-            raise CorruptRecord(
-                f"a record's timestamp is {extreme} ms, Spark's timestamps end at {LAST_MS} ms"
-            )
-    return primitive(wanted, milliseconds * 1000)
 
 
 class EoslogReader(DataSourceReader):

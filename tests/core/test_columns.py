@@ -340,6 +340,85 @@ def test_decoder_can_be_used_again_after_take() -> None:
     assert decoder.take()["rows"] == 0
 
 
+MICROSECONDS = pa.timestamp("us", tz="UTC")
+LAST_MS = EVER // 1000
+
+
+def flat(data: bytes, columns: list[str], rows: int = 65536) -> list[Any]:
+    """Record batches as Spark takes them, of topic "topic", partition 3."""
+    fields = arrow.fields_of(columns, view=False, flat=True)
+    decoder = _core.ColumnDecoder(arrow.decoded_columns(columns), view=False, flat=True)
+    decoder.feed(data, 0, 0, EVER)
+    taken = decoder.take()
+    every = range(taken["rows"])
+    return [
+        arrow.record_batch(
+            arrow.columns_of(taken, fields, ["other", "topic"], 1, 3, every[at : at + rows])
+        )
+        for at in every[::rows]
+    ]
+
+
+@given(
+    times=st.lists(st.integers(-LAST_MS, LAST_MS), min_size=1, max_size=30), cut=st.integers(1, 9)
+)
+def test_flat_columns_are_the_others_in_types_that_spark_takes(times: list[int], cut: int) -> None:
+    data = b"".join(
+        codec.encode_batch([(time, None, b"%d" % time, ())], base_offset=at)
+        for at, time in enumerate(times)
+    )
+    columns = ["topic", "partition", "timestamp", "timestamp_type", "offset", "key", "value"]
+    found = pa.Table.from_batches(flat(data, columns, cut))
+    found.validate(full=True)
+    assert [found.schema.field(name).type for name in columns[:4]] == [
+        pa.string(), pa.int32(), MICROSECONDS, pa.int32()
+    ]  # fmt: skip
+    found = found.set_column(2, "timestamp", found.column("timestamp").cast(pa.int64()))
+    assert found.to_pylist() == [
+        {"topic": "topic", "partition": 3, "timestamp": time * 1000, "timestamp_type": 0}
+        | {"offset": at, "key": None, "value": b"%d" % time}
+        for at, time in enumerate(times)
+    ]
+
+
+def test_flat_timestamp_types_are_those_of_their_batches() -> None:
+    one = [(TS, None, b"", ())]
+    data = codec.encode_batch(one) + codec.encode_batch(
+        one, base_offset=1, timestamp_type=1, max_timestamp=TS
+    )
+    (found,) = flat(data, ["timestamp_type"])
+    assert found.column("timestamp_type").to_pylist() == [0, 1]
+
+
+@pytest.mark.parametrize("beyond", [LAST_MS + 1, -LAST_MS - 1, EVER, -EVER - 1])
+def test_a_time_that_microseconds_cannot_hold_is_an_error_with_its_value(beyond: int) -> None:
+    decoder = _core.ColumnDecoder(["timestamp", "timestamp_type", "value"], view=False, flat=True)
+    decoder.feed(codec.encode_batch([(TS, None, b"before", ())]), 0, 0, EVER)
+    decoder.feed(codec.encode_batch([(beyond, None, b"", ())], base_offset=1), 0, 1, EVER)
+    for _ in range(2):  # what was collected stays, as it was
+        with pytest.raises(errors.CorruptRecord, match=str(beyond)):
+            decoder.take()
+
+
+def test_rows_alike_are_there_in_batches_of_any_size() -> None:
+    for rows in (0, 1, 5, 1 << 17, (1 << 17) + 1, 3):
+        fields = arrow.fields_of(["topic", "partition"], view=False, flat=True)
+        taken = {"rows": rows, "buffers": []}
+        for topic, partition in ((0, 7), (1, 8)):
+            columns = arrow.columns_of(taken, fields, ["a", "bcd"], topic, partition)
+            found = arrow.record_batch(columns)
+            found.validate(full=True)
+            assert found.column("topic").to_pylist() == [["a", "bcd"][topic]] * rows
+            assert found.column("partition").to_pylist() == [partition] * rows
+
+
+def test_more_of_a_name_than_a_column_holds_is_refused() -> None:
+    fields = arrow.fields_of(["topic"], view=False, flat=True)
+    taken = {"rows": 1 << 30, "buffers": []}
+    with pytest.raises(errors.ConfigError, match="1073741824 rows of 'name'"):
+        arrow.columns_of(taken, fields, ["name"], 0, 0)
+
+
 def test_options_are_checked() -> None:
     for options in ({"columns": ["nope"]}, {"max_rows": 0}):
         with pytest.raises(errors.ConfigError):

@@ -125,7 +125,10 @@ def columns(data: bytes) -> None:
         return
     raw = sealed(data[1:], last_offset_delta=max(0, data[0] % 8 - 1), count=data[0] % 8)
     decoder = _core.ColumnDecoder(
-        ("offset", "timestamp", "key", "value", "headers"), view=bool(data[0] & 8), max_rows=64
+        ("offset", "timestamp", "timestamp_type", "key", "value", "headers"),
+        view=bool(data[0] & 8),
+        flat=bool(data[0] & 16),
+        max_rows=64,
     )
     view = exact(raw)
     with typed():
