@@ -11,7 +11,7 @@ import pytest
 
 import eoslog
 from eoslog.client.consumer import Consumer
-from eoslog.errors import CommitFailed, ConcurrentTransactions, IllegalState, RequestTimedOut
+from eoslog.errors import CommitFailed, IllegalState
 from eoslog.model import TopicPartition
 
 T0, T1 = TopicPartition("in", 0), TopicPartition("in", 1)
@@ -487,28 +487,3 @@ def test_who_ignores_the_refusal_cannot_commit(log, producer, consumer):
         with pytest.raises(CommitFailed):
             tx.commit_offsets(c)
     assert outputs(log) == []
-
-
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_a_commit_that_was_asked_for_and_timed_out_rewinds_nothing(
-    log, make_producer, consumer, monkeypatch, by_hand
-):
-    """It can only be committed again: what was read in it is not to be read again."""
-
-    def busy(*arguments):
-        raise ConcurrentTransactions("markers are missing")
-
-    producer = make_producer(max_block_ms=100)
-    c = consumer(producer=producer)
-    c.assign([T0])
-    tx = producer.transaction()
-    with monkeypatch.context() as coordinator, pytest.raises(RequestTimedOut), tx:
-        pass_on(tx, c, 1)
-        tx.commit_offsets(c)
-        coordinator.setattr(log.engine.transactions, "end_txn", busy)
-        if by_hand:
-            producer.commit_transaction()
-    assert "outcome unknown" in repr(tx)
-    producer.commit_transaction()
-    work(producer, c, 2)
-    assert outputs(log) == INPUT[:3]
