@@ -263,6 +263,8 @@ def produce_columns(
     timestamp: _Column = None,
     partition: _Column = None,
     headers: list[Any] | None = None,
+    *,
+    more: bool = False,
 ) -> int: ...
 
 # -- hashes.pxi, codec.pxi, batch_builder.pxi --
@@ -399,6 +401,37 @@ class ControlFile:
     def wake_counters(self, slots: Iterable[int]) -> dict[int, int]: ...
     def wait(self, counters: dict[int, int], timeout: float) -> None: ...
     def close(self) -> None: ...
+
+@final
+class SegmentFile:
+    fd: int
+    size: int
+    count: int
+    largest: int
+    max_timestamp: int
+    base_offset: int
+    batches: int
+    def __new__(cls, fd: int, size: int) -> Self: ...
+    def stamp(
+        self,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+        transactional: bool,
+        base_offset: int,
+        leader_epoch: int,
+    ) -> None: ...
+
+def adopt_segment(
+    partition: Partition,
+    file: SegmentFile,
+    index_fd: int,
+    time_fd: int,
+    paths: bytes,
+    expected: Sequence[tuple[Any, int]],
+    timeout: float,
+) -> tuple[int, int, int, int, int, bool]: ...
 
 @final
 class Partition:
@@ -550,6 +583,7 @@ def os_open(path: str, flags: int, mode: int = ...) -> int: ...
 def os_pwrite(fd: int, data: Any, position: int) -> None: ...
 def os_pread(fd: int, size: int, position: int) -> bytearray: ...
 def os_sync(fd: int, *, data_only: bool = True) -> None: ...
+def os_writeback(fd: int, position: int, size: int) -> None: ...
 def os_pread_into(fd: int, buffer: bytearray | memoryview, position: int) -> int: ...
 def os_truncate(fd: int, size: int) -> None: ...
 def os_rename(source: str, target: str) -> None: ...

@@ -33,6 +33,7 @@ include "_core/recovery.pxi"
 include "_core/incoming_batches.pxi"
 include "_core/conditional_append.pxi"
 include "_core/partition.pxi"
+include "_core/adoption.pxi"
 include "_core/record_batch.pxi"
 include "_core/offset_map.pxi"
 include "_core/aborted.pxi"
@@ -63,9 +64,11 @@ __all__ = (
     "TransactionFold",
     "ControlFile",
     "Partition",
+    "SegmentFile",
     "FAULT_CALLS",
     "MAX_SLOTS",
     "STATUS",
+    "adopt_segment",
     "arm_fault",
     "arrow_array",
     "arrow_schema",

@@ -439,6 +439,9 @@ cdef class RecordAccumulator:
         cdef object drained = [] if into is None else into
         cdef Py_ssize_t count = 0
         cdef list taken
+        if force:
+            for item in list(self.topics.values()):
+                self.give_held(<TopicBuilders>item)
         for item in list(self.active):
             builder = <PartitionBuilder>item
             if not (force or self.exhausted) and builder.created_ns + self.linger_ns > now_ns:
@@ -458,6 +461,13 @@ cdef class RecordAccumulator:
                 with nogil:
                     usleep(50)
         return drained
+
+    cdef int give_held(self, TopicBuilders entry) except -1:
+        cdef BulkEncoder held = entry.held
+        entry.held = None
+        if held is not None:
+            held.give_all()
+        return 0
 
     def _next_due_ns(self) -> int:
         """When the oldest open batch has lingered enough, on the steady clock; None without one."""

@@ -69,6 +69,7 @@ cdef class TopicBuilders:
     cdef uint32_t turn
     cdef size_t bulk_limit              # max.message.bytes: what a batch may reach at most
     cdef double ratio                   # compressed / plain, as learned
+    cdef BulkEncoder held               # whose batches are open for the next columns
 
     cdef void learn(self, double seen) noexcept:
         # Slow to believe in better, quick to believe in worse: a batch should not come out too large.

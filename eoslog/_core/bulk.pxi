@@ -311,7 +311,7 @@ cdef int put_rows(RecordAccumulator accumulator, TopicBuilders entry, values, ke
 
 def produce_columns(
     RecordAccumulator accumulator, str topic, int64_t count, value, key=None, timestamp=None,
-    partition=None, headers=None,
+    partition=None, headers=None, *, bint more=False,
 ) -> int:
     """Buffer `count` records whose parts are columns.
 
@@ -321,11 +321,13 @@ def produce_columns(
         timestamp: the same without offsets, int64 ms; null for now.
         partition: the same, int32; null to choose by key.
         headers: a list of (name, value) pairs or None a record, or None.
+        more: calls like this one follow, by this thread alone: batches stay open for them, however
+            few rows a call brings, until `_drain` is forced.
     """
     cdef Column values, keys, stamps, places
     cdef Source source
     cdef ByteBuffer encoded = ByteBuffer(NULL, 0, 0)
-    cdef BulkEncoder bulk = None
+    cdef BulkEncoder bulk
     cdef TopicBuilders entry
     cdef int64_t row = 0
 
@@ -345,13 +347,21 @@ def produce_columns(
     if partition is not None:
         take_column(partition, count, 4, &places)
         source.places = &places
-    if headers is None:
+    bulk, entry.held = entry.held, None             # an error leaves nothing held
+    if headers is not None and bulk is not None:
+        bulk.give_all()
+        bulk = None
+    elif bulk is not None:
+        bulk.by_key = accumulator.mode == BY_KEY and (key is not None or partition is not None)
+    elif headers is None:
         bulk = bulk_encoder(accumulator, entry, -1, key is not None or partition is not None, count)
     try:
         while row < count:
             if bulk is not None:
-                row = bulk.add(&source, row, count, True)
+                row = bulk.add(&source, row, count, not more)
                 if row == count:
+                    if more:
+                        entry.held = bulk
                     break
             encoded.size = 0
             if headers is not None and headers[row]:

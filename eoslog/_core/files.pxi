@@ -71,6 +71,15 @@ def os_sync(int fd, *, bint data_only=True):
         raise OSError(errno, errno_text(errno))
 
 
+def os_writeback(int fd, int64_t position, int64_t size):
+    """Let the disk begin with a range of a file; nothing is waited for or promised."""
+    cdef int rc
+    with nogil:
+        rc = eoslog_os.writeback(fd, position, size)
+    if rc < 0 and errno not in (ENOSYS, EINVAL, ESPIPE, EOPNOTSUPP):
+        raise OSError(errno, errno_text(errno))
+
+
 def os_truncate(int fd, int64_t size):
     cdef int rc
     with nogil:

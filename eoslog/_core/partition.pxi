@@ -326,17 +326,10 @@ cdef class Partition:
         cdef FoldedBatch* headers = NULL
         cdef Expected expects[MAX_EXPECTED]
         cdef Result result
-        cdef int count = 0, rc, n = 0
+        cdef int count = 0, rc, n
         cdef uint64_t deadline
-        cdef Partition other
         self.control.check()
-        if len(expected) > MAX_EXPECTED:
-            raise ValueError("too many expected log ends")
-        for log, log_end in expected:
-            other = log.core
-            expects[n].slot = other.state.slot
-            expects[n].log_end = log_end
-            n += 1
+        n = take_expected(expected, expects)
         memset(&result, 0, sizeof(result))
         result.base_offset = -1
         result.last_offset = -1
@@ -498,3 +491,17 @@ cdef class Partition:
     def publish_apart(self, bytes topic_id, int64_t log_start):
         """Show what the fold found as bounds, to nobody else; False: writers were there first."""
         return self.slot() != NULL and publish_apart(&self.state, topic_id, log_start)
+
+
+cdef int take_expected(expected, Expected* expects) except -1:
+    """Unpacks (what has a Partition as its `core`, log end) each; how many there are."""
+    cdef Partition other
+    cdef int n = 0
+    if len(expected) > MAX_EXPECTED:
+        raise ValueError("too many expected log ends")
+    for log, log_end in expected:
+        other = log.core
+        expects[n].slot = other.state.slot
+        expects[n].log_end = log_end
+        n += 1
+    return n

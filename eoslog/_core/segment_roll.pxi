@@ -98,18 +98,27 @@ cdef bint take_indexes(SegmentFiles* held, int index, int time, int txn) noexcep
     return True
 
 
+cdef int reserve_rolled(PartitionState* state) noexcept nogil:
+    """Memory for the producers that a roll remembers; -1 without, and not under the lock: unless one
+    is under way already, its copy is Python's until it is taken."""
+    cdef ProducerEntry* grown
+    if state.rolled_files.log >= 0 or state.rolled_capacity >= state.table.count + 1024:
+        return 0
+    grown = <ProducerEntry*>realloc(state.rolled_entries, (<size_t>state.table.count + 4096) * sizeof(ProducerEntry))
+    if grown == NULL:
+        return -1
+    state.rolled_entries = grown
+    state.rolled_capacity = state.table.count + 4096
+    return 0
+
+
 cdef bint prepare_next(PartitionState* state, SegmentFiles files, const char* paths) except -1:
     """Take over made and synced files, unless there are some or a rolled segment's are not taken yet;
     and memory for the producers as they will be."""
-    cdef ProducerEntry* grown
     if state.left or state.next_files.log >= 0 or state.rolled_files.log >= 0:
         return False
-    if state.rolled_capacity < state.table.count + 1024:
-        grown = <ProducerEntry*>realloc(state.rolled_entries, (<size_t>state.table.count + 4096) * sizeof(ProducerEntry))
-        if grown == NULL:
-            raise MemoryError()
-        state.rolled_entries = grown
-        state.rolled_capacity = state.table.count + 4096
+    if reserve_rolled(state) < 0:
+        raise MemoryError()
     state.prepared_paths = paths
     state.next_files = files
     return True

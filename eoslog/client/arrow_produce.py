@@ -20,15 +20,17 @@ __all__ = ["produce_stream"]
 COLUMNS = ("value", "key", "timestamp", "partition", "headers")
 
 
-def produce_stream(producer: _core.RecordAccumulator, topic: str, data: Any) -> int:
-    """Buffer every row; see `Producer.produce_arrow`."""
+def produce_stream(
+    producer: _core.RecordAccumulator, topic: str, data: Any, *, more: bool = False
+) -> int:
+    """Buffer every row; see `Producer.produce_arrow`, and for `more` `_core.produce_columns`."""
     try:
         import pyarrow as pa
     except ImportError as error:
         raise ConfigError("produce_arrow needs the package 'pyarrow'") from error
     count = 0
     for batch in _batches(pa, data):
-        count += _produce_batch(pa, producer, topic, batch)
+        count += _produce_batch(pa, producer, topic, batch, more)
     return count
 
 
@@ -47,7 +49,9 @@ def _batches(pa: Any, data: Any) -> Any:
     )
 
 
-def _produce_batch(pa: Any, producer: _core.RecordAccumulator, topic: str, batch: Any) -> int:
+def _produce_batch(
+    pa: Any, producer: _core.RecordAccumulator, topic: str, batch: Any, more: bool
+) -> int:
     names = batch.schema.names
     unknown = sorted(set(names) - set(COLUMNS))
     if unknown or len(set(names)) != len(names):
@@ -68,6 +72,7 @@ def _produce_batch(pa: Any, producer: _core.RecordAccumulator, topic: str, batch
         _buffers(pa, stamps),
         _buffers(pa, places),
         None if headers is None else [_pairs(row) for row in headers.to_pylist()],
+        more=more,
     )
 
 

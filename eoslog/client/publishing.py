@@ -3,6 +3,9 @@
 Every partition becomes visible together or none does. The producer stamps id, epoch and sequence
 now, so the attempts needed no agreement on them.
 
+A piece that is one partition's and large becomes a segment of it as it is (`storage.adoption`);
+others are read and appended.
+
 **What a crash leaves:** an open transaction of a dead process, aborted by whoever meets it, and
 staged files that nobody names (`staging.sweep`).
 
@@ -13,16 +16,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from eoslog import _core
 from eoslog.client.sender import GROUP_BYTES
 from eoslog.client.staging import (
     PIECE_BYTES,
+    SEGMENT_BYTES,
     STAGING,
     Attempt,
     Span,
@@ -32,14 +37,130 @@ from eoslog.client.staging import (
 from eoslog.errors import CorruptRecord
 from eoslog.model import TopicPartition
 from eoslog.storage import files
+from eoslog.storage.adoption import CannotAdopt, StagedSegment
 
 if TYPE_CHECKING:
     from eoslog.client.producer import Producer
 
 _SHARE_BYTES = 256 << 10
 """Of one partition, about, that are worth an append of their own."""
+_READERS = 2
+_AHEAD = 4
+"""Segments that are checked before their turn."""
 _Place = tuple[str, int]
 _Run = tuple[_Place, memoryview]
+
+
+class Staged:
+    """What winning attempts staged, looked at and read ahead by threads of its own.
+
+    Uses the staged files up: a large one of one partition becomes a segment, each other one is
+    removed when it is read, so that its memory serves for what comes next. A job's data lie on the
+    disk once. An attempt in files can be published once.
+    """
+
+    def __init__(self, directory: str, attempts: Sequence[Attempt], *, strict: bool = True) -> None:
+        """Begin to look; what is wrong with the files is told by `publish`.
+
+        Args:
+            directory: The eoslog directory.
+            attempts: The winning ones; published in the order of `order`.
+            strict: Whether the directory is: what may become a segment is synced ahead.
+        """
+        self.count = sum(one.count for one in attempts)
+        self._directory = directory
+        self._attempts = sorted(attempts, key=lambda one: (one.order, one.name))
+        self._strict = strict
+        self._coming: deque[_Piece] = deque()
+        self._opened: deque[Future[StagedSegment]] = deque()
+        self._pool = ThreadPoolExecutor(_READERS, "eoslog-staging-read")
+        self._pieces = self._pool.submit(self._look)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let go of what was not published."""
+        with suppress(Exception):  # told by `publish`, if it was called
+            self._pieces.result()
+        for opened in self._opened:
+            if not opened.cancel() and opened.exception() is None:
+                opened.result().close()
+        self._pool.shutdown()
+
+    def publish(
+        self,
+        producer: Producer,
+        *,
+        offsets: Mapping[TopicPartition, Any] | None = None,
+        group: str | None = None,
+    ) -> int:
+        """Appends all attempts, and a group's offsets, in one transaction and commits it.
+
+        Args:
+            producer: Transactional, `init_transactions` called, no transaction open.
+            offsets: Committed in the same transaction.
+            group: Whose offsets they are.
+
+        Returns:
+            Number of records.
+
+        Raises:
+            CorruptRecord: A staged file is gone or not what its writer wrote; the transaction is
+            aborted. CommitOutcomeUnknown: The commit may or may not count; the next
+            `init_transactions` tells. ProducerFenced: Somebody else took over this transactional
+            id; nothing of this became visible.
+
+        **Durability:** everything is durable and visible on return.
+        """
+        pieces = self._pieces.result()
+        count = 0
+        with producer.transaction():
+            for part in _parts(pieces):
+                if isinstance(part, _Piece):
+                    count += self._adopt(producer, part)
+                else:
+                    count += _append(producer, part)
+            if count != self.count:
+                raise CorruptRecord(f"{count} records are staged, the tasks wrote {self.count}")
+            if offsets is not None and group is not None:
+                producer.send_offsets_to_transaction(dict(offsets), group)
+            files.failpoint("staging.published")
+        files.failpoint("staging.committed")
+        return count
+
+    def _look(self) -> list[_Piece]:
+        pieces = [piece for one in self._attempts for piece in _pieces(self._directory, one)]
+        self._coming.extend(piece for piece in pieces if piece.may_be_segment)
+        self._open_more()
+        return pieces
+
+    def _open_more(self) -> None:
+        """A few segments that come next; of each a descriptor is open."""
+        while self._coming and len(self._opened) < _AHEAD:
+            self._opened.append(self._pool.submit(self._open, self._coming.popleft()))
+
+    def _open(self, piece: _Piece) -> StagedSegment:
+        segment = StagedSegment(piece.path, piece.size)
+        try:
+            if self._strict:
+                segment.sync()  # so that little is left to wait for when it is stamped
+            return segment
+        except BaseException:
+            segment.close()
+            raise
+
+    def _adopt(self, producer: Producer, piece: _Piece) -> int:
+        """The next piece as a segment of its partition, or appended where that does not take it."""
+        opened = self._opened.popleft()
+        self._open_more()
+        span = piece.spans[0]
+        with closing(opened.result()) as segment:
+            try:
+                return producer.adopt_segment(span.topic, span.partition, segment)
+            except CannotAdopt:
+                pass
+        return _append(producer, [piece])
 
 
 def publish(
@@ -50,55 +171,24 @@ def publish(
     offsets: Mapping[TopicPartition, Any] | None = None,
     group: str | None = None,
 ) -> int:
-    """Appends all attempts, and a group's offsets, in one transaction and commits it.
-
-    Uses the staged files up: each is removed when it is read, so that its memory serves for what
-    comes next and a job's data lie on the disk once. An attempt in files can be published once.
-
-    Args:
-        producer: Transactional, `init_transactions` called, no transaction open.
-        directory: The eoslog directory.
-        attempts: The winning ones; published in the order of `order`.
-        offsets: Committed in the same transaction.
-        group: Whose offsets they are.
-
-    Returns:
-        Number of records.
-
-    Raises:
-        CorruptRecord: A staged file is gone or not what its writer wrote; the transaction is
-        aborted. CommitOutcomeUnknown: The commit may or may not count; the next
-        `init_transactions` tells. ProducerFenced: Somebody else took over this transactional id;
-        nothing of this became visible.
-
-    **Durability:** everything is durable and visible on return.
-    """
-    attempts = sorted(attempts, key=lambda one: (one.order, one.name))
-    pieces = [piece for one in attempts for piece in _pieces(directory, one)]
-    expected = sum(one.count for one in attempts)
-    count = 0
-    # Read while those before are checked and appended; not worth a thread for what is here.
-    staged = any(one.data is None for one in attempts)
-    with producer.transaction():
-        with closing(_ahead(_runs(pieces)) if staged else _runs(pieces)) as runs:
-            for (topic, partition), run in runs:
-                count += producer.produce_batches(topic, partition, [run], trusted=True)
-        if count != expected:
-            raise CorruptRecord(f"{count} records are staged, the tasks wrote {expected}")
-        if offsets is not None and group is not None:
-            producer.send_offsets_to_transaction(dict(offsets), group)
-        files.failpoint("staging.published")
-    files.failpoint("staging.committed")
-    return count
+    """Looks at attempts and publishes them; see `Staged` and `Staged.publish`."""
+    with Staged(directory, attempts) as staged:
+        return staged.publish(producer, offsets=offsets, group=group)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Piece:
     """Some bytes of an attempt, in memory or in a file, and what belongs where."""
 
     path: str
     data: bytes | None
+    size: int
     spans: list[Span]
+
+    @property
+    def may_be_segment(self) -> bool:
+        """Whether it is one partition's, and large."""
+        return self.data is None and len(self.spans) == 1 and self.size >= SEGMENT_BYTES
 
     def read_into(self, span: Span, buffer: memoryview) -> None:
         """Its batches; the CRC of each is checked when it is stamped."""
@@ -128,7 +218,7 @@ def _pieces(directory: str, attempt: Attempt) -> list[_Piece]:
     folder = os.path.join(directory, STAGING, attempt.job)
     path = manifest_path(folder, attempt.name)
     if attempt.data is not None:
-        return [_Piece(path, attempt.data, attempt.spans)]
+        return [_Piece(path, attempt.data, len(attempt.data), attempt.spans)]
     fd = _open(path)
     try:
         with files.naming(path):
@@ -140,16 +230,42 @@ def _pieces(directory: str, attempt: Attempt) -> list[_Piece]:
         raise CorruptRecord(f"{path}: CRC is {crc:#x}, the task wrote {attempt.manifest_crc:#x}")
     manifest = json.loads(raw)
     found = [
-        _Piece(piece_path(folder, attempt.name, number), None, [])
-        for number in range(len(manifest["pieces"]))
+        _Piece(piece_path(folder, attempt.name, number), None, wrote, [])
+        for number, wrote in enumerate(manifest["pieces"])
     ]
-    for piece, wrote in zip(found, manifest["pieces"], strict=True):
+    for piece in found:
         size = os.stat(piece.path).st_size if os.path.exists(piece.path) else 0
-        if size != wrote:
-            raise CorruptRecord(f"{piece.path}: {size} bytes, the task wrote {wrote}")
+        if size != piece.size:
+            raise CorruptRecord(f"{piece.path}: {size} bytes, the task wrote {piece.size}")
     for span in manifest["spans"]:
         found[span["piece"]].spans.append(Span(**span))
     return found
+
+
+def _parts(pieces: Sequence[_Piece]) -> Iterator[_Piece | list[_Piece]]:
+    """Pieces that may be segments, one by one; of the others, those that follow each other."""
+    others: list[_Piece] = []
+    for piece in pieces:
+        if not piece.may_be_segment:
+            others.append(piece)
+            continue
+        if others:
+            yield others
+            others = []
+        yield piece
+    if others:
+        yield others
+
+
+def _append(producer: Producer, pieces: Sequence[_Piece]) -> int:
+    """Pieces read and appended to their partitions."""
+    count = 0
+    # Read while those before are checked and appended; not worth a thread for what is here.
+    staged = any(piece.data is None for piece in pieces)
+    with closing(_ahead(_runs(pieces)) if staged else _runs(pieces)) as runs:
+        for (topic, partition), run in runs:
+            count += producer.produce_batches(topic, partition, [run], trusted=True)
+    return count
 
 
 def _runs(pieces: Sequence[_Piece]) -> Generator[_Run]:

@@ -1,14 +1,16 @@
 """Staged writes: many processes prepare batches, one makes them visible in one transaction.
 
-    DIR/eoslog-staging-0/JOB/ATTEMPT.N.batches   record batches of one attempt, in pieces
+    DIR/eoslog-staging-0/JOB/ATTEMPT.N.batches   record batches of one attempt, in pieces: of one
+                                                 partition where these are few, else of many
     DIR/eoslog-staging-0/JOB/ATTEMPT.manifest    JSON, which bytes are whose; written last
     DIR/eoslog-staging-0/JOB/retention           seconds that the job wants to be left alone
 
 Each attempt of each task writes files of its own and never touches a topic; readers are not held
-up. Whoever decides which attempts count calls `publishing.publish`. Small attempts skip the files
-and travel as bytes.
+up. Whoever decides which attempts count publishes them (`publishing.Staged`). Small attempts skip
+the files and travel as bytes. A large piece of one partition becomes a segment of it as it is, so
+the disk begins with it while the task goes on.
 
-**Staged files are not flushed.** Nothing staged is used after a crash: `publish` is told of the
+**Staged files are not flushed.** Nothing staged is used after a crash: who publishes is told of the
 attempts by those who wrote them, in the process that decides, and a job whose decider died is run
 again from its input. Until then the bytes are in the page cache, or at the server that closing sent
 them to (NFS). What is lost all the same is found missing: the manifest's CRC and the count come
@@ -45,10 +47,21 @@ _HELD_BYTES = 3 << 20
 _ALONE_BYTES = 64 << 10
 """Batches of this size on average are written one by one: a call costs less than a copy."""
 PIECE_BYTES = 16 << 20
-"""Of a file, about: what is freed at a time as it is published."""
+"""Of a piece of many partitions, about: what is freed at a time as it is published."""
+SEGMENT_BYTES = 16 << 20
+"""From here on a piece of one partition is worth a segment of its own."""
+_OWN_FROM = 1 << 20
+"""Bytes of one partition in an attempt that are worth a piece of its own for what follows."""
+_OWN_BYTES = 256 << 20
+"""Of a piece of one partition, about."""
+_OWN_PIECES = 64
+"""How many partitions of an attempt get pieces of their own, each with an open file."""
+_WRITEBACK_BYTES = 8 << 20
 _RETENTION = "retention"
 _DONE = ".done"
 """Ends the name of a retired job's folder."""
+
+_Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,48 @@ class Attempt:
     manifest_crc: int
     spans: list[Span]
     count: int
+
+
+class _PieceWriter:
+    """A piece's file as it grows; not thread-safe."""
+
+    def __init__(self, path: str, number: int, *, becomes_segment: bool) -> None:
+        """Make it.
+
+        Args:
+            path: of the file.
+            number: of the piece.
+            becomes_segment: the disk may begin with it: its bytes stay.
+        """
+        self.path, self.number, self.size = path, number, 0
+        self._becomes_segment = becomes_segment
+        self._begun = 0  # bytes that the disk was told of
+        self._fd = files.open_file(path, create=True)
+
+    def write(self, data: Any) -> None:
+        """Put bytes behind the others."""
+        with files.naming(self.path):
+            _core.os_pwrite(self._fd, data, self.size)
+        self.size += len(data)
+        if self.size - self._begun >= _WRITEBACK_BYTES:
+            self._begin_writeback()
+
+    def _begin_writeback(self) -> None:
+        if self._becomes_segment and self.size >= SEGMENT_BYTES:
+            with files.naming(self.path):
+                _core.os_writeback(self._fd, self._begun, self.size - self._begun)
+            self._begun = self.size
+
+    def close(self) -> None:
+        """Close it; an error of what was written may be told only now."""
+        self._begin_writeback()
+        fd, self._fd = self._fd, -1
+        files.close_written(fd, self.path)
+
+    def drop(self) -> None:
+        """Close it, whatever became of it."""
+        fd, self._fd = self._fd, -1
+        files.close(fd)
 
 
 class AttemptWriter:
@@ -128,12 +183,15 @@ class AttemptWriter:
         self._limit = inline_limit
         self._make_folder = make_folder
         self._retention = retention_s
-        self._held: dict[tuple[str, int], list[Any]] = {}
+        self._held: dict[_Place, list[Any]] = {}
         self._held_size = self._count = 0
         self._chunks: list[Any] = []  # while no piece is begun
-        self._spans: list[Span] = []
-        self._pieces = [0]  # bytes in each
-        self._fd = -1  # of the last piece
+        self._chunks_size = 0
+        self._spans: list[list[Span]] = [[]]  # by piece
+        self._pieces: list[int] = []  # bytes in each
+        self._shared: _PieceWriter | None = None
+        self._own: dict[_Place, _PieceWriter] = {}
+        self._wrote: dict[_Place, int] = {}  # bytes
 
     def add(self, topic: str, partition: int, batch: Any, count: int) -> None:
         """Takes one whole batch of `count` records, a buffer that nobody changes any more; batches
@@ -152,10 +210,12 @@ class AttemptWriter:
             StorageError: The files can't be written.
         """
         self._drain()
-        if self._fd < 0:
+        if not self._pieces:
             data = b"".join(self._chunks)
-            return Attempt(self._job, self._name, self._order, data, 0, self._spans, self._count)
-        self._close()
+            (spans,) = self._spans
+            return Attempt(self._job, self._name, self._order, data, 0, spans, self._count)
+        for piece in self._open_pieces():
+            self._end_piece(piece)
         files.failpoint("staging.written")
         manifest = json.dumps(
             {
@@ -164,7 +224,7 @@ class AttemptWriter:
                 "name": self._name,
                 "pieces": self._pieces,
                 "count": self._count,
-                "spans": [asdict(span) for span in self._spans],
+                "spans": [asdict(span) for spans in self._spans for span in spans],
             }
         ).encode()
         path = manifest_path(self._folder, self._name)
@@ -180,9 +240,8 @@ class AttemptWriter:
 
     def discard(self) -> None:
         """Lets go of everything; what is on disk is removed."""
-        if self._fd >= 0:
-            files.close(self._fd)
-            self._fd = -1
+        for piece in self._open_pieces():
+            piece.drop()
         _remove(self._folder, self._name)
         self._held.clear()
         self._chunks.clear()
@@ -191,43 +250,73 @@ class AttemptWriter:
         """Moves held batches to the end of the bytes, partition by partition, so that spans stay
         long.
         """
-        if self._fd < 0:
-            if self._pieces[0] + self._held_size > self._limit:
-                if self._make_folder:
-                    _make(self._folder, self._retention)
-                self._fd = files.open_file(self._path(), create=True)
-                self._pieces = [0]
-                self._write(b"".join(self._chunks))
-                self._chunks.clear()
-        elif self._pieces[-1] >= PIECE_BYTES:
-            self._close()
-            self._pieces.append(0)
-            self._fd = files.open_file(self._path(), create=True)
-        for (topic, partition), batches in self._held.items():
-            size = sum(map(len, batches))
-            span = Span(topic, partition, len(self._pieces) - 1, self._pieces[-1], size)
-            self._spans.append(span)
-            if size < _ALONE_BYTES * len(batches):
-                batches = [b"".join(batches)]
-            for data in batches:
-                self._write(data)
+        if not self._pieces:
+            if self._chunks_size + self._held_size <= self._limit:
+                for place, batches in self._held.items():
+                    self._note(place, 0, self._chunks_size, sum(map(len, batches)))
+                    self._chunks += batches
+                    self._chunks_size += sum(map(len, batches))
+            else:
+                self._begin_files()
+        if self._pieces:
+            for place, batches in self._held.items():
+                size = sum(map(len, batches))
+                piece = self._piece_for(place, size)
+                self._note(place, piece.number, piece.size, size)
+                if size < _ALONE_BYTES * len(batches):
+                    batches = [b"".join(batches)]
+                for data in batches:
+                    piece.write(data)
         self._held.clear()
         self._held_size = 0
 
-    def _write(self, data: Any) -> None:
-        if self._fd < 0:
-            self._chunks.append(data)
-        else:
-            with files.naming(self._path()):
-                _core.os_pwrite(self._fd, data, self._pieces[-1])
-        self._pieces[-1] += len(data)
+    def _begin_files(self) -> None:
+        """What was kept in memory becomes the first piece."""
+        if self._make_folder:
+            _make(self._folder, self._retention)
+        self._shared = self._begin_piece(becomes_segment=False)
+        for data in self._chunks:
+            self._shared.write(data)
+        self._chunks.clear()
 
-    def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        files.close_written(fd, self._path())
+    def _piece_for(self, place: _Place, size: int) -> _PieceWriter:
+        """Where the next batches of a partition go: its own piece, or the one of all others."""
+        self._wrote[place] = wrote = self._wrote.get(place, 0) + size
+        own = place in self._own or (wrote >= _OWN_FROM and len(self._own) < _OWN_PIECES)
+        piece = self._own.get(place) if own else self._shared
+        if piece is None or piece.size >= (_OWN_BYTES if own else PIECE_BYTES):
+            if piece is not None:
+                self._end_piece(piece)
+            piece = self._begin_piece(becomes_segment=own)
+            if own:
+                self._own[place] = piece
+            else:
+                self._shared = piece
+        return piece
 
-    def _path(self) -> str:
-        return piece_path(self._folder, self._name, len(self._pieces) - 1)
+    def _begin_piece(self, *, becomes_segment: bool) -> _PieceWriter:
+        number = len(self._pieces)
+        path = piece_path(self._folder, self._name, number)
+        piece = _PieceWriter(path, number, becomes_segment=becomes_segment)
+        self._pieces.append(0)
+        if number:
+            self._spans.append([])
+        return piece
+
+    def _end_piece(self, piece: _PieceWriter) -> None:
+        piece.close()
+        self._pieces[piece.number] = piece.size
+
+    def _open_pieces(self) -> list[_PieceWriter]:
+        return [*([] if self._shared is None else [self._shared]), *self._own.values()]
+
+    def _note(self, place: _Place, piece: int, position: int, size: int) -> None:
+        """Remember whose bytes come next in a piece."""
+        spans = self._spans[piece]
+        if spans and (spans[-1].topic, spans[-1].partition) == place:
+            position, size = spans[-1].position, spans[-1].size + size
+            del spans[-1]
+        spans.append(Span(*place, piece, position, size))
 
 
 def piece_path(folder: str, name: str, number: int) -> str:

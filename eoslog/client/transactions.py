@@ -47,6 +47,7 @@ from eoslog.model import (
     TopicPartition,
     TransactionOutcome,
 )
+from eoslog.storage.adoption import StagedSegment
 
 __all__ = ["ClientState", "TransactionManager"]
 
@@ -350,22 +351,28 @@ class TransactionManager:
     # -- the sender's calls -------------------------------------------------------------------
 
     def append(
-        self, log: Any, place: Place, data: memoryview, timeout: float | None = None
+        self,
+        log: Any,
+        place: Place,
+        data: memoryview | StagedSegment,
+        timeout: float | None = None,
     ) -> AppendResult:
-        """Append to a partition; its first batch only while the coordinator lists the partition.
+        """Append to a partition, or have it adopt a segment; its first batch only while the
+        coordinator lists the partition.
 
         Source: protocol.md row 19.
         """
         partition = self.name(place)
+        put = log.adopt if isinstance(data, StagedSegment) else log.append
         if self.partitions.get(partition) == log.topic_id:
-            result = log.append(data, timeout=timeout)
+            result = put(data, timeout=timeout)
             assert result is not None  # nothing was expected
             return result  # type: ignore[no-any-return]
         expected = self._expected
         while True:
             if expected is None or partition not in self._confirmed:
                 expected = self._expected = self._list(partition)
-            result = log.append(data, expect=[expected], timeout=timeout)
+            result = put(data, expect=[expected], timeout=timeout)
             if result is not None:
                 self.partitions[partition] = log.topic_id
                 return result  # type: ignore[no-any-return]

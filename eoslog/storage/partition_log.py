@@ -17,6 +17,7 @@ from eoslog import _core
 from eoslog.errors import ErrorCode, IllegalState, LockTimeout
 from eoslog.model import AppendOrigin, AppendResult, ProducerDescription
 from eoslog.storage import checkpoints, files
+from eoslog.storage.adoption import StagedSegment, adopt
 from eoslog.storage.incoming import conforming, demands
 from eoslog.storage.log_flusher import LogFlusher
 from eoslog.storage.log_reader import LogReader, Slice
@@ -96,7 +97,7 @@ class PartitionLog:
     def configure(self, settings: LogSettings) -> None:
         """Take changed topic settings."""
         self.settings = settings
-        self._demands = demands(settings)
+        self.looks_at_records = demands(settings)
         self._stamps = settings.log_append_time
         self._size_max = settings.max_message_bytes
         jitter = min(settings.segment_jitter_ms, settings.segment_ms)
@@ -192,7 +193,7 @@ class PartitionLog:
         if self.session.read_only:
             raise IllegalState(f"{self.name}: the log was opened read_only")
         client = origin is _CLIENT
-        data = conforming(self, memoryview(batch)) if client and self._demands else batch
+        data = conforming(self, memoryview(batch)) if client and self.looks_at_records else batch
         limit = self._size_max if client else _NO_LIMIT
         stamp = int(time.time() * 1000) if self._stamps else -1
         wait = LOCK_TIMEOUT_S if timeout is None else timeout
@@ -214,8 +215,20 @@ class PartitionLog:
                 return self._duplicate(memoryview(data), base, last, timestamp, origin)
             if status == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
                 raise out_of_order(self, memoryview(data))
-            self._resolve(status, error, wait)
+            self.resolve(status, error, wait)
         raise LockTimeout(f"{self.name}: no append in {MAX_REPEATS} tries")
+
+    def adopt(
+        self,
+        segment: StagedSegment,
+        *,
+        expect: Sequence[tuple[PartitionLog, int]] = (),
+        timeout: float | None = None,
+    ) -> AppendResult | None:
+        """Make a staged file the next segment instead of appending its batches; see `adoption`."""
+        if self.session.read_only:
+            raise IllegalState(f"{self.name}: the log was opened read_only")
+        return adopt(self, segment, expect, LOCK_TIMEOUT_S if timeout is None else timeout)
 
     def _duplicate(
         self, data: memoryview, base: int, last: int, timestamp: int, origin: AppendOrigin
@@ -228,7 +241,7 @@ class PartitionLog:
                 last = rest.last_offset
         return AppendResult(base, last, True, timestamp)
 
-    def _resolve(self, status: int, error: int, wait: float) -> None:
+    def resolve(self, status: int, error: int, wait: float) -> None:
         """Do what the core could not do under the lock, or raise what it found."""
         try:
             self._make_ready(status, error, wait)
@@ -270,7 +283,7 @@ class PartitionLog:
         if self.session.read_only or (status := self.core.fold()) == _APPENDED:
             return
         for _ in range(MAX_REPEATS):
-            self._resolve(status, 0, LOCK_TIMEOUT_S)
+            self.resolve(status, 0, LOCK_TIMEOUT_S)
             if (status := self.core.fold()) == _APPENDED:
                 return
         raise LockTimeout(f"{self.name}: the fold did not reach the log end in {MAX_REPEATS} steps")
@@ -420,7 +433,7 @@ class PartitionLog:
             status, error = call()
             if status == S["APPENDED"]:
                 return
-            self._resolve(status, error, LOCK_TIMEOUT_S)
+            self.resolve(status, error, LOCK_TIMEOUT_S)
         raise LockTimeout(f"{self.name}: not done in {MAX_REPEATS} tries")
 
     def write_snapshot(self) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from eoslog import _core
@@ -28,6 +29,20 @@ from eoslog.storage.segments import (
 
 if TYPE_CHECKING:
     from eoslog.storage.partition_log import PartitionLog
+
+
+class Prepared:
+    """Files of a segment to come, until a roll takes them."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.fds: list[int] = []
+        self.paths: list[str] = []
+
+    def taken(self) -> None:
+        """They are a segment's now."""
+        self.fds.clear()
+        self.paths.clear()
 
 
 class WriterFiles:
@@ -156,19 +171,36 @@ class WriterFiles:
         """Make and sync the next segment's files under names of our own (protocol.md, Rolling)."""
         with self._prepare:
             self._finish_roll()
-            own = f"{self._log.session.process_number}-{time.monotonic_ns()}"
-            stem = os.path.join(self._path, own)
-            paths = [stem + suffix + PREPARED for suffix in (INDEX, TIME_INDEX, LOG)]
-            with contextlib.ExitStack() as undo:
-                fds = []
-                for path in paths:
-                    fds.append(files.open_file(path, create=True))
-                    undo.callback(files.remove, path)
-                    undo.callback(files.close, fds[-1])
-                files.fsync_dir(self._path)
-                names = b"".join(os.fsencode(path) + b"\0" for path in paths)
-                if self._core.prepare_roll(fds[2], fds[0], fds[1], names):
-                    undo.pop_all()
+            with self._made(INDEX, TIME_INDEX, LOG) as made:
+                names = b"".join(os.fsencode(path) + b"\0" for path in made.paths)
+                index, times, log = made.fds
+                if self._core.prepare_roll(log, index, times, names):
+                    made.taken()
+
+    @contextlib.contextmanager
+    def prepared_indexes(self) -> Iterator[Prepared]:
+        """Empty indexes for a segment whose log is there already, made and synced as for a roll."""
+        self.after_roll()
+        with self._made(INDEX, TIME_INDEX) as made:
+            yield made
+
+    @contextlib.contextmanager
+    def _made(self, *suffixes: str) -> Iterator[Prepared]:
+        """Empty files under names of our own; removed unless they are taken."""
+        own = f"{self._log.session.process_number}-{time.monotonic_ns()}"
+        made = Prepared()
+        try:
+            for suffix in suffixes:
+                path = os.path.join(self._path, own + suffix + PREPARED)
+                made.fds.append(files.open_file(path, create=True))
+                made.paths.append(path)
+            files.fsync_dir(self._path)
+            yield made
+        finally:
+            for fd in made.fds:
+                files.close(fd)
+            for path in made.paths:
+                files.remove(path)
 
     def drop_prepared(self) -> None:
         """Forget the next segment's files after a roll that failed: some may be renamed."""

@@ -92,7 +92,7 @@ class RowEncoder(_core.RecordAccumulator):
                     f"topic '{topic}' does not exist; create it first, "
                     "nothing is created by writing"
                 )
-            produce_stream(self, topic, self._columns(topic, target, rows))
+            produce_stream(self, topic, self._columns(topic, target, rows), more=True)
             self._stage(force=False)
 
     def flush(self) -> None:

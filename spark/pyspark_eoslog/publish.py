@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import eoslog
 from eoslog.client import staging
-from eoslog.client.publishing import publish
+from eoslog.client.publishing import Staged
 from eoslog.errors import CommitOutcomeUnknown, IllegalState, TransactionAborted
 from eoslog.model import CONSUMER_OFFSETS_TOPIC, OWN_GROUPS, OffsetAndMetadata, TopicPartition
 from eoslog.storage import files
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Kafka's greatest; publishing copies staged files, which takes as long as the disk takes.
+# Kafka's greatest; publishing may copy staged files, which takes as long as the disk takes.
 TRANSACTION_TIMEOUT_MS = 900_000
 
 
@@ -100,11 +100,12 @@ def publish_once(
     **Durability:** data and version are durable on return.
     """
     files.failpoint("spark.commit.begun")
-    log = eoslog.open(options.path, create=False)
-    try:
-        published = _publish(log, options, app_id, version, attempts, micro_batch)
-    finally:
-        log.close()
+    with (
+        eoslog.open(options.path, create=False) as log,
+        # Reads what was staged while the producer is made ready.
+        Staged(options.path, attempts, strict=log.engine.durability == "strict") as staged,
+    ):
+        published = _publish(log, options, app_id, version, staged, micro_batch)
     # Decided: nobody needs the files any more, neither the winners' nor those of attempts that
     # lost.
     staging.retire(options.path, jobs, options.staging_retention_hours * 3600)
@@ -117,10 +118,10 @@ def _publish(
     options: Options,
     app_id: str | None,
     version: int | None,
-    attempts: Sequence[Attempt],
+    staged: Staged,
     micro_batch: str | None,
 ) -> bool:
-    said = {"records": sum(one.count for one in attempts), "batch": micro_batch or ""}
+    said = {"records": staged.count, "batch": micro_batch or ""}
 
     def is_replay() -> bool:
         if app_id is None or version is None:
@@ -133,7 +134,7 @@ def _publish(
         logger.info("version %d of %r was committed before: skipped", version, app_id)
         return True
 
-    if app_id is None and not any(one.count for one in attempts):
+    if app_id is None and not staged.count:
         return False
     name = (
         f"eoslog-spark-{app_id}" if app_id is not None else f"eoslog-spark-once-{uuid.uuid4().hex}"
@@ -150,7 +151,7 @@ def _publish(
             }
         group = version_group(app_id) if app_id is not None else None
         try:
-            publish(producer, options.path, attempts, offsets=offsets, group=group)
+            staged.publish(producer, offsets=offsets, group=group)
             return True
         except CommitOutcomeUnknown as error:
             logger.warning("the outcome of the commit of %s is not known, asking again", name)

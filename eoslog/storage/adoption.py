@@ -1,0 +1,207 @@
+"""Segments that were written beside the log become part of it by their name.
+
+A large staged file is one partition's batches and nothing else: as a segment of the partition its
+bytes are written once, and the disk has had them since they were staged. It is stamped for the end
+of the log, made durable, and then takes the place of the next segment's empty files in a roll
+(`_core/adoption.pxi`). An append that comes in between moves the end; it is stamped anew then.
+
+**What a crash leaves:** before the roll, a file under its own name that belongs to nobody; after
+it, what a roll leaves. Recovery and the next holder of the lock cut what was not published.
+
+Source: protocol.md, rows 9, 11 and 16; `docs/format.md`, Staging.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from eoslog import _core
+from eoslog.errors import CorruptRecord, ErrorCode, OutOfOrderSequence, StorageError
+from eoslog.model import AppendResult
+from eoslog.storage import files
+from eoslog.storage.refusals import S
+
+if TYPE_CHECKING:
+    from eoslog.storage.partition_log import PartitionLog
+
+_STAMPS = 8
+"""How often the log end may move from under one file before its batches are appended instead."""
+_TRIES = 1000
+"""Of one call; in between, what the core found missing is made ready."""
+
+__all__ = ["CannotAdopt", "StagedSegment", "adopt", "adoptable"]
+
+
+class CannotAdopt(Exception):
+    """The file can be no segment here and now; it is as it was, but for its stamps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamps:
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    transactional: bool
+
+
+class StagedSegment:
+    """A file of one partition's batches, each checked against its CRC, on its way into the log.
+
+    Its descriptor is its own until the log has taken it; not thread-safe.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        """Open and check it; what the disk has been told to write is waited for.
+
+        Args:
+            path: on the directory's own file system.
+            size: bytes that its writer wrote.
+
+        Raises:
+            CorruptRecord: it is gone, of another size, or not what was written.
+            StorageError: the disk lost some of it.
+        """
+        self.path = path
+        try:
+            # Before it is read: an error of its writeback that nobody heard of is told to this one.
+            self.fd = files.open_file(path)
+        except FileNotFoundError:
+            raise CorruptRecord(f"{path}: gone, a task wrote it") from None
+        try:
+            with files.naming(path):
+                found = os.fstat(self.fd).st_size
+                if found != size:
+                    raise CorruptRecord(f"{path}: {found} bytes, the task wrote {size}")
+                try:
+                    self.file = _core.SegmentFile(self.fd, size)
+                except CorruptRecord as error:
+                    raise CorruptRecord(f"{path}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        self._stamps: _Stamps | None = None
+
+    def __len__(self) -> int:
+        return self.file.size
+
+    @property
+    def count(self) -> int:
+        """Records."""
+        return self.file.count
+
+    def sync(self) -> None:
+        """Have the disk hold what is in the file now."""
+        with files.naming(self.path):
+            _core.os_sync(self.fd)
+
+    def bear(
+        self, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool
+    ) -> None:
+        """Whose batches they are, with which sequences; before `adopt`."""
+        self._stamps = _Stamps(producer_id, producer_epoch, base_sequence, transactional)
+
+    def stamp(self, log: PartitionLog, base_offset: int) -> None:
+        """Write producer and offsets into the headers, for the end of a log.
+
+        **Durability:** in a strict directory the whole file is durable on return.
+        """
+        stamps = self._stamps
+        assert stamps is not None  # `bear` came first
+        with files.naming(self.path):
+            self.file.stamp(
+                producer_id=stamps.producer_id,
+                producer_epoch=stamps.producer_epoch,
+                base_sequence=stamps.base_sequence,
+                transactional=stamps.transactional,
+                base_offset=base_offset,
+                leader_epoch=log.leader_epoch,
+            )
+            files.failpoint("adopt.stamped")
+            if log.strict:
+                _core.os_sync(self.fd)
+        files.failpoint("adopt.durable")
+
+    def taken(self) -> None:
+        """The log has the descriptor now."""
+        self.fd = -1
+
+    def close(self) -> None:
+        """Close the file, unless the log has it."""
+        fd, self.fd = self.fd, -1
+        files.close(fd)
+
+
+def adoptable(log: PartitionLog, segment: StagedSegment) -> bool:
+    """Whether the file can be a segment of the partition: nothing in it is to be judged record by
+    record, and there is a segment before it that can be rolled.
+    """
+    settings, file = log.settings, segment.file
+    return (
+        not log.looks_at_records
+        and not settings.log_append_time
+        and file.size <= settings.segment_bytes
+        and file.largest <= settings.max_message_bytes
+        and file.batches * 12 <= settings.segment_index_bytes
+        and file.count <= 0x7FFFFFFF
+        and log.core.log_end > log.core.active_base
+        and os.fstat(segment.fd).st_dev == os.stat(log.path).st_dev
+    )
+
+
+def adopt(
+    log: PartitionLog,
+    segment: StagedSegment,
+    expect: Sequence[tuple[PartitionLog, int]],
+    timeout: float,
+) -> AppendResult | None:
+    """Make a staged file the partition's next segment; as `PartitionLog.append` of its batches.
+
+    Returns:
+        Where the records are, or None when an expected end has moved: nothing was appended.
+
+    Raises:
+        CannotAdopt: the log does not take it as it is, or its end moves all the time.
+        As `PartitionLog.append`.
+
+    **Durability:** in a strict directory the file's bytes are durable, its name is after `flush`.
+    """
+    if not adoptable(log, segment):
+        raise CannotAdopt(segment.path)
+    stamps = 0
+    with log.writer_files.prepared_indexes() as indexes:
+        index_fd, time_fd = indexes.fds
+        paths = b"".join(os.fsencode(path) + b"\0" for path in (*indexes.paths, segment.path))
+        for _ in range(_TRIES):
+            if segment.file.base_offset != log.log_end:
+                if stamps == _STAMPS:
+                    break
+                stamps += 1
+                segment.stamp(log, log.log_end)
+            status, base, last, timestamp, error, rolled = _core.adopt_segment(
+                log.core, segment.file, index_fd, time_fd, paths, expect, timeout
+            )
+            if rolled:  # it has its name, and the log its descriptors, whatever came behind that
+                segment.taken()
+                indexes.taken()
+                log.writer_files.after_roll()
+            if status == S["APPENDED"]:
+                if log.on_append is not None:
+                    log.on_append(log)
+                return AppendResult(base, last, False, timestamp)
+            if status == S["CHANGED"]:
+                if segment.file.base_offset == log.log_end:
+                    return None
+            elif status == S["ROLL"]:
+                log.writer_files.after_roll()
+                if not adoptable(log, segment):
+                    break
+            elif status == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                raise OutOfOrderSequence(f"{log.name}: {segment.path} does not go on from there")
+            else:
+                log.resolve(status, error, timeout)
+                if rolled:
+                    raise StorageError(f"{segment.path}: not taken", error, log.path)
+    raise CannotAdopt(segment.path)
