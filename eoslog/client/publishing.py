@@ -27,7 +27,6 @@ from eoslog import _core
 from eoslog.client.sender import GROUP_BYTES
 from eoslog.client.staging import (
     PIECE_BYTES,
-    SEGMENT_BYTES,
     STAGING,
     Attempt,
     Span,
@@ -184,11 +183,7 @@ class _Piece:
     data: bytes | None
     size: int
     spans: list[Span]
-
-    @property
-    def may_be_segment(self) -> bool:
-        """Whether it is one partition's, and large."""
-        return self.data is None and len(self.spans) == 1 and self.size >= SEGMENT_BYTES
+    may_be_segment: bool = False
 
     def read_into(self, span: Span, buffer: memoryview) -> None:
         """Its batches; the CRC of each is checked when it is stamped."""
@@ -229,8 +224,15 @@ def _pieces(directory: str, attempt: Attempt) -> list[_Piece]:
     if crc != attempt.manifest_crc:
         raise CorruptRecord(f"{path}: CRC is {crc:#x}, the task wrote {attempt.manifest_crc:#x}")
     manifest = json.loads(raw)
+    segments = set(manifest["segments"])
     found = [
-        _Piece(piece_path(folder, attempt.name, number), None, wrote, [])
+        _Piece(
+            piece_path(folder, attempt.name, number),
+            None,
+            wrote,
+            [],
+            may_be_segment=number in segments,
+        )
         for number, wrote in enumerate(manifest["pieces"])
     ]
     for piece in found:

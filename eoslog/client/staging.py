@@ -42,14 +42,14 @@ from eoslog.storage import codecs as _codecs  # noqa: F401  binds the codecs of 
 from eoslog.storage import files
 
 STAGING = f"{STAGING_TOPIC}-0"
-_FORMAT = 2
+_FORMAT = 3
 _HELD_BYTES = 3 << 20
 _ALONE_BYTES = 64 << 10
 """Batches of this size on average are written one by one: a call costs less than a copy."""
 PIECE_BYTES = 16 << 20
 """Of a piece of many partitions, about: what is freed at a time as it is published."""
 SEGMENT_BYTES = 16 << 20
-"""From here on a piece of one partition is worth a segment of its own."""
+"""From here on a piece of one partition is worth being a segment, where nothing else is said."""
 _OWN_FROM = 1 << 20
 """Bytes of one partition in an attempt that are worth a piece of its own for what follows."""
 _OWN_BYTES = 256 << 20
@@ -101,16 +101,17 @@ class Attempt:
 class _PieceWriter:
     """A piece's file as it grows; not thread-safe."""
 
-    def __init__(self, path: str, number: int, *, becomes_segment: bool) -> None:
+    def __init__(self, path: str, number: int, segment_bytes: int | None) -> None:
         """Make it.
 
         Args:
             path: of the file.
             number: of the piece.
-            becomes_segment: the disk may begin with it: its bytes stay.
+            segment_bytes: from here on it becomes a segment, so that the disk may begin with it:
+                its bytes stay. None: never.
         """
         self.path, self.number, self.size = path, number, 0
-        self._becomes_segment = becomes_segment
+        self._segment_bytes = segment_bytes
         self._begun = 0  # bytes that the disk was told of
         self._fd = files.open_file(path, create=True)
 
@@ -122,8 +123,13 @@ class _PieceWriter:
         if self.size - self._begun >= _WRITEBACK_BYTES:
             self._begin_writeback()
 
+    @property
+    def becomes_segment(self) -> bool:
+        """Whether it is one partition's, and large."""
+        return self._segment_bytes is not None and self.size >= self._segment_bytes
+
     def _begin_writeback(self) -> None:
-        if self._becomes_segment and self.size >= SEGMENT_BYTES:
+        if self.becomes_segment and self.size > self._begun:
             with files.naming(self.path):
                 _core.os_writeback(self._fd, self._begun, self.size - self._begun)
             self._begun = self.size
@@ -156,6 +162,7 @@ class AttemptWriter:
         *,
         make_folder: bool = True,
         retention_s: float | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         """Prepares an attempt; nothing is written yet.
 
@@ -168,6 +175,7 @@ class AttemptWriter:
             make_folder: Whether to make the job's folder. Where `begin_job` made it, a folder
                 that is gone means that the job ended without this attempt, which then fails.
             retention_s: As `begin_job`, where the folder is made here.
+            segment_bytes: From here on a piece of one partition is to become a segment.
         """
         for part in (job, name):
             if (
@@ -183,6 +191,9 @@ class AttemptWriter:
         self._limit = inline_limit
         self._make_folder = make_folder
         self._retention = retention_s
+        self._segment_bytes = segment_bytes
+        self._own_from = min(_OWN_FROM, segment_bytes)
+        self._segments: list[int] = []  # pieces that may become some
         self._held: dict[_Place, list[Any]] = {}
         self._held_size = self._count = 0
         self._chunks: list[Any] = []  # while no piece is begun
@@ -223,6 +234,7 @@ class AttemptWriter:
                 "job": self._job,
                 "name": self._name,
                 "pieces": self._pieces,
+                "segments": self._segments,
                 "count": self._count,
                 "spans": [asdict(span) for spans in self._spans for span in spans],
             }
@@ -274,7 +286,7 @@ class AttemptWriter:
         """What was kept in memory becomes the first piece."""
         if self._make_folder:
             _make(self._folder, self._retention)
-        self._shared = self._begin_piece(becomes_segment=False)
+        self._shared = self._begin_piece(None)
         for data in self._chunks:
             self._shared.write(data)
         self._chunks.clear()
@@ -282,22 +294,22 @@ class AttemptWriter:
     def _piece_for(self, place: _Place, size: int) -> _PieceWriter:
         """Where the next batches of a partition go: its own piece, or the one of all others."""
         self._wrote[place] = wrote = self._wrote.get(place, 0) + size
-        own = place in self._own or (wrote >= _OWN_FROM and len(self._own) < _OWN_PIECES)
+        own = place in self._own or (wrote >= self._own_from and len(self._own) < _OWN_PIECES)
         piece = self._own.get(place) if own else self._shared
         if piece is None or piece.size >= (_OWN_BYTES if own else PIECE_BYTES):
             if piece is not None:
                 self._end_piece(piece)
-            piece = self._begin_piece(becomes_segment=own)
+            piece = self._begin_piece(self._segment_bytes if own else None)
             if own:
                 self._own[place] = piece
             else:
                 self._shared = piece
         return piece
 
-    def _begin_piece(self, *, becomes_segment: bool) -> _PieceWriter:
+    def _begin_piece(self, segment_bytes: int | None) -> _PieceWriter:
         number = len(self._pieces)
         path = piece_path(self._folder, self._name, number)
-        piece = _PieceWriter(path, number, becomes_segment=becomes_segment)
+        piece = _PieceWriter(path, number, segment_bytes)
         self._pieces.append(0)
         if number:
             self._spans.append([])
@@ -306,6 +318,8 @@ class AttemptWriter:
     def _end_piece(self, piece: _PieceWriter) -> None:
         piece.close()
         self._pieces[piece.number] = piece.size
+        if piece.becomes_segment:
+            self._segments.append(piece.number)
 
     def _open_pieces(self) -> list[_PieceWriter]:
         return [*([] if self._shared is None else [self._shared]), *self._own.values()]

@@ -44,6 +44,7 @@ _WRITE = {
     "txnReplay",
     "compression",
     "inlineLimitBytes",
+    "segmentBytes",
     "stagingRetentionHours",
 }
 _SHARED = {"path", "checkpointLocation", "location"}
@@ -134,6 +135,7 @@ class Options:
     checkpoint_location: str | None = None
     compression: str = "none"
     inline_limit_bytes: int = 1 << 20
+    segment_bytes: int = 16 << 20
     staging_retention_hours: float = 24.0
 
     @classmethod
@@ -202,6 +204,7 @@ class Options:
             checkpoint_location=values.text("checkpointLocation"),
             compression=values.choice("compression", _COMPRESSIONS, "none"),
             inline_limit_bytes=_or(values.integer("inlineLimitBytes", minimum=0), 1 << 20),
+            segment_bytes=_or(values.size("segmentBytes", minimum=1), 16 << 20),
             staging_retention_hours=_or(values.integer("stagingRetentionHours", minimum=1), 24),
         )
 

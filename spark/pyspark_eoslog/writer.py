@@ -53,6 +53,7 @@ class StagingTask:
         self.topic = options.topic
         self.compression = options.compression
         self.inline_limit = options.inline_limit_bytes
+        self.segment_bytes = options.segment_bytes
         self.retention_s = options.staging_retention_hours * 3600
         self.targets = topic_targets(options.path, options.topic)
 
@@ -84,6 +85,7 @@ class StagingTask:
             self.inline_limit,
             make_folder=make_folder,
             retention_s=self.retention_s,
+            segment_bytes=self.segment_bytes,
         )
         try:
             files.failpoint("spark.write.begun")

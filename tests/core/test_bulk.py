@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eoslog import _core
+from eoslog.client.arrow_produce import produce_stream
 from eoslog.errors import EoslogError, IllegalState, RecordTooLarge, SerializationError
 from tests.core.test_accumulator import Accumulator, make
 from tests.reference import codec as reference
@@ -99,8 +100,6 @@ def test_the_records_are_those_of_single_calls(
 def test_columns_are_the_records_of_single_calls(
     rows: list[tuple[Any, ...]], count: int, columns: set[str], limit: int
 ) -> None:
-    from eoslog.client.arrow_produce import produce_stream
-
     rows = [rows[i % len(rows)] for i in range(count)]
     one, many = make(3), make(3)
     one.max_message_bytes = many.max_message_bytes = limit
@@ -269,3 +268,46 @@ def test_the_sum_of_long_batches_is_that_of_their_bytes() -> None:
         batch.stamp(9, 1, 5, True)
         data = bytes(batch)
         assert int.from_bytes(data[17:21], "big") == _core.crc32c_software(data[21:])
+
+
+@pytest.mark.parametrize("headers", [False, True])
+def test_calls_that_say_more_share_their_batches(headers: bool) -> None:
+    """However few rows each brings: as one call with all of them, in the same order."""
+
+    def table(first: int, count: int, odd: bool) -> Any:
+        rows = range(first, first + count)
+        columns: dict[str, Any] = {
+            "key": pa.array([b"k%d" % (n % 7) for n in rows], pa.binary()),
+            "value": pa.array([b"%d" % n + b"v" * (n % 50) for n in rows], pa.binary()),
+        }
+        if odd:
+            kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+            columns["headers"] = pa.array([[{"key": "h", "value": b"1"}]] * count, kind)
+        return pa.record_batch(columns)
+
+    one, many = make(3), make(3)
+    first = 0
+    for call, count in enumerate([900, 1, 300, 2, 700, 5]):
+        odd = headers and call == 2  # goes the plain way
+        some = table(first, count, odd)
+        produce_stream(many, "t", some, more=True)
+        produce_stream(one, "t", some)
+        first += count
+    found, batches = by_partition(one), drained(many)
+    seen: dict[int, list[tuple[Any, Any]]] = defaultdict(list)
+    for partition, batch in batches:
+        seen[partition] += [(r.key, r.value) for r in batch.records]
+    assert dict(seen) == found and sum(map(len, seen.values())) == first
+    assert headers or len(batches) == 3
+    assert (many.used, many.buffered, many.produced) == (0, 0, first)
+
+
+def test_what_is_held_for_more_is_dropped_by_nothing_but_given_at_an_error() -> None:
+    a = make(1)
+    rows = pa.record_batch({"value": pa.array([b"v"] * 300, pa.binary())})
+    produce_stream(a, "t", rows, more=True)
+    large = pa.record_batch({"value": pa.array([b"v"] * 300 + [b"x" * 2_000_000], pa.binary())})
+    with pytest.raises(RecordTooLarge):
+        produce_stream(a, "t", large, more=True)
+    assert sum(map(len, by_partition(a).values())) == 600
+    assert (a.used, a.buffered) == (0, 0)

@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 from pyspark_eoslog.encoder import RowEncoder, TopicTarget
 
+import eoslog
 from eoslog import _core
 from eoslog.client import publishing, staging
 from eoslog.client.publishing import publish
@@ -26,6 +28,8 @@ from eoslog.errors import (
     UnknownTopicOrPartition,
 )
 from eoslog.storage import files
+from eoslog.storage.adoption import CannotAdopt
+from eoslog.storage.segments import LOG, offsets_in
 from tests.reference.codec import decode_batch
 
 from .helpers import values
@@ -39,10 +43,9 @@ class FakeProducer:
     def __init__(self):
         self.batches = {}
         self.offsets = None
+        self.asked = 0
 
     def transaction(self):
-        from contextlib import nullcontext
-
         return nullcontext(self)
 
     def produce_batches(self, topic, partition, batches, *, trusted):
@@ -51,6 +54,14 @@ class FakeProducer:
         held = self.batches.setdefault((topic, partition), [])
         held.extend(batch.tobytes() for batch in found)
         return sum(batch.count for batch in found)
+
+    def adopt_segment(self, topic, partition, segment):
+        self.asked += 1
+        if self.asked % 3 == 1:  # as where the partition is empty
+            raise CannotAdopt(segment.path)
+        data = os.pread(segment.fd, len(segment), 0)
+        os.unlink(segment.path)
+        return self.produce_batches(topic, partition, [data], trusted=True)
 
     def send_offsets_to_transaction(self, offsets, group):
         self.offsets = (offsets, group)
@@ -66,8 +77,9 @@ def stage(
     topic="t",
     compression="none",
     rows=None,
+    segment=staging.SEGMENT_BYTES,
 ):
-    out = staging.AttemptWriter(str(directory), "job", name, order, limit)
+    out = staging.AttemptWriter(str(directory), "job", name, order, limit, segment_bytes=segment)
     encoder = RowEncoder(out, TARGETS, topic, compression, seed=order)
     for batch in table.to_batches(rows):
         encoder.add(batch)
@@ -208,17 +220,21 @@ def blank(path):
     path.write_bytes(bytes(path.stat().st_size))
 
 
+@pytest.mark.parametrize("segment", [1, staging.SEGMENT_BYTES])
 @pytest.mark.parametrize("name", ["1-1.0.batches", "1-1.1.batches", "1-1.manifest"])
 @pytest.mark.parametrize("harm", [flip, blank, os.unlink, lambda path: path.write_bytes(b"")])
 def test_what_was_lost_of_staged_files_is_found_and_nothing_is_visible(
-    log, monkeypatch, name, harm
+    log, monkeypatch, name, harm, segment
 ):
     monkeypatch.setattr(staging, "PIECE_BYTES", 1)
     monkeypatch.setattr(publishing, "PIECE_BYTES", 1)
     monkeypatch.setattr(staging, "_HELD_BYTES", 4000)
     log.create_topic("t", 3)
+    # Of a segment to be, the first piece is the empty one of those that are not.
+    name = name.replace(".0.", ".2.") if segment == 1 else name
     attempts = [
-        stage(log.path, keyed(1000), name=f"{n}-1", order=n, limit=0, rows=100) for n in range(2)
+        stage(log.path, keyed(1000), name=f"{n}-1", order=n, limit=0, rows=100, segment=segment)
+        for n in range(2)
     ]
     harm(Path(log.path) / staging.STAGING / "job" / name)
     with log.producer({"transactional.id": "x"}) as producer:
@@ -262,10 +278,17 @@ def test_an_error_that_closing_tells_fails_the_attempt(tmp_path, monkeypatch):
     st.integers(1, 3000),
     st.integers(1, 2000),
     st.integers(1, 600),
+    st.integers(1, 3000),
+    st.integers(1, 3),
 )
-def test_pieces_and_sections_change_neither_rows_nor_order(sizes, limit, held, piece, share, alone):
-    """Whatever the sizes of batches, pieces, sections and windows."""
+def test_pieces_and_sections_change_neither_rows_nor_order(
+    sizes, limit, held, piece, share, alone, segment, own
+):
+    """Whatever the sizes of batches, pieces, sections and windows, and what becomes a segment."""
     constants = [
+        (staging, "_OWN_PIECES", own),
+        (staging, "_OWN_BYTES", piece),
+        (staging, "_WRITEBACK_BYTES", share),
         (staging, "_HELD_BYTES", held),
         (staging, "_ALONE_BYTES", alone),
         (staging, "PIECE_BYTES", piece),
@@ -279,7 +302,9 @@ def test_pieces_and_sections_change_neither_rows_nor_order(sizes, limit, held, p
         expected = {}
         attempts = []
         for order, attempt in enumerate(sizes):
-            out = staging.AttemptWriter(directory, "job", f"a-{order}", order, limit)
+            out = staging.AttemptWriter(
+                directory, "job", f"a-{order}", order, limit, segment_bytes=segment
+            )
             for number, size in enumerate(attempt):
                 value = b"%d.%d:" % (order, number) + bytes(size)
                 out.add("t", size % 3, _core.build_batch([(1, None, value, ())]), 1)
@@ -292,6 +317,77 @@ def test_pieces_and_sections_change_neither_rows_nor_order(sizes, limit, held, p
             found.setdefault((topic, partition), []).append(value)
         assert found == expected
         assert not list(Path(directory).rglob("*.batches")), "what was published is still there"
+
+
+def segments_of(log, topic):
+    return [offsets_in(os.path.join(log.path, f"{topic}-{n}"), LOG) for n in range(3)]
+
+
+@pytest.mark.parametrize("durability", ["strict", "os"])
+def test_large_pieces_become_segments_and_a_later_job_goes_on_behind_them(tmp_path, durability):
+    with eoslog.open(tmp_path, durability=durability) as log, log.producer() as other:
+        log.create_topic("t", 3)
+        with log.producer({"transactional.id": "x"}) as producer:
+            producer.init_transactions()
+            for job in range(3):
+                attempts = [
+                    stage(
+                        log.path,
+                        keyed(5000, 5000 * (2 * job + n)),
+                        name=f"{job}-{n}",
+                        order=n,
+                        limit=0,
+                        segment=20_000,
+                    )
+                    for n in range(2)
+                ]
+                assert publish(producer, log.path, attempts) == 10_000
+                other.produce("t", b"other")
+                other.flush()
+        # The first file of each partition went into an empty log, the small rest beside it.
+        assert [len(bases) for bases in segments_of(log, "t")] == [6, 6, 6]
+        assert list((tmp_path / staging.STAGING / "job").glob("*.batches")) == []
+        assert sorted(v for v in values(log, "t") if v != b"other") == sorted(
+            b"v%d" % n for n in range(30_000)
+        )
+        assert values(log, "t").count(b"other") == 3
+        assert log.check(full=True).problems == []
+        before = [log.offsets("t", n) for n in range(3)]
+    with eoslog.open(tmp_path) as log:
+        assert [log.offsets("t", n) for n in range(3)] == before
+        assert log.check(full=True).problems == []
+
+
+def test_nothing_of_a_segment_is_shown_where_its_transaction_is_aborted(log):
+    log.create_topic("t", 3)
+    attempts = [
+        stage(log.path, keyed(3000, 3000 * n), name=f"0-{n}", order=n, limit=0, segment=1)
+        for n in range(2)
+    ]
+    with log.producer({"transactional.id": "x"}) as producer:
+        producer.init_transactions()
+        files.arm_failpoint("staging.published", "interrupt")
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                publish(producer, log.path, attempts)
+        finally:
+            files.disarm_failpoints()
+        assert any(len(bases) > 1 for bases in segments_of(log, "t"))
+        assert values(log, "t") == []
+        assert log.check(full=True).problems == []
+        again = stage(log.path, keyed(10), name="1-0", order=0, limit=0, segment=1)
+        assert publish(producer, log.path, [again]) == 10
+        assert len(values(log, "t")) == 10
+
+
+@pytest.mark.parametrize("rows", [10, 300, 5000])
+def test_batches_are_as_large_however_few_rows_come_at_a_time(tmp_path, rows):
+    attempt = stage(tmp_path, keyed(5000), rows=rows)
+    producer = FakeProducer()
+    publish(producer, str(tmp_path), [attempt])
+    held = [len(batches) for batches in producer.batches.values()]
+    assert held == [1, 1, 1] if rows >= 256 else max(held) > 0
+    assert len(rows_of(producer)) == 5000
 
 
 def test_orphans_are_swept_by_age_and_only_then(tmp_path):

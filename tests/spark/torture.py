@@ -47,8 +47,10 @@ COMMIT_POINTS = (
     "staging.committed",
     "spark.commit.finished",
 )
+ADOPT_POINTS = ("adopt.stamped", "adopt.durable", "log.rolled")
+"""Of the driver as well, where a staged file becomes a segment."""
 TASK_POINTS = READ_POINTS + WRITE_POINTS
-POINTS = TASK_POINTS + COMMIT_POINTS
+POINTS = TASK_POINTS + COMMIT_POINTS + ADOPT_POINTS
 ROWS = 400
 LOCAL = "local[2,4]"
 CLUSTER = "local-cluster[2,1,768]"
@@ -144,6 +146,7 @@ class Torture:
         for name, partitions in (("numbers", 2), ("in", 2), ("out", 2), ("streamed", 2)):
             self.log.create_topic(name, partitions)
         self.produce("numbers", ROWS)
+        self.begin_segments("out", "streamed")
         self.version = self.fed = 0
         self.driver: Driver | None = None
         self.environment: dict[str, str] = {}
@@ -151,6 +154,17 @@ class Torture:
 
     def new_driver(self, master: str) -> Driver:
         return Driver(self.path, self.scratch, self.traps, master, self.environment)
+
+    def begin_segments(self, *topics: str) -> None:
+        """An aborted record in each partition: in an empty one no staged file becomes a segment."""
+        with self.log.producer({"transactional.id": "nobody"}) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            for topic in topics:
+                for partition in range(2):
+                    producer.produce(topic, "aborted", partition=partition)
+            producer.flush()
+            producer.abort_transaction()
 
     def produce(self, topic: str, count: int, first: int = 0) -> None:
         with self.log.producer() as producer:
@@ -174,13 +188,18 @@ class Torture:
         self.check_all(job)
 
     def next_job(self, kill: Kill) -> dict[str, object]:
-        inline = 0 if kill.point.startswith("staging.") else self.rng.choice([0, 1 << 20])
+        adopts = kill.point in ADOPT_POINTS
+        in_files = adopts or kill.point.startswith("staging.")
+        sizes = {
+            "inline": 0 if in_files else self.rng.choice([0, 1 << 20]),
+            "segment": 1 if adopts else self.rng.choice([1, 1 << 24]),
+        }
         if kill.kind == "batch":
             self.version += 1
-            return {"kind": "batch", "version": self.version, "inline": inline}
+            return {"kind": "batch", "version": self.version, **sizes}
         self.produce("in", ROWS, self.fed)
         self.fed += ROWS
-        return {"kind": "stream", "most": ROWS // 2 + 7, "inline": inline}
+        return {"kind": "stream", "most": ROWS // 2 + 7, **sizes}
 
     def wait_for_victim(self, trap: Path, kill: Kill, job: dict[str, object]) -> int:
         assert self.driver is not None

@@ -59,7 +59,7 @@ def batch(spark, path, checkpoint, job):
         .selectExpr("key", f"concat('{job['version']}-', string(value)) as value")
     )
     writer = rows.write.format("eoslog").options(
-        path=path, topic="out", inlineLimitBytes=job["inline"]
+        path=path, topic="out", inlineLimitBytes=job["inline"], segmentBytes=job["segment"]
     )
     writer = writer.option("txnAppId", "torture").option("txnVersion", job["version"])
     writer.mode("append").save()
@@ -72,7 +72,9 @@ def stream(spark, path, checkpoint, job):
         minBytesPerPartition=0, batchRows=25,
     )  # fmt: skip
     sink = source.load().select("key", "value").writeStream.format("eoslog")
-    sink = sink.options(path=path, topic="streamed", inlineLimitBytes=job["inline"])
+    sink = sink.options(
+        path=path, topic="streamed", inlineLimitBytes=job["inline"], segmentBytes=job["segment"]
+    )
     query = sink.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from eoslog._core import build_batch
+from eoslog.storage.adoption import StagedSegment
 from eoslog.storage.log_loader import LastSession, make_directory, open_partition
 from eoslog.storage.partition_log import LogSettings, PartitionLog
 from eoslog.storage.session import Session
 
 TOPIC_ID = b"0123456789abcdef"
 SLOT = 5
+STAGER = 7
+"""Whose batches `staged` files bear."""
 
 
 def batch(count: int = 1, *, sequence: int = -1, producer_id: int = -1, epoch: int = 0, size: int = 20,
@@ -23,6 +27,18 @@ def batch(count: int = 1, *, sequence: int = -1, producer_id: int = -1, epoch: i
         records, producer_id=producer_id, producer_epoch=epoch if producer_id >= 0 else -1,
         base_sequence=sequence, transactional=transactional,
     )  # fmt: skip
+
+
+def staged(log: PartitionLog, *counts: int, size: int = 40, sequence: int = 0, epoch: int = 0,
+           transactional: bool = False) -> StagedSegment:  # fmt: skip
+    """A file of batches of so many records, borne by `STAGER`."""
+    folder = Path(log.session.path) / "staged"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{os.getpid()}-{len(list(folder.iterdir()))}.batches"
+    path.write_bytes(b"".join(batch(count, size=size) for count in counts))
+    segment = StagedSegment(str(path), path.stat().st_size)
+    segment.bear(STAGER, epoch, sequence, transactional)
+    return segment
 
 
 @contextmanager

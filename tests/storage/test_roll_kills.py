@@ -20,12 +20,12 @@ from eoslog.model import AppendOrigin, AppendResult
 from eoslog.storage.partition_log import PartitionLog
 from eoslog.storage.segments import LOG, SNAPSHOT, offsets_in
 from tests.faults.harness import Child, live
-from tests.storage.helpers import batch, opened, payloads, state
+from tests.storage.helpers import batch, opened, payloads, staged, state
 
 pytestmark = pytest.mark.process
 
 SETTINGS = {"segment_bytes": 2000, "index_interval_bytes": 200}
-CALLS = ("open", "pwrite", "rename", "ftruncate", "unlink")
+CALLS = ("open", "pwrite", "rename", "ftruncate", "unlink", "fdatasync")
 POINTS = range(1, 8)
 numbers = itertools.count(1000)
 
@@ -55,6 +55,13 @@ def seals(log: PartitionLog) -> None:
     log.roll()
 
 
+def adopts(log: PartitionLog) -> None:
+    """Another producer's than the one whose transaction is open."""
+    segment = staged(log, 2, 1)
+    segment.bear(8, 0, 0, False)
+    log.adopt(segment)
+
+
 def dies(child: Child, path: str, act: Callable[[PartitionLog], None]) -> None:
     with opened(path, **SETTINGS) as log:
         child.armed()
@@ -64,6 +71,13 @@ def dies(child: Child, path: str, act: Callable[[PartitionLog], None]) -> None:
 def half_rolled(path: str) -> None:
     """A first process has died already: the next segment has its name, and nothing is in it."""
     assert live(dies, path, rolls, faults=(("point", "kill", 2),)).killed
+
+
+def half_rolled_and_filled(path: str) -> None:
+    """The same, and then an append came."""
+    half_rolled(path)
+    with opened(path, **SETTINGS) as log:
+        put(log)
 
 
 def sealed(path: str) -> None:
@@ -80,6 +94,8 @@ ACTS = {
     "rolls": (nothing, rolls),
     "rolls for an abort marker": (nothing, rolls_for_an_abort),
     "seals": (nothing, seals),
+    "adopts a staged file": (nothing, adopts),
+    "adopts one behind what another one left": (half_rolled_and_filled, adopts),
     "begins a segment that was sealed for it": (sealed, put),
     "goes on with what another one left": (half_rolled, put),
 }

@@ -24,6 +24,7 @@ NAMED = (
     "clean.swap.durable", "clean.swap.begun", "clean.swap.published", "clean.swap.placed",
     "clean.old.renamed", "clean.old.durable", "clean.checkpoint", "clean.finish.judged",
     "clean.finish.named", "clean.finish.removed",
+    "adopt.stamped", "adopt.durable",
     "staging.written", "staging.staged", "staging.used", "staging.published", "staging.committed",
     "backup.lock", "backup.instant", "backup.file", "backup.copied", "aside.renaming",
     "log.start.advanced", "partition.made", "producer.ack_lost", "snapshot.end_read",

@@ -109,15 +109,18 @@ class Life:
         producer.commit(span, self.reader.consumer.group_metadata())
 
     def publish(self) -> None:
-        """Two staged attempts, in files or inline, published as Spark's sinks do it."""
+        """Two staged attempts, in files (segments to be, or not) or inline, published as Spark's
+        sinks do it."""
         producer = self._producer(self.rng.choice(IDS))
         rows: list[tuple[TopicPartition, str]] = []
         attempts = []
         self.jobs += 1
         for order in range(2):
             job = f"{self.recorder.process}-{self.jobs}"
-            limit = self.rng.choice([0, 1 << 20])
-            writer = AttemptWriter(str(self.log.path), job, f"a{order}", order, limit)
+            limit, segment = self.rng.choice([(0, 1), (0, 1 << 20), (1 << 20, 1 << 20)])
+            writer = AttemptWriter(
+                str(self.log.path), job, f"a{order}", order, limit, segment_bytes=segment
+            )
             for place in self.rng.sample(OUTPUTS, 2):
                 value = self.value()
                 rows.append((place, value))

@@ -1,0 +1,316 @@
+"""A staged file becomes a segment: the log is then as if its batches had been appended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eoslog import _core
+from eoslog._core import build_marker
+from eoslog.errors import (
+    CorruptRecord,
+    DiskFull,
+    IllegalState,
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    OutOfOrderSequence,
+    StorageError,
+    UnknownTopicOrPartition,
+)
+from eoslog.model import AppendOrigin, AppendResult
+from eoslog.storage import files
+from eoslog.storage.adoption import CannotAdopt, StagedSegment
+from eoslog.storage.partition_log import PartitionLog
+from eoslog.storage.segments import LOG, PREPARED, SNAPSHOT, offsets_in
+from tests.storage.helpers import STAGER as PRODUCER
+from tests.storage.helpers import batch, opened, payloads, staged, state
+
+
+def adopted(log: PartitionLog, *counts: int, **more: int) -> AppendResult:
+    done = log.adopt(staged(log, *counts, **more))  # type: ignore[arg-type]
+    assert done is not None
+    return done
+
+
+def indexes(log: PartitionLog) -> dict[str, bytes]:
+    found = {p.name: p.read_bytes() for p in Path(log.path).iterdir() if p.suffix.endswith("index")}
+    return {name: image for name, image in found.items() if image}
+
+
+def at(patched: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> None:
+    """Do something whenever a named step is passed."""
+    real = files.failpoint
+
+    def passed(step: str) -> bool:
+        if step == name:
+            act()
+        return real(step)
+
+    patched.setattr(files, "failpoint", passed)
+
+
+def leftovers(log: PartitionLog) -> list[str]:
+    return [name for name in os.listdir(log.path) if name.endswith((PREPARED, ".tmp"))]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=12), min_size=1, max_size=4),
+    st.integers(1, 400),
+)
+def test_it_reads_folds_and_recovers_as_if_it_had_been_appended(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[list[int]], interval: int
+) -> None:
+    one, two = (str(tmp_path_factory.mktemp("log")) for _ in range(2))
+    with (
+        opened(one, index_interval_bytes=interval) as log,
+        opened(two, index_interval_bytes=interval) as twin,
+    ):
+        for other in (log, twin):
+            other.append(batch(2))
+        sequence = 0
+        for counts in parts:
+            base = log.log_end
+            assert adopted(log, *counts, sequence=sequence) == AppendResult(
+                base, base + sum(counts) - 1, False, 999 + max(counts)
+            )
+            twin.roll()
+            for count in counts:
+                made = batch(count, size=40, producer_id=PRODUCER, sequence=sequence)
+                assert twin.append(made) is not None
+                sequence += count
+            for other in (log, twin):
+                other.append(batch(1))  # goes on behind it, in the same segment
+        assert state(log) == state(twin)
+        assert offsets_in(log.path, LOG) == offsets_in(twin.path, LOG)
+        assert indexes(log) == indexes(twin)
+        assert leftovers(log) == []
+        log.flush()
+        expected, images = state(log), indexes(log)
+        copy = one + ".copy"
+        shutil.copytree(one, copy)
+    for path in (one, copy):  # after a clean end, and after none
+        with opened(path, clean=path == one, index_interval_bytes=interval) as log:
+            assert state(log) == expected
+    with opened(copy, index_interval_bytes=interval) as log:
+        assert indexes(log) == images
+
+
+def test_who_has_the_partition_open_sees_it_and_goes_on_behind_it(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log, opened(str(tmp_path)) as other:
+        log.append(batch(1))
+        assert other.append(batch(1)) is not None
+        assert adopted(log, 3, 2).base_offset == 2
+        assert other.append(batch(1, producer_id=PRODUCER, sequence=5)) is not None
+        assert adopted(other, 4, sequence=6).base_offset == 8
+        assert log.append(batch(1, producer_id=PRODUCER, sequence=10)) is not None
+        other.fold()
+        assert state(log) == state(other)
+        assert [offset for offset, _ in payloads(log)] == list(range(13))
+        assert offsets_in(log.path, SNAPSHOT) == [2, 8]
+
+
+def test_it_is_durable_before_it_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(str(tmp_path)) as log:
+        log.append(batch(1))
+        segment = staged(log, 3)
+        synced: list[tuple[int, int]] = []
+        _core.fault_count("fdatasync", reset=True)
+        at(
+            monkeypatch,
+            "adopt.durable",
+            lambda: synced.append((_core.fault_count("fdatasync"), log.log_end)),
+        )
+        log.adopt(segment)
+        assert synced == [(1, 1)]
+        assert log.flusher._fds[1][1] <= 1, "an error of its bytes is told to this descriptor"
+
+
+def test_an_append_that_comes_in_between_stands_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(str(tmp_path)) as log, opened(str(tmp_path)) as other:
+        log.append(batch(1))
+        segment = staged(log, 3)
+        came = 0
+
+        def append() -> None:
+            nonlocal came
+            came += 1
+            if came < 4:
+                other.append(batch(1))
+
+        at(monkeypatch, "adopt.durable", append)
+        done = log.adopt(segment)
+        assert came == 4 and done == AppendResult(4, 6, False, 1002)
+        assert [offset for offset, _ in payloads(other)] == list(range(7))
+
+
+def test_a_log_end_that_moves_all_the_time_takes_its_batches_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(str(tmp_path)) as log, opened(str(tmp_path)) as other:
+        log.append(batch(1))
+        segment = staged(log, 3)
+        at(monkeypatch, "adopt.durable", lambda: other.append(batch(1)))
+        with pytest.raises(CannotAdopt):
+            log.adopt(segment)
+        assert offsets_in(log.path, LOG) == [0] and leftovers(log) == []
+        assert os.path.exists(segment.path)
+        segment.close()
+
+
+def test_an_expected_end_that_moved_is_told_and_it_can_be_tried_again(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    with opened(str(one)) as log, opened(str(two)) as coordinator:
+        log.append(batch(1))
+        segment = staged(log, 3, transactional=True)
+        seen = coordinator.log_end
+        coordinator.append(batch(1))
+        assert log.adopt(segment, expect=[(coordinator, seen)]) is None
+        assert log.log_end == 1
+        done = log.adopt(segment, expect=[(coordinator, coordinator.log_end)])
+        assert done is not None and done.base_offset == 1
+        assert log.stable_end == 1, "its transaction is open"
+        log.append(build_marker(PRODUCER, 1, False, timestamp=5), origin=AppendOrigin.COORDINATOR)
+        assert log.aborted(0, log.log_end) == [(PRODUCER, 1, 4)]
+
+
+def unverified(log: PartitionLog) -> StagedSegment:
+    return staged(log, 3, transactional=True)
+
+
+def fenced(log: PartitionLog) -> StagedSegment:
+    log.append(batch(1, producer_id=PRODUCER, sequence=0, epoch=3))
+    return staged(log, 3, epoch=2)
+
+
+def gapped(log: PartitionLog) -> StagedSegment:
+    log.append(batch(1, producer_id=PRODUCER, sequence=0))
+    return staged(log, 3, sequence=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [(unverified, InvalidTxnState), (fenced, InvalidProducerEpoch), (gapped, OutOfOrderSequence)],
+)
+def test_its_producer_is_judged_as_for_an_append(
+    tmp_path: Path, make: Callable[[PartitionLog], StagedSegment], error: type[Exception]
+) -> None:
+    with opened(str(tmp_path)) as log:
+        log.append(batch(1))
+        segment = make(log)
+        before = state(log)
+        with pytest.raises(error):
+            log.adopt(segment)
+        assert state(log) == before and leftovers(log) == []
+        segment.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cleanup_policy": "compact"},
+        {"log_append_time": True},
+        {"compression_type": "zstd"},
+        {"message_timestamp_before_max_ms": 10},
+        {"max_message_bytes": 200},
+        {"segment_bytes": 600},
+        {"segment_index_bytes": 60},
+    ],
+)
+def test_a_topic_that_has_a_say_in_its_records_is_given_them(
+    tmp_path: Path, settings: dict[str, int | str]
+) -> None:
+    with opened(str(tmp_path)) as log:
+        log.append(batch(1))
+        log.configure(log.settings.__class__(**settings))
+        segment = staged(log, 3, 3, 3, 3, 3, 3)
+        with pytest.raises(CannotAdopt):
+            log.adopt(segment)
+        assert log.log_end == 1
+        segment.close()
+
+
+def test_an_empty_log_is_no_segment_that_could_be_rolled(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        segment = staged(log, 3)
+        with pytest.raises(CannotAdopt):
+            log.adopt(segment)
+        log.append(batch(1))
+        log.roll()  # empty again
+        with pytest.raises(CannotAdopt):
+            log.adopt(segment)
+        log.append(batch(1))
+        assert log.adopt(segment) == AppendResult(2, 4, False, 1002)
+
+
+def test_damage_is_found_before_anything_is_done(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        path = tmp_path / "x.batches"
+        with pytest.raises(CorruptRecord, match="gone, a task wrote it"):
+            StagedSegment(str(path), 10)
+        path.write_bytes(batch(3))
+        with pytest.raises(CorruptRecord, match="bytes, the task wrote 10"):
+            StagedSegment(str(path), 10)
+        wrong = bytearray(batch(3))
+        wrong[-1] ^= 1
+        path.write_bytes(wrong)
+        with pytest.raises(CorruptRecord, match="x.batches: byte 0: the batch does not match"):
+            StagedSegment(str(path), len(wrong))
+        assert log.log_end == 0
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync", "open", "rename", "fsync"])
+def test_a_call_that_fails_leaves_a_log_that_goes_on(tmp_path: Path, call: str) -> None:
+    """Whichever of them: the file is in the log, whole and once, or not at all."""
+    for nth in range(1, 40):
+        path = tmp_path / f"{nth}"
+        path.mkdir()
+        with opened(str(path)) as log, opened(str(path)) as other:
+            log.append(batch(1))
+            segment = staged(log, 2, 1)
+            _core.arm_fault(call, nth, errno.ENOSPC)
+            try:
+                done, failed = log.adopt(segment), False
+            except StorageError as error:
+                assert isinstance(error, DiskFull)
+                done, failed = None, True
+            finally:
+                _core.disarm_faults()
+            other.append(batch(1))
+            log.append(batch(1))
+            log.fold()
+            other.fold()
+            assert state(log) == state(other)
+            assert len(payloads(log)) == 3 + (3 if done is not None else 0)
+            segment.close()
+            shutil.copytree(path, path.with_suffix(".copy"))
+            expected = state(log)
+        with opened(str(path.with_suffix(".copy"))) as log:
+            assert state(log) == expected and leftovers(log) == []
+        if not failed:
+            break
+    assert nth > 1 and not failed
+
+
+def test_a_reader_and_a_deleted_topic_take_nothing(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        log.append(batch(1))
+        segment = staged(log, 3)
+        with opened(str(tmp_path), read_only=True) as reader, pytest.raises(IllegalState):
+            reader.adopt(segment)
+        log.session.control.mark_deleted(log.slot)
+        with pytest.raises(UnknownTopicOrPartition):
+            log.adopt(segment)
+        segment.close()
