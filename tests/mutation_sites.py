@@ -17,7 +17,7 @@ from pathlib import Path
 DATA = Path(__file__).with_name("mutation_sites.toml")
 FOLDERS = ("eoslog/storage", "eoslog/coordinator")
 CORE = (
-    "conditional_append", "control", "group_commit", "partition", "partition_lock", "partition_state", "recovery", "segment_fold",
+    "adoption", "conditional_append", "control", "group_commit", "partition", "partition_lock", "partition_state", "recovery", "segment_fold",
     "segment_roll",
 )  # fmt: skip
 

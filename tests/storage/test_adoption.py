@@ -29,8 +29,8 @@ from eoslog.storage import files
 from eoslog.storage.adoption import CannotAdopt, StagedSegment
 from eoslog.storage.partition_log import PartitionLog
 from eoslog.storage.segments import LOG, PREPARED, SNAPSHOT, offsets_in
+from tests.storage.helpers import SLOT, batch, opened, payloads, staged, state
 from tests.storage.helpers import STAGER as PRODUCER
-from tests.storage.helpers import batch, opened, payloads, staged, state
 
 
 def adopted(log: PartitionLog, *counts: int, **more: int) -> AppendResult:
@@ -114,6 +114,15 @@ def test_who_has_the_partition_open_sees_it_and_goes_on_behind_it(tmp_path: Path
         assert state(log) == state(other)
         assert [offset for offset, _ in payloads(log)] == list(range(13))
         assert offsets_in(log.path, SNAPSHOT) == [2, 8]
+
+
+def test_who_waits_for_the_partition_hears_of_it(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        log.append(batch(1))
+        segment = staged(log, 3)
+        before = log.session.control.wake_counters((SLOT,))
+        log.adopt(segment)
+        assert log.session.control.wake_counters((SLOT,)) != before
 
 
 def test_it_is_durable_before_it_is_in_the_log(
@@ -207,7 +216,7 @@ def gapped(log: PartitionLog) -> StagedSegment:
 def test_its_producer_is_judged_as_for_an_append(
     tmp_path: Path, make: Callable[[PartitionLog], StagedSegment], error: type[Exception]
 ) -> None:
-    with opened(str(tmp_path)) as log:
+    with opened(str(tmp_path)) as log, opened(str(tmp_path)) as other:
         log.append(batch(1))
         segment = make(log)
         before = state(log)
@@ -215,6 +224,7 @@ def test_its_producer_is_judged_as_for_an_append(
             log.adopt(segment)
         assert state(log) == before and leftovers(log) == []
         segment.close()
+        assert other.append(batch(1), timeout=5) is not None, "the lock is free again"
 
 
 @pytest.mark.parametrize(
