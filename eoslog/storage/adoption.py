@@ -138,7 +138,7 @@ def adoptable(log: PartitionLog, segment: StagedSegment) -> bool:
     """Whether the file can be a segment of the partition: nothing in it is to be judged record by
     record, and there is a segment before it that can be rolled.
     """
-    settings, file = log.settings, segment.file
+    settings, file, place = log.settings, segment.file, files.status(log.path)
     return (
         not log.looks_at_records
         and not settings.log_append_time
@@ -147,7 +147,8 @@ def adoptable(log: PartitionLog, segment: StagedSegment) -> bool:
         and file.batches * 12 <= settings.segment_index_bytes
         and file.count <= 0x7FFFFFFF
         and log.core.log_end > log.core.active_base
-        and os.fstat(segment.fd).st_dev == os.stat(log.path).st_dev
+        and place is not None
+        and place.st_dev == os.fstat(segment.fd).st_dev
     )
 
 

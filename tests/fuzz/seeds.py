@@ -53,6 +53,7 @@ def seeds() -> dict[str, list[bytes]]:
         "txn_index": [aborted * 2],
         "snapshot": [_snapshot_entry(5, -1) + _snapshot_entry(6, 30), _snapshot_entry(5, 10) * 2],
         "segment": [plain, b"".join([*batches[:2], markers[0]])],
+        "staged": [plain, b"".join(batches[:2])],
         "log_file": [plain, legacy, b"".join([batches[1], markers[1]])],
         "checkpoint": [
             b"0\n1\nt 0 17\n", b"0\n2\n0 0\n1 5\n", b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ\n",

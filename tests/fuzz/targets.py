@@ -229,6 +229,28 @@ def segment(data: bytes) -> None:
         os.close(fd)
 
 
+def staged(data: bytes) -> None:
+    """A file that is to be a segment: what is taken is whole, and stamped as in memory."""
+    path = _file("staged.batches", data)
+    fd = os.open(path, os.O_RDWR)
+    try:
+        with typed():
+            file = _core.SegmentFile(fd, len(data))
+            assert file.count == sum(batch.count for batch in _core.iter_batches(data))
+            given = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+            file.stamp(**given, transactional=True, base_offset=0, leader_epoch=0)
+            twin = bytearray(data)
+            _core.stamp_batches(twin, **given, transactional=True)
+            found = _core.iter_batches(os.pread(fd, len(data), 0))
+            wanted = _core.iter_batches(twin)
+            assert [(b.crc, b.base_sequence) for b in found] == [
+                (b.crc, b.base_sequence) for b in wanted
+            ]
+            assert all(batch.valid for batch in found)
+    finally:
+        os.close(fd)
+
+
 def log_file(data: bytes) -> None:
     """A whole segment file, formats 0 and 1 among them, as `eoslog dump` and tools read it."""
     path = _file("00000000000000000000.log", data)
@@ -297,7 +319,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     f.__name__: f
     for f in (
         batch, record, varint, control, columns, index, time_index, txn_index, snapshot, segment,
-        log_file, checkpoint, coordinator, config,
+        staged, log_file, checkpoint, coordinator, config,
     )
 }  # fmt: skip
 
