@@ -129,7 +129,8 @@ class _PieceWriter:
         return self._segment_bytes is not None and self.size >= self._segment_bytes
 
     def _begin_writeback(self) -> None:
-        if self.becomes_segment and self.size > self._begun:
+        likely = self._segment_bytes is not None and self.size >= self._segment_bytes // 2
+        if likely and self.size > self._begun:
             with files.naming(self.path):
                 _core.os_writeback(self._fd, self._begun, self.size - self._begun)
             self._begun = self.size

@@ -56,8 +56,8 @@ def seals(log: PartitionLog) -> None:
 
 
 def adopts(log: PartitionLog) -> None:
-    """Another producer's than the one whose transaction is open."""
-    segment = staged(log, 2, 1)
+    """Another producer's than the one whose transaction is open; with some index entries."""
+    segment = staged(log, *[1] * 10)
     segment.bear(8, 0, 0, False)
     log.adopt(segment)
 
