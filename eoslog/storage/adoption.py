@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _STAMPS = 8
 """How often the log end may move from under one file before its batches are appended instead."""
+_HELD = 16
+"""Segments of a partition that may wait for a flush, each with its descriptor."""
 _TRIES = 1000
 """Of one call; in between, what the core found missing is made ready."""
 
@@ -171,6 +173,8 @@ def adopt(
     """
     if not adoptable(log, segment):
         raise CannotAdopt(segment.path)
+    if log.flusher.held > _HELD:  # as in an "os" directory, where nobody else does
+        log.sync()
     stamps = 0
     with log.writer_files.prepared_indexes() as indexes:
         index_fd, time_fd = indexes.fds

@@ -103,6 +103,11 @@ class LogFlusher:
         if fd >= 0:
             self._close_later(fd)
 
+    @property
+    def held(self) -> int:
+        """How many segments have a descriptor here."""
+        return len(self._fds)
+
     def _close_later(self, fd: int) -> None:
         with self._changing:
             self._retired.append(fd)

@@ -163,6 +163,17 @@ def test_an_append_that_comes_in_between_stands_before_it(
         assert [offset for offset, _ in payloads(other)] == list(range(7))
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_many_segments_do_not_keep_a_descriptor_each(tmp_path: Path, strict: bool) -> None:
+    with opened(str(tmp_path), strict=strict) as log:
+        log.append(batch(1))
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(60):
+            adopted(log, 1, sequence=number)
+        assert len(os.listdir("/proc/self/fd")) < before + 30
+        assert len(offsets_in(log.path, LOG)) == 61
+
+
 def test_a_log_end_that_moves_all_the_time_takes_its_batches_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
