@@ -491,17 +491,3 @@ cdef class Partition:
     def publish_apart(self, bytes topic_id, int64_t log_start):
         """Show what the fold found as bounds, to nobody else; False: writers were there first."""
         return self.slot() != NULL and publish_apart(&self.state, topic_id, log_start)
-
-
-cdef int take_expected(expected, Expected* expects) except -1:
-    """Unpacks (what has a Partition as its `core`, log end) each; how many there are."""
-    cdef Partition other
-    cdef int n = 0
-    if len(expected) > MAX_EXPECTED:
-        raise ValueError("too many expected log ends")
-    for log, log_end in expected:
-        other = log.core
-        expects[n].slot = other.state.slot
-        expects[n].log_end = log_end
-        n += 1
-    return n

@@ -7,6 +7,23 @@ cdef struct Expected:
     int64_t log_end
 
 
+cdef class Partition            # partition.pxi
+
+
+cdef int take_expected(expected, Expected* expects) except -1:
+    """Unpacks (what has a Partition as its `core`, log end) each; how many there are."""
+    cdef Partition other
+    cdef int n = 0
+    if len(expected) > MAX_EXPECTED:
+        raise ValueError("too many expected log ends")
+    for log, log_end in expected:
+        other = log.core
+        expects[n].slot = other.state.slot
+        expects[n].log_end = log_end
+        n += 1
+    return n
+
+
 cdef enum:
     YIELDS = 16                 # before one sleeps: the lock is held for some microseconds
 

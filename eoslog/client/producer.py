@@ -24,6 +24,7 @@ from eoslog.client.delivery import Delivery
 from eoslog.client.encoded_batch import chunks
 from eoslog.client.identity import Identity
 from eoslog.client.offsets import Offsets, offsets_of
+from eoslog.client.segment_adoption import SegmentAdoption
 from eoslog.client.sender import GROUP_BYTES, Sender
 from eoslog.client.transaction_scope import Group, Transaction, group_metadata_of
 from eoslog.client.transactions import PREDECESSORS, ClientState, TransactionManager
@@ -40,7 +41,6 @@ from eoslog.errors import (
 )
 from eoslog.model import INTERNAL_TOPICS, RecordMetadata, TransactionOutcome
 from eoslog.storage import codecs
-from eoslog.storage.adoption import StagedSegment
 
 __all__ = ["Delivery", "Producer", "Transaction"]
 
@@ -51,7 +51,7 @@ _ABORTABLE = PREDECESSORS[ClientState.ABORTING]
 _OPEN, _CLOSED, _FORKED, _NO_TRANSACTION = GATES
 
 
-class Producer(BoundConsumers, RecordAccumulator):
+class Producer(SegmentAdoption, BoundConsumers, RecordAccumulator):
     """Writes records to the topics of a directory.
 
     Thread-safe; a transaction belongs to one thread. Dead in a forked child: every call raises
@@ -205,26 +205,6 @@ class Producer(BoundConsumers, RecordAccumulator):
             self._sender.acks.demand_delivered(chunk)
             count += sum(batch.count for batch in chunk)
         return count
-
-    def adopt_segment(self, topic: str, partition: int, segment: StagedSegment) -> int:
-        """Make a staged file the partition's next segment, in the open transaction, instead of
-        appending its batches; for `publishing`.
-
-        Returns:
-            How many records it holds.
-
-        Raises:
-            CannotAdopt: the partition does not take it as it is; its batches can be produced.
-            EoslogError: why it failed: abort the transaction.
-
-        **Durability:** as that of other records of a transaction: when it is committed.
-        """
-        self._check_alive()
-        if self._transactions is None:
-            raise IllegalState("adopt_segment: only in a transaction")
-        self._transactions.check_open("adopt_segment")
-        self._sender.adopt((topic, partition), segment)
-        return segment.count
 
     def flush(self, timeout: float | None = None) -> int:
         """Wait until each buffered record has what `acks` promises; callbacks are served.

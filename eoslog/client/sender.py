@@ -22,13 +22,14 @@ Source: KIP-98, KIP-91 (delivery timeout), KIP-360 (epoch bump); Kafka Sender, T
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from eoslog._core import Bell
@@ -48,7 +49,6 @@ from eoslog.errors import (
 )
 from eoslog.model import AppendResult
 from eoslog.storage import files
-from eoslog.storage.adoption import CannotAdopt, StagedSegment
 
 __all__ = ["GROUP_BYTES", "Sender"]
 
@@ -293,45 +293,18 @@ class Sender:
 
     def drain_for_batches(self, batches: list[EncodedBatches]) -> None:
         """Queue batches that are encoded already, behind what is buffered for their partition."""
+        with self.in_order():
+            for batch in batches:
+                self._pending.setdefault((batch.topic, batch.partition), deque()).append(batch)
+
+    @contextlib.contextmanager
+    def in_order(self) -> Iterator[Mapping[Place, deque[Any]]]:
+        """Hold other cycles back, behind one that sends what is buffered; what it left unsent."""
         with self._lock:
             self._cycle(True)
             if self._accumulator.gate:  # closed while this thread waited for the lock
                 self._accumulator._refuse()
-            for batch in batches:
-                self._pending.setdefault((batch.topic, batch.partition), deque()).append(batch)
-
-    def adopt(self, place: Place, segment: StagedSegment) -> None:
-        """Have a partition adopt a staged file, in the open transaction, behind what is buffered.
-
-        Raises:
-            CannotAdopt: it does not take it, or not now; nothing was done.
-            EoslogError: why it failed; only an abort is safe.
-        """
-        transactions, identity = self._transactions, self._identity
-        with self._lock:
-            self._cycle(True)
-            if self._accumulator.gate:
-                self._accumulator._refuse()
-            if self._pending.get(place):  # refused, and to be sent again first
-                raise CannotAdopt(segment.path)
-            sequence = identity.sequence(place)
-            segment.bear(identity.producer_id, identity.producer_epoch, sequence, True)
-            try:
-                log = self._engine.partition(*place)
-                wait = self._config.request_timeout_ms / 1000
-                result = transactions.append(log, place, segment, wait)
-            except CannotAdopt:
-                raise
-            except EoslogError as error:
-                raise transactions.fail(error) from error
-            except BaseException as error:  # it may be in the log
-                transactions.fail(KafkaError(message=f"{segment.path}: {error!r}"))
-                raise
-            identity.advance(place, sequence, segment.count)
-            transactions.note_span(log, place, result)
-            self.stats.batches += segment.file.batches
-            self.stats.records += segment.count
-            self.stats.bytes += len(segment)
+            yield self._pending
 
     def discard(self, error: EoslogError) -> int:
         """Drop all that is not in the log yet; the number of records dropped."""

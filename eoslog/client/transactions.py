@@ -357,8 +357,7 @@ class TransactionManager:
         data: memoryview | StagedSegment,
         timeout: float | None = None,
     ) -> AppendResult:
-        """Append to a partition, or have it adopt a segment; its first batch only while the
-        coordinator lists the partition.
+        """Append to a partition (a segment: `adopt`); at first only while the coordinator lists it.
 
         Source: protocol.md row 19.
         """
