@@ -17,7 +17,7 @@ cdef class SegmentFile:
     """A file of whole batches of data, each checked against its CRC; not thread-safe.
 
     Args:
-        fd: readable and writable; the caller's, until `adopt_segment` has taken it.
+        fd: readable and writable; the caller's to close, as `fd`, until `adopt_segment` has taken it.
         size: bytes of the file.
 
     Raises:
@@ -52,6 +52,12 @@ cdef class SegmentFile:
         free(self.headers)
         free(self.raw)
         free(self.sums)
+
+    def release(self):
+        """The descriptor, which is the caller's from now on; -1 where it was given away already."""
+        cdef int fd = self.fd
+        self.fd = -1
+        return fd
 
     cdef int _read(self, uint8_t* buffer) except -1:
         cdef int64_t position = 0, left, at, begin = 0, have = 0, taken
@@ -228,14 +234,14 @@ cdef int adopt_locked(PartitionState* state, SegmentFile file, SegmentFiles take
     return APPENDED
 
 
-def adopt_segment(Partition partition, SegmentFile file, int index_fd, int time_fd, bytes paths, expected,
-                  double timeout):
+def adopt_segment(Partition partition, SegmentFile file, list fds, bytes paths, expected, double timeout):
     """Make a stamped file the partition's next segment, if the log still ends where it begins.
 
     Args:
         partition: whose active segment is not empty.
-        file: stamped; its descriptor is the partition's once `rolled` is answered.
-        index_fd, time_fd: of empty files, which go with it.
+        file: stamped. Its descriptor is the partition's once it is the segment, and gone here: whatever
+            interrupts the caller then, nobody closes it twice.
+        fds: of empty files for index and time index, which go with it, and are gone from the list.
         paths: names of the index, the time index and the file, each NUL-ended.
         expected: as `Partition.append`.
         timeout: seconds to wait for the lock.
@@ -248,7 +254,7 @@ def adopt_segment(Partition partition, SegmentFile file, int index_fd, int time_
     """
     cdef Expected expects[MAX_EXPECTED]
     cdef Result result
-    cdef SegmentFiles taken = SegmentFiles(file.fd, index_fd, time_fd, -1)
+    cdef SegmentFiles taken = SegmentFiles(file.fd, fds[0], fds[1], -1)
     cdef const char* names = paths
     cdef uint64_t deadline
     cdef int rc, n
@@ -265,4 +271,7 @@ def adopt_segment(Partition partition, SegmentFile file, int index_fd, int time_
         if rc == IO_FAILED and result.saved_errno == 0:
             result.saved_errno = errno
         pthread_mutex_unlock(&partition.state.mutex)
+    if result.rolled:
+        file.fd = -1
+        fds.clear()
     return rc, result.base_offset, result.last_offset, result.timestamp, result.saved_errno, result.rolled

@@ -110,7 +110,7 @@ cdef int append_locked(PartitionState* state, uint8_t* data, int64_t size, Folde
             max_timestamp = headers[i].max_timestamp
         offset += <int64_t>headers[i].last_offset_delta + 1
     if must_roll(state, size, max_timestamp, offset - 1):
-        if state.next_files.log < 0:
+        if state.next_files.log < 0 or state.rolled_files.log >= 0:
             unlock_partition(state)
             return ROLL
         result.rolled = True

@@ -195,14 +195,14 @@ cdef class Partition:
         pthread_mutex_unlock(&self.state.mutex)
         return taken
 
-    def prepare_roll(self, int log_fd, int index_fd, int time_fd, bytes paths):
-        """Hand over made and synced files for the next segment; paths = three NUL-ended names."""
+    def prepare_roll(self, list fds, bytes paths):
+        """Hand over made and synced files for the next segment (index, time index, log); paths = their
+        NUL-ended names. What is taken is gone from the list."""
         take_mutex(&self.state)
         try:
-            if not prepare_next(&self.state, SegmentFiles(log_fd, index_fd, time_fd, -1), paths):
-                return False
-            self.next_paths = paths
-            return True
+            if prepare_next(&self.state, SegmentFiles(fds[2], fds[0], fds[1], -1), paths):
+                self.next_paths = paths
+                fds.clear()
         finally:
             pthread_mutex_unlock(&self.state.mutex)
 

@@ -77,7 +77,7 @@ cdef int seal_locked(PartitionState* state, uint64_t deadline) noexcept nogil:
     if rc != 0:
         return rc
     if state.segment.position > 0:
-        if state.next_files.log < 0:
+        if state.next_files.log < 0 or state.rolled_files.log >= 0:
             rc = ROLL
         else:
             atomic_store_u32(&state.slot.busy, 1)

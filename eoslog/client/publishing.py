@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from eoslog import _core
@@ -159,7 +159,7 @@ class Staged:
                 return producer.adopt_segment(span.topic, span.partition, segment)
             except CannotAdopt:
                 pass
-        return _append(producer, [piece])
+        return _append(producer, [replace(piece, path=segment.path)])
 
 
 def publish(

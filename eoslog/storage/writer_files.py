@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 class Prepared:
-    """Files of a segment to come, until a roll takes them."""
+    """Files of a segment to come; the core empties `fds` as it takes them."""
 
     def __init__(self) -> None:
         """None yet."""
         self.fds: list[int] = []
         self.paths: list[str] = []
 
-    def taken(self) -> None:
-        """They are a segment's now."""
-        self.fds.clear()
-        self.paths.clear()
+    @property
+    def names(self) -> bytes:
+        """The paths, each NUL-ended."""
+        return b"".join(os.fsencode(path) + b"\0" for path in self.paths)
 
 
 class WriterFiles:
@@ -172,21 +172,21 @@ class WriterFiles:
         with self._prepare:
             self._finish_roll()
             with self._made(INDEX, TIME_INDEX, LOG) as made:
-                names = b"".join(os.fsencode(path) + b"\0" for path in made.paths)
-                index, times, log = made.fds
-                if self._core.prepare_roll(log, index, times, names):
-                    made.taken()
+                self._core.prepare_roll(made.fds, made.names)
 
     @contextlib.contextmanager
-    def prepared_indexes(self) -> Iterator[Prepared]:
-        """Empty indexes for a segment whose log is there already, made and synced as for a roll."""
+    def prepared_segment(self, log_path: str) -> Iterator[Prepared]:
+        """Empty indexes for a log that is written already, which gets a name beside theirs first.
+
+        That stays, whatever comes of it: at the latest `close` removes it.
+        """
         self.after_roll()
-        with self._made(INDEX, TIME_INDEX) as made:
+        with self._made(INDEX, TIME_INDEX, log_path=log_path) as made:
             yield made
 
     @contextlib.contextmanager
-    def _made(self, *suffixes: str) -> Iterator[Prepared]:
-        """Empty files under names of our own; removed unless they are taken."""
+    def _made(self, *suffixes: str, log_path: str | None = None) -> Iterator[Prepared]:
+        """Files under names of our own; those made here are synced, and removed unless taken."""
         own = f"{self._log.session.process_number}-{time.monotonic_ns()}"
         made = Prepared()
         try:
@@ -195,12 +195,17 @@ class WriterFiles:
                 made.fds.append(files.open_file(path, create=True))
                 made.paths.append(path)
             files.fsync_dir(self._path)
+            if log_path is not None:  # last: where it fails, the log lies where it lay
+                made.paths.append(os.path.join(self._path, own + LOG + PREPARED))
+                files.rename(log_path, made.paths[-1])
             yield made
         finally:
-            for fd in made.fds:
-                files.close(fd)
-            for path in made.paths:
-                files.remove(path)
+            if made.fds:
+                for fd in made.fds:
+                    files.close(fd)
+                for path in made.paths[: len(suffixes)]:
+                    with contextlib.suppress(StorageError):  # recovery removes what stays
+                        files.remove(path)
 
     def drop_prepared(self) -> None:
         """Forget the next segment's files after a roll that failed: some may be renamed."""

@@ -59,7 +59,7 @@ class FakeProducer:
         self.asked += 1
         if self.asked % 3 == 1:  # as where the partition is empty
             raise CannotAdopt(segment.path)
-        data = os.pread(segment.fd, len(segment), 0)
+        data = os.pread(segment.file.fd, len(segment), 0)
         os.unlink(segment.path)
         return self.produce_batches(topic, partition, [data], trusted=True)
 

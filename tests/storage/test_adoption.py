@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,10 +26,11 @@ from eoslog.errors import (
     UnknownTopicOrPartition,
 )
 from eoslog.model import AppendOrigin, AppendResult
-from eoslog.storage import files
+from eoslog.storage import adoption, files
 from eoslog.storage.adoption import CannotAdopt, StagedSegment
 from eoslog.storage.partition_log import PartitionLog
 from eoslog.storage.segments import LOG, PREPARED, SNAPSHOT, offsets_in
+from tests.faults.harness import Child, start
 from tests.storage.helpers import SLOT, batch, opened, payloads, staged, state
 from tests.storage.helpers import STAGER as PRODUCER
 
@@ -183,9 +185,10 @@ def test_a_log_end_that_moves_all_the_time_takes_its_batches_only(
         at(monkeypatch, "adopt.durable", lambda: other.append(batch(1)))
         with pytest.raises(CannotAdopt):
             log.adopt(segment)
-        assert offsets_in(log.path, LOG) == [0] and leftovers(log) == []
-        assert os.path.exists(segment.path)
+        assert offsets_in(log.path, LOG) == [0]
+        assert leftovers(log) == [os.path.basename(segment.path)], "to be appended instead"
         segment.close()
+    assert leftovers(log) == []
 
 
 def test_an_expected_end_that_moved_is_told_and_it_can_be_tried_again(tmp_path: Path) -> None:
@@ -233,7 +236,8 @@ def test_its_producer_is_judged_as_for_an_append(
         before = state(log)
         with pytest.raises(error):
             log.adopt(segment)
-        assert state(log) == before and leftovers(log) == []
+        assert state(log) == before
+        assert leftovers(log) == [os.path.basename(segment.path)]
         segment.close()
         assert other.append(batch(1), timeout=5) is not None, "the lock is free again"
 
@@ -304,8 +308,11 @@ def test_a_call_that_fails_leaves_a_log_that_goes_on(tmp_path: Path, call: str) 
             _core.arm_fault(call, nth, errno.ENOSPC)
             try:
                 done, failed = log.adopt(segment), False
-            except StorageError as error:
-                assert isinstance(error, DiskFull)
+            except DiskFull:
+                done, failed = None, True
+            except CannotAdopt as error:
+                assert isinstance(error.__cause__, DiskFull)
+                assert os.path.exists(segment.path), "its batches can be appended"
                 done, failed = None, True
             finally:
                 _core.disarm_faults()
@@ -323,6 +330,107 @@ def test_a_call_that_fails_leaves_a_log_that_goes_on(tmp_path: Path, call: str) 
         if not failed:
             break
     assert nth > 1 and not failed
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("point", [1, 2, 4, 5, 6, 7])
+def test_an_interrupt_in_the_middle_closes_nothing_that_the_log_has(
+    tmp_path: Path, point: int
+) -> None:
+    """Ctrl-C as the core comes back: what else has those numbers by then is another's file."""
+
+    def adopts(child: Child) -> None:
+        with opened(str(tmp_path)) as log:
+            log.append(batch(1))
+            segment = staged(log, *[2] * 5)
+            child.armed()
+            try:
+                log.adopt(segment)
+            except KeyboardInterrupt:
+                child.tell("interrupted")
+            segment.close()
+            others = [os.open(tmp_path / f"other-{n}", os.O_RDWR | os.O_CREAT) for n in range(8)]
+            for fd in others:
+                os.write(fd, b"x" * 10_000)
+            log.append(batch(1, producer_id=9, sequence=0))
+            log.append(batch(1, producer_id=9, sequence=1))
+            log.flush()
+            log.fold()
+            assert all(os.fstat(fd).st_size == 10_000 for fd in others)
+            assert [offset for offset, _ in payloads(log)] == list(range(log.log_end))
+
+    life = start(adopts, faults=(("point", "stop", point),))
+    os.waitid(os.P_PID, life.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    life.signal(signal.SIGINT)
+    life.signal(signal.SIGCONT)
+    assert life.end().fine().told[0] == ["interrupted"]
+
+
+def test_two_rolls_that_nobody_settled_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    """Another thread's append comes between an adoption and what it leaves to do."""
+    with opened(str(tmp_path), segment_bytes=2000) as log:
+        log.append(batch(1))
+        log.writer_files.prepare_roll()  # of a thread that was told to, and stands still
+        before = len(os.listdir("/proc/self/fd"))
+        segment = staged(log, *[1] * 10)
+        segment.bear(PRODUCER, 0, 0, False)
+        real = log.writer_files.after_roll
+        came: list[int] = []
+
+        def late() -> None:
+            if not came and log.core.segment_base == 1:
+                came.append(1)
+                log.append(batch(1, size=1500))
+            real()
+
+        log.writer_files.after_roll = late  # type: ignore[method-assign]
+        log.adopt(segment)
+        assert came and offsets_in(log.path, LOG) == [0, 1, 11]
+        assert offsets_in(log.path, SNAPSHOT) == [1, 11]
+        log.flush()
+    with opened(str(tmp_path)) as log:
+        assert [offset for offset, _ in payloads(log)] == list(range(12))
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_stamp_that_is_not_durable_is_not_believed(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        log.append(batch(1))
+        segment = staged(log, 3)
+        _core.arm_fault("fdatasync", 1, errno.EIO)
+        try:
+            with pytest.raises(StorageError):
+                log.adopt(segment)
+        finally:
+            _core.disarm_faults()
+        assert segment.ready_for == -1 and not os.path.exists(segment.path)
+        segment.close()
+        other = staged(log, 3)
+        other.stamp(log, log.log_end)
+        other.bear(99, 0, 0, False)
+        log.adopt(other)
+        assert [p.producer_id for p in log.producers()] == [99]
+
+
+def test_a_file_on_another_device_or_of_very_many_batches_is_appended_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(str(tmp_path)) as log:
+        log.append(batch(1))
+        segment = staged(log, 3)
+        _core.arm_fault("rename", 1, errno.EXDEV)
+        try:
+            with pytest.raises(CannotAdopt):
+                log.adopt(segment)
+        finally:
+            _core.disarm_faults()
+        assert os.path.exists(segment.path) and leftovers(log) == []
+        monkeypatch.setattr(adoption, "_BATCHES", 2)
+        many = staged(log, 1, 1, 1)
+        with pytest.raises(CannotAdopt):
+            log.adopt(many)
+        for one in (segment, many):
+            one.close()
 
 
 def test_a_reader_and_a_deleted_topic_take_nothing(tmp_path: Path) -> None:
