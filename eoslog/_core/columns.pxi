@@ -4,12 +4,11 @@
 # walked over, with the same checks; but for offsets alone a header says enough, under its checksum.
 from libc.stdint cimport INT32_MAX
 
-from eoslog._core.record_shape cimport (
-    PIECE, RecordShape, forget_shape, learn_shape, parse_alike, take_alike,
-)
+from eoslog._core.record_shape cimport SHAPE_BYTES, RecordShape, forget_shape, learn_shape, parse_alike
 
 cdef enum:
     SMALL_RECORD = 64           # bytes, to guess how many there are
+    ALIKE = 2                   # records of one shape, before a run of them is looked for
 
 cdef enum FillStatus:
     FILL_DONE = 1               # the data or the asked range ends
@@ -274,10 +273,10 @@ cdef class ColumnDecoder:
         cdef int64_t base_offset = load_i64(header + BASE_OFFSET_AT)
         cdef int64_t base_timestamp = load_i64(header + BASE_TIMESTAMP_AT)
         cdef int64_t append_time = load_i64(header + MAX_TIMESTAMP_AT)
-        cdef int64_t offset, timestamp
+        cdef int64_t offset
         cdef const uint8_t* following
-        cdef int64_t* offsets
-        cdef int64_t* timestamps
+        cdef const uint8_t* limit
+        cdef BatchRows rows
         cdef int32_t last_delta = load_i32(header + LAST_OFFSET_DELTA_AT)
         cdef int32_t count = load_i32(header + RECORDS_COUNT_AT)
         cdef int32_t i = 0, taken, delta = -1
@@ -291,8 +290,8 @@ cdef class ColumnDecoder:
         cdef size_t header_value_bytes = self._header_values.copied.size
         cdef int wanted = self._wanted
         cdef bint timed = wanted & COLUMN_TIMESTAMP != 0
-        cdef bint mostly = wanted == (COLUMN_OFFSET | COLUMN_VALUE)     # what scans ask for
-        cdef bint runs = mostly and self._values.view and base_offset >= start and base_offset + last_delta < end
+        cdef bint whole = base_offset >= start and base_offset + last_delta < end
+        cdef int alike = 0                              # records before this one that had the shape
         cdef int status = FILL_DONE
         if count > (stop - p) // MIN_RECORD_SIZE:       # before anything is allocated for them
             record_fault(fault, RECORD_MISSING, p, count, (stop - p) // MIN_RECORD_SIZE)
@@ -301,8 +300,21 @@ cdef class ColumnDecoder:
             return FILL_FULL if self.rows > 0 else FILL_NO_MEMORY
         if self._make_room(row + count) < 0:
             return FILL_NO_MEMORY
-        offsets = <int64_t*>self._offsets.data          # locals: the stores below could change fields
-        timestamps = <int64_t*>self._timestamps.data
+        memset(&rows, 0, sizeof(BatchRows))
+        if wanted & COLUMN_OFFSET:
+            rows.offsets = <int64_t*>self._offsets.data
+        if timed:
+            rows.timestamps = <int64_t*>self._timestamps.data
+        if wanted & COLUMN_TIMESTAMP_TYPE:
+            rows.types = self._types.data
+        if wanted & COLUMN_HEADERS:
+            rows.header_ends = self._header_ends.data
+        if wanted & COLUMN_KEY:
+            rows.keys = &self._keys
+        if wanted & COLUMN_VALUE:
+            rows.values = &self._values
+        rows.base_offset, rows.last_delta = base_offset, last_delta
+        rows.base_timestamp, rows.append_time, rows.log_append = base_timestamp, append_time, log_append
         record.timestamp_delta = 0
         forget_shape(&shape)
         while i < count:
@@ -313,19 +325,21 @@ cdef class ColumnDecoder:
             if unlikely(p >= summed):
                 crc = eoslog_crc32c(crc, summed, <size_t>min(stop - summed, PIECE))
                 summed += min(stop - summed, PIECE)
-            if runs and shape.value_size > INLINE_SIZE and shape.room <= stop - p:
-                taken = take_alike(
-                    &p, min(stop - shape.room + 1, summed), &shape, &delta, last_delta, count - i, base_offset,
-                    offsets + row, <uint64_t*>self._values.slots.data + 2 * row, <uint64_t>self._values.block,
-                    self._values.base)
+            if alike >= ALIKE and whole:
+                limit = min(stop - (SHAPE_BYTES - 1), summed)
+                rows.header_count = <int32_t>self._header_count
+                taken = take_alike(&p, limit, stop, &shape, &rows, row, count - i, &delta)
+                i += taken
+                row += taken
+                alike = ALIKE if p >= limit else 0
                 if taken:
-                    self._values.pointed = True
-                    i += taken
-                    row += taken
                     continue
             prefetch(p + PIECE)
             prefetch(p + PIECE + 64)
-            following = parse_alike(p, stop, &shape, timed, &record)
+            following = NULL
+            if shape.known and stop - p >= SHAPE_BYTES:
+                following = parse_alike(p, stop, &shape, timed, &record)
+            alike = alike + 1 if following != NULL else 0
             if unlikely(following == NULL):
                 following = parse_common_record(p, stop, &record)
                 if following != NULL:
@@ -345,19 +359,11 @@ cdef class ColumnDecoder:
             i += 1
             if unlikely(<uint64_t>offset - <uint64_t>start >= <uint64_t>end - <uint64_t>start):
                 continue
-            if mostly:
-                offsets[row] = offset
-                if put_cell(&self._values, row, record.value, record.value_size) < 0:
-                    status = FILL_NO_MEMORY
-                    break
-                row += 1
-                continue
             if wanted & COLUMN_OFFSET:
-                offsets[row] = offset
+                rows.offsets[row] = offset
             if wanted & COLUMN_TIMESTAMP:
-                timestamp = append_time if log_append else add_timestamp(
+                rows.timestamps[row] = append_time if log_append else add_timestamp(
                     base_timestamp, record.timestamp_delta)
-                timestamps[row] = timestamp
             if wanted & COLUMN_TIMESTAMP_TYPE:
                 self._types.data[row] = <uint8_t>log_append
             if wanted & COLUMN_KEY and put_cell(&self._keys, row, record.key, record.key_size) < 0:

@@ -1,34 +1,36 @@
-# Records of one shape: as long as the one before in each part, as rows of numbers or structs are.
+# Records laid out as the one before: each varint takes as many bytes as there.
 #
-# Two comparisons of eight bytes and one of four tell whether a record has the sizes of the one before
-# and its other varints in the same places. Then all that is left to decode are those two varints, the
-# timestamp's and the offset's, and where everything lies is known before any of it is read.
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+# Two comparisons of eight bytes tell whether the varints before the key end where they ended in the
+# record before, and one of four bytes whether the value's size does. Then no step of decoding depends
+# on what is decoded, and sizes that change from record to record, as those of text do, cost nothing:
+# a branch that a processor guesses wrong takes as long as all the rest.
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from eoslog._core.record_reader cimport RecordFields, prefetch, unlikely
+from eoslog._core.record_reader cimport RecordFields, unlikely
 
 cdef enum:
     SHAPE_BYTES = 16            # what is compared; all varints before the key end within 13
+    VALUE_SIZE_BYTES = 4        # looked at from the value's size on
     LONGEST_PAUSE = 64          # records that are not learned from, where none is like the one before
-    PIECE = 12288               # bytes summed at a stretch: they are in the first cache when decoded
 
 cdef struct RecordShape:
-    uint64_t mask[2]            # of the first 16 bytes: all bits of the sizes, top bits of the other varints
+    uint64_t tops[2]            # the top bits of the varints before the key, in the first 16 bytes
     uint64_t same[2]            # what those are
-    uint32_t value_mask         # of the four bytes from the value's size on: all bits of it
+    uint32_t value_tops         # the same of four bytes from the value's size on
     uint32_t value_same
-    uint32_t timestamp_bits     # those of four bytes that are the varint's payload
+    uint32_t size_bits          # those of four bytes that are a varint's payload
+    uint32_t timestamp_bits
     uint32_t offset_bits
-    int32_t timestamp_at        # places from the record's first byte on
-    int32_t offset_at
-    int32_t key_at
-    int32_t key_size
-    int32_t value_size_at
-    int32_t value_at
-    int32_t value_size
-    int64_t size                # bytes of the record,
-    int64_t room                # and how many must be there for what is loaded; INT64_MAX: no shape
+    uint32_t key_bits
+    uint32_t value_bits
+    int64_t size_width          # bytes of the record's size,
+    int64_t timestamp_at        # places from the record's first byte on,
+    int64_t offset_at
+    int64_t key_size_at
+    int64_t key_at
+    int64_t value_size_width    # and bytes of the value's size
+    bint known                  # there is a shape
     int32_t missed              # the last record that was not like the one before,
     int32_t due                 # the first one that is learned from again,
     int32_t pause               # and how many are passed over next time
@@ -46,17 +48,19 @@ cdef inline uint32_t load_le32(const uint8_t* p) noexcept nogil:
 cdef inline void forget_shape(RecordShape* shape) noexcept nogil:
     """No record has this shape."""
     memset(shape, 0, sizeof(RecordShape))
-    shape.room = INT64_MAX
     shape.missed = -2
 
-cdef inline int32_t expect_varint(RecordShape* shape, const uint8_t* record, int32_t at, uint64_t bits) noexcept nogil:
-    """Has these bits of a varint of at most three bytes compared; returns the byte behind it."""
-    cdef int32_t last = at + 2
+cdef inline int64_t expect_varint(RecordShape* shape, const uint8_t* record, int64_t at) noexcept nogil:
+    """Has the top bits of a varint of at most three bytes compared; returns the byte behind it."""
+    cdef int64_t last = at + 2
     while True:
-        shape.mask[at >> 3] |= bits << ((at & 7) * 8)
+        shape.tops[at >> 3] |= <uint64_t>0x80 << ((at & 7) * 8)
         at += 1
         if at > last or record[at - 1] < 0x80:
             return at
+
+cdef inline uint32_t payload_bits(int64_t width) noexcept nogil:
+    return <uint32_t>0x7F7F7F >> (3 - width) * 8
 
 cdef inline void learn_shape(
     RecordShape* shape, const uint8_t* record, const uint8_t* end, const RecordFields* fields, int32_t number
@@ -72,35 +76,36 @@ cdef inline void learn_shape(
         fields: what was found in it.
         number: of the record in its batch.
     """
-    cdef int32_t at, width
+    cdef int64_t value_size_at
     shape.pause = min(shape.pause * 2, LONGEST_PAUSE) if number == shape.missed + 1 else 1
     shape.missed = number
     if number < shape.due:
         return
     shape.due = number + shape.pause
-    shape.size = fields.end - record
-    shape.key_at = <int32_t>(fields.key - record)
-    shape.key_size = fields.key_size
-    shape.value_size_at = shape.key_at + max(fields.key_size, 0)
-    shape.value_at = <int32_t>(fields.value - record)
-    shape.value_size = fields.value_size
-    shape.room = max(shape.size, SHAPE_BYTES, shape.value_size_at + 4)
-    if shape.room > end - record:           # a small one, the last of its batch
-        shape.room = INT64_MAX
+    if end - record < SHAPE_BYTES:          # a small one, the last of its batch
         return
-    shape.mask[0] = shape.mask[1] = 0
-    at = expect_varint(shape, record, 0, 0xFF)
-    shape.timestamp_at = at + 1             # behind the attributes
-    shape.offset_at = expect_varint(shape, record, shape.timestamp_at, 0x80)
-    at = expect_varint(shape, record, shape.offset_at, 0x80)
-    expect_varint(shape, record, at, 0xFF)
-    shape.timestamp_bits = <uint32_t>0x7F7F7F >> (3 - (shape.offset_at - shape.timestamp_at)) * 8
-    shape.offset_bits = <uint32_t>0x7F7F7F >> (3 - (at - shape.offset_at)) * 8
-    width = shape.value_at - shape.value_size_at
-    shape.value_mask = <uint32_t>0xFFFFFF >> (3 - width) * 8
-    shape.same[0] = load_le64(record) & shape.mask[0]
-    shape.same[1] = load_le64(record + 8) & shape.mask[1]
-    shape.value_same = load_le32(record + shape.value_size_at) & shape.value_mask
+    shape.tops[0] = shape.tops[1] = 0
+    shape.size_width = expect_varint(shape, record, 0)
+    shape.timestamp_at = shape.size_width + 1           # behind the attributes
+    shape.offset_at = expect_varint(shape, record, shape.timestamp_at)
+    shape.key_size_at = expect_varint(shape, record, shape.offset_at)
+    shape.key_at = expect_varint(shape, record, shape.key_size_at)
+    shape.same[0] = load_le64(record) & shape.tops[0]
+    shape.same[1] = load_le64(record + 8) & shape.tops[1]
+    shape.size_bits = payload_bits(shape.size_width)
+    shape.timestamp_bits = payload_bits(shape.offset_at - shape.timestamp_at)
+    shape.offset_bits = payload_bits(shape.key_size_at - shape.offset_at)
+    shape.key_bits = payload_bits(shape.key_at - shape.key_size_at)
+    value_size_at = shape.key_at + max(fields.key_size, 0)
+    shape.value_size_width = fields.value - record - value_size_at
+    shape.known = max(shape.size_width, shape.key_at - shape.key_size_at, shape.value_size_width) <= 2
+    shape.value_bits = payload_bits(shape.value_size_width)
+    shape.value_tops = <uint32_t>0x808080 >> (3 - shape.value_size_width) * 8
+    shape.value_same = shape.value_tops >> 8 & 0x808080     # all but the last byte's
+
+cdef inline uint32_t short_payload(uint32_t v) noexcept nogil:
+    """Moves the seven bits of each of two bytes together."""
+    return v - (v >> 8 << 7)
 
 cdef inline int32_t signed_payload(uint32_t v) noexcept nogil:
     """Moves the seven bits of each of three bytes together and undoes the zigzag."""
@@ -110,74 +115,38 @@ cdef inline int32_t signed_payload(uint32_t v) noexcept nogil:
 cdef inline const uint8_t* parse_alike(
     const uint8_t* p, const uint8_t* end, const RecordShape* shape, bint timed, RecordFields* out
 ) noexcept nogil:
-    """`parse_common_record` of a record of this shape; NULL for any other, damaged ones too.
+    """`parse_common_record` of a record of a known shape, unless its value is null; NULL for any other,
+    damaged ones too.
 
     Args:
+        p: SHAPE_BYTES are there.
         timed: fill in the timestamp.
     """
-    if unlikely(end - p < shape.room):
+    cdef uint64_t first = load_le64(p)
+    cdef uint32_t size = short_payload(<uint32_t>first & shape.size_bits)
+    cdef const uint8_t* stop = p + shape.size_width + (size >> 1)   # the next record hangs on it: first
+    cdef uint32_t key = short_payload(load_le32(p + shape.key_size_at) & shape.key_bits)
+    cdef const uint8_t* value_at = p + shape.key_at + (key >> 1)
+    cdef uint32_t value
+    # A negative size is odd: only null, which is -1, is taken, and only as a key.
+    if unlikely((((first & shape.tops[0]) ^ shape.same[0]) | ((load_le64(p + 8) & shape.tops[1]) ^ shape.same[1]) |
+                 (size & 1) | (key >> 1 & (0 - (key & 1)))) != 0):
         return NULL
-    if unlikely((((load_le64(p) & shape.mask[0]) ^ shape.same[0]) |
-                 ((load_le64(p + 8) & shape.mask[1]) ^ shape.same[1]) |
-                 ((load_le32(p + shape.value_size_at) & shape.value_mask) ^ shape.value_same) |
-                 p[shape.size - 1]) != 0):      # the count of headers
+    if unlikely(end - value_at < VALUE_SIZE_BYTES or stop > end):
         return NULL
+    value = load_le32(value_at)
+    value_at += shape.value_size_width
+    size = (value & shape.value_tops) ^ shape.value_same
+    value = short_payload(value & shape.value_bits)
+    if unlikely((size | value & 1 | <uint64_t>(stop - value_at - (value >> 1) - 1)) != 0 or stop[-1] != 0):
+        return NULL                         # the last byte is the count of headers
     if timed:
         out.timestamp_delta = signed_payload(load_le32(p + shape.timestamp_at) & shape.timestamp_bits)
     out.offset_delta = signed_payload(load_le32(p + shape.offset_at) & shape.offset_bits)
     out.key = p + shape.key_at
-    out.key_size = shape.key_size
-    out.value = p + shape.value_at
-    out.value_size = shape.value_size
+    out.key_size = <int32_t>(key >> 1) - <int32_t>(key & 1)
+    out.value = value_at
+    out.value_size = <int32_t>(value >> 1)
     out.header_count = 0
-    out.headers = out.end = p + shape.size
-    return out.end
-
-cdef inline int32_t take_alike(
-    const uint8_t** at, const uint8_t* limit, const RecordShape* shape, int32_t* delta, int32_t last_delta,
-    int32_t most, int64_t base_offset, int64_t* offsets, uint64_t* views, uint64_t buffer, const uint8_t* base
-) noexcept nogil:
-    """Records of this shape that follow one another, as rows of offsets and of views longer than 12 bytes.
-
-    `parse_alike` and what is done with one record, with all that is the same for each outside the loop.
-    The first record that is not like this, or whose offset can't be, is left where it lies.
-
-    Args:
-        at: the first record; then the byte behind the last one taken.
-        limit: no record that begins at or behind it is taken; `shape.room` bytes are there before it.
-        delta: offset delta of the record before; then of the last one taken.
-        last_delta: the greatest that may be.
-        most: records to take.
-        offsets, views: where the rows go.
-        buffer: number of the data buffer that the views point into; base: its first byte.
-
-    Returns:
-        How many were taken.
-    """
-    cdef const uint8_t* p = at[0]
-    cdef uint64_t mask0 = shape.mask[0], mask1 = shape.mask[1]
-    cdef uint64_t same0 = shape.same[0], same1 = shape.same[1]
-    cdef uint32_t value_mask = shape.value_mask, value_same = shape.value_same
-    cdef uint32_t offset_bits = shape.offset_bits
-    cdef int32_t offset_at = shape.offset_at, value_at = shape.value_at, value_size_at = shape.value_size_at
-    cdef int64_t size = shape.size
-    cdef uint64_t value_size = <uint64_t>shape.value_size
-    cdef int32_t before = delta[0], now, taken = 0
-    while p < limit and taken < most:
-        if unlikely((((load_le64(p) & mask0) ^ same0) | ((load_le64(p + 8) & mask1) ^ same1) |
-                     ((load_le32(p + value_size_at) & value_mask) ^ value_same) | p[size - 1]) != 0):
-            break
-        now = signed_payload(load_le32(p + offset_at) & offset_bits)
-        if unlikely(now <= before or now > last_delta):
-            break
-        prefetch(p + PIECE)
-        prefetch(p + PIECE + 64)
-        offsets[taken] = base_offset + now
-        views[2 * taken] = value_size | <uint64_t>load_le32(p + value_at) << 32
-        views[2 * taken + 1] = buffer | <uint64_t>(p + value_at - base) << 32
-        before = now
-        taken += 1
-        p += size
-    at[0] = p
-    delta[0] = before
-    return taken
+    out.headers = out.end = stop
+    return stop
