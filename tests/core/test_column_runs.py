@@ -1,4 +1,4 @@
-"""Runs of records of one shape are decoded at a stretch: the same rows and refusals as one by one."""
+"""Runs of records laid out alike are decoded at a stretch: the same rows and refusals as one by one."""
 
 from __future__ import annotations
 
@@ -58,26 +58,26 @@ def one_by_one(
     return rows, ""
 
 
+Group = tuple[int, int | None, int | None, int, int, int]
 GROUP = st.tuples(
     st.integers(2, 40),  # records alike
     st.sampled_from([None, 0, 3, 16, 70, 200]),  # of a key
     st.sampled_from([None, 0, 11, 12, 13, 50, 100, 1000, 8200]),  # of a value
     st.integers(0, 3),  # bytes by which the sizes of neighbours differ
     st.sampled_from([0, 1, 200]),  # milliseconds apart
+    st.sampled_from([0, 0, 0, 2]),  # headers of each
 )
 
 
-def batch_of(
-    groups: list[tuple[int, int | None, int | None, int, int]], seed: int, base: int
-) -> bytes:
+def batch_of(groups: list[Group], seed: int, base: int) -> bytes:
     dice = random.Random(seed)
 
     def some(size: int | None, about: int) -> bytes | None:
         return None if size is None else dice.randbytes(size + dice.randint(0, about))
 
     records = [
-        (TS + apart * i, some(key, about), some(value, about), ())
-        for count, key, value, about, apart in groups
+        (TS + apart * i, some(key, about), some(value, about), (("h", b"%d" % i),) * headers)
+        for count, key, value, about, apart, headers in groups
         for i in range(count)
     ]
     return bytes(_core.build_batch(records, base_offset=base))
@@ -94,7 +94,7 @@ def batch_of(
     st.booleans(),
 )
 def test_runs_and_single_records_come_out_alike(
-    drawn: list[list[tuple[int, int | None, int | None, int, int]]], seed: int, how: str, at: int,
+    drawn: list[list[Group]], seed: int, how: str, at: int,
     flip: int, columns: list[str], view: bool,
 ) -> None:  # fmt: skip
     batches, base = [], 5
@@ -156,7 +156,7 @@ def test_each_changed_byte_in_a_run_is_judged_as_in_a_single_record() -> None:
 
 
 def test_a_wrong_sum_leaves_no_row_of_a_long_run() -> None:
-    good, bad = (batch_of([(3000, 16, 100, 2, 1)], 1, base) for base in (0, 3000))
+    good, bad = (batch_of([(3000, 16, 100, 2, 1, 0)], 1, base) for base in (0, 3000))
     data = bytearray(good + bad)
     data[-50] ^= 1
     rows, said = outcome(bytes(data), EVERYTHING, False)
