@@ -77,7 +77,8 @@ cdef int32_t take_alike(const uint8_t** at, const uint8_t* limit, const uint8_t*
             elif put_cell(values, row, record.value, size) < 0:
                 break
         elif valued:
-            memcpy(copy, record.value, <size_t>size)
+            if size > 0:                    # where all are empty there is no memory to copy into
+                memcpy(copy, record.value, <size_t>size)
             copy += size
             room -= size
             copied += size
