@@ -289,7 +289,6 @@ cdef class ColumnDecoder:
         cdef size_t header_key_bytes = self._header_keys.copied.size
         cdef size_t header_value_bytes = self._header_values.copied.size
         cdef int wanted = self._wanted
-        cdef bint timed = wanted & COLUMN_TIMESTAMP != 0
         cdef bint whole = base_offset >= start and base_offset + last_delta < end
         cdef int alike = 0                              # records before this one that had the shape
         cdef int status = FILL_DONE
@@ -303,7 +302,7 @@ cdef class ColumnDecoder:
         memset(&rows, 0, sizeof(BatchRows))
         if wanted & COLUMN_OFFSET:
             rows.offsets = <int64_t*>self._offsets.data
-        if timed:
+        if wanted & COLUMN_TIMESTAMP:
             rows.timestamps = <int64_t*>self._timestamps.data
         if wanted & COLUMN_TIMESTAMP_TYPE:
             rows.types = self._types.data
@@ -338,7 +337,7 @@ cdef class ColumnDecoder:
             prefetch(p + PIECE + 64)
             following = NULL
             if shape.known and stop - p >= SHAPE_BYTES:
-                following = parse_alike(p, stop, &shape, timed, &record)
+                following = parse_alike(p, stop, &shape, rows.timestamps != NULL, &record)
             alike = alike + 1 if following != NULL else 0
             if unlikely(following == NULL):
                 following = parse_common_record(p, stop, &record)
