@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -111,6 +111,21 @@ class Bench:
         if self.broker is not None:
             self.broker.remove()
 
+    def turns(
+        self,
+        cases: Mapping[str, Callable[[int], object]],
+        rounds: int,
+        before: Callable[[str, int], object] = lambda name, number: None,
+    ) -> dict[str, Measured]:
+        """Cases of this session by turns, each in a heap that has nothing left to collect."""
+
+        def clean(name: str, number: int) -> None:
+            before(name, number)
+            jvm: Any = self.spark._jvm
+            jvm.System.gc()
+
+        return in_turns(cases, rounds, clean)
+
     def compare(
         self,
         what: str,
@@ -163,7 +178,7 @@ class Bench:
             **{name: partial(write, name) for name in self.stores},
         }
         cases[FASTER] = partial(unsized, cases[FASTER])
-        found = in_turns(cases, self.writes, before)
+        found = self.turns(cases, self.writes, before)
         usual = {name: one for name, one in found.items() if UNSIZED not in name}
         self.compare("write", usual, {KAFKA: 3.0})
         others = {name: one for name, one in found.items() if name not in ("eoslog", CEILING)}
@@ -196,7 +211,7 @@ class Bench:
                 peer: partial(_answer, frame, aggregate, answers, peer)
                 for peer, frame in frames.items()
             }
-            found = in_turns(cases, self.rounds)
+            found = self.turns(cases, self.rounds)
             whole = {peer: one for peer, one in found.items() if peer != ceiling_of_part}
             self.compare(f"read {what}", whole, {KAFKA: 3.0, CEILING: 0.9})
             parts = {peer: one for peer, one in found.items() if peer != CEILING}
@@ -235,7 +250,7 @@ class Bench:
             store.read("few").count()
 
         cases = {name: partial(start, store) for name, store in self.stores.items()}
-        found = in_turns(cases, STARTS)
+        found = self.turns(cases, STARTS)
         mine = found["eoslog"]
         for peer in [name for name in found if name != "eoslog"]:
             more = statistics.median(
@@ -264,7 +279,7 @@ class Bench:
             self.streams[store].pipe(self.name, stream_of(store, number), checkpoint, most)
 
         cases = {store: partial(run, store) for store in self.streams}
-        self.compare("stream", in_turns(cases, rounds, before), {})
+        self.compare("stream", self.turns(cases, rounds, before), {})
         expected = digest(source)
         for store, place in self.streams.items():
             self.check(f"streamed by {store}", place.read(stream_of(store, rounds)), expected)

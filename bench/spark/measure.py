@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,8 +54,11 @@ def in_turns(
     rounds: int,
     before: Callable[[str, int], object] = lambda name, number: None,
 ) -> dict[str, Measured]:
-    """Runs each case once a round, in an order that turns, each on a disk that has nothing left to
-    write; the first round is dropped.
+    """Runs each case once a round, each on a disk that has nothing left to write; the first round is
+    dropped.
+
+    The order of each round is drawn, the same in every run: no case comes always behind the same
+    one, and finds what that has left in the processor's caches, the compiler and the heap.
 
     Args:
         cases: what to run, by name; gets the number of the round.
@@ -62,10 +66,9 @@ def in_turns(
         before: is called with both before the clock runs.
     """
     found = {name: Measured() for name in cases}
-    names = list(cases)
+    draw = random.Random(2013)
     for number in range(rounds + 1):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in draw.sample(list(cases), len(cases)):
             before(name, number)
             os.sync()  # nobody pays for what the one before left unflushed
             cpu, started = processor_seconds(), time.perf_counter()

@@ -1,5 +1,7 @@
 """What `make bench-spark` prints is worth what its arithmetic is."""
 
+import itertools
+
 import pytest
 
 pytest.importorskip("pyspark")
@@ -15,11 +17,18 @@ def test_a_ratio_is_the_median_of_neighbouring_rounds():
 
 def test_cases_take_turns_and_the_first_round_does_not_count():
     seen, made = [], []
-    cases = {name: lambda number, name=name: seen.append((number, name)) for name in "ab"}
-    found = in_turns(cases, 2, before=lambda name, number: made.append((number, name)))
-    assert seen == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    cases = {name: lambda number, name=name: seen.append((number, name)) for name in "abc"}
+    found = in_turns(cases, 20, before=lambda name, number: made.append((number, name)))
+    rounds = [[name for number, name in seen if number == at] for at in range(21)]
+    assert [one for names in rounds for one in sorted(names)] == list("abc") * 21
     assert made == seen
-    assert [len(found[name].walls) for name in "ab"] == [2, 2]
+    assert [len(found[name].walls) for name in "abc"] == [20, 20, 20]
+
+
+def test_every_case_comes_behind_every_other_one():
+    seen = []
+    in_turns({name: lambda number, name=name: seen.append(name) for name in "abc"}, 20)
+    assert set(itertools.pairwise(seen)) >= set(itertools.permutations("abc", 2))
 
 
 @pytest.mark.slow
