@@ -30,8 +30,8 @@ class Ratio:
     """How one case stands beside another in the same run; above 1 the first is better.
 
     Attributes:
-        walls: median of the rounds' ratios: the rounds of a pair lie side by side, so what else
-            runs on the machine weighs on both.
+        walls: median of the rounds' ratios: a round is short beside what changes on the machine, so
+            what else runs there weighs on both.
         processor: the same of processor time, which other programs hardly change.
     """
 
@@ -57,8 +57,8 @@ def in_turns(
     """Runs each case once a round, each on a disk that has nothing left to write; the first round is
     dropped.
 
-    The order of each round is drawn, the same in every run: no case comes always behind the same
-    one, and finds what that has left in the processor's caches, the compiler and the heap.
+    The order of each round is drawn, the same in every run, so that no case is bound to find what a
+    certain other one has left in the processor's caches, the compiler and the heap.
 
     Args:
         cases: what to run, by name; gets the number of the round.
