@@ -1,5 +1,6 @@
 """Staged attempts: what a task encodes comes back batch by batch, from memory and files alike."""
 
+import errno
 import os
 import tempfile
 import time
@@ -271,6 +272,43 @@ def test_an_error_that_closing_tells_fails_the_attempt(tmp_path, monkeypatch):
             stage(tmp_path, keyed(100), limit=0)
 
 
+WRITE = staging._WRITE_BYTES
+
+
+def add_rows(out, sizes):
+    for size in sizes:
+        out.add("t", 0, _core.build_batch([(1, None, bytes(size), ())]), 1)
+
+
+@pytest.mark.parametrize("size", [1000, WRITE // 3, WRITE, 3 * WRITE])
+def test_a_piece_is_written_by_whole_strides(tmp_path, size):
+    out = staging.AttemptWriter(str(tmp_path), "job", "0-1", 0, 0)
+    _core.fault_count("pwrite", reset=True)
+    add_rows(out, [size] * (9 * WRITE // size))
+    out.finish()
+    calls = _core.fault_count("pwrite")
+    *others, wrote = sorted(path.stat().st_size for path in tmp_path.rglob("*.batches"))
+    assert wrote > 8 * WRITE
+    assert others == [0], "where partitions of few rows would be"
+    assert calls == -(-wrote // WRITE) + 1, "and the manifest"
+
+
+@pytest.mark.parametrize("nth", [1, 3, 4])
+def test_a_write_that_fails_fails_the_attempt_whichever_it_is(tmp_path, nth):
+    """The last one is made as the file is closed."""
+    out = staging.AttemptWriter(str(tmp_path), "job", "0-1", 0, 0)
+    _core.arm_fault("pwrite", nth, errno.ENOSPC)
+    try:
+        with pytest.raises(StorageError, match="batches") as failed:
+            add_rows(out, [WRITE] * 3)
+            out.finish()
+        assert failed.value.errno == errno.ENOSPC
+    finally:
+        _core.disarm_faults()
+    out.discard()
+    assert not list(tmp_path.rglob("0-1*")), "nothing is left of it"
+
+
 @given(
     st.lists(st.lists(st.integers(1, 400), max_size=8), min_size=1, max_size=4),
     st.integers(0, 3000),
@@ -282,15 +320,17 @@ def test_an_error_that_closing_tells_fails_the_attempt(tmp_path, monkeypatch):
     st.integers(1, 3),
 )
 def test_pieces_and_sections_change_neither_rows_nor_order(
-    sizes, limit, held, piece, share, alone, segment, own
+    sizes, limit, held, piece, share, write, segment, own
 ):
-    """Whatever the sizes of batches, pieces, sections and windows, and what becomes a segment."""
+    """Whatever the sizes of batches, writes, pieces, sections and windows, and what becomes a
+    segment.
+    """
     constants = [
         (staging, "_OWN_PIECES", own),
         (staging, "_OWN_BYTES", piece),
         (staging, "_WRITEBACK_BYTES", share),
         (staging, "_HELD_BYTES", held),
-        (staging, "_ALONE_BYTES", alone),
+        (staging, "_WRITE_BYTES", write),
         (staging, "PIECE_BYTES", piece),
         (publishing, "PIECE_BYTES", piece),
         (publishing, "_SHARE_BYTES", share),
