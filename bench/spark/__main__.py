@@ -46,6 +46,7 @@ BYTES = "sum(length(value))"
 STARTS = 9
 SMALL_BATCHES, SMALL_ROWS = 24, 500
 MIB = 1 << 20
+VIRTIO_BALLOON_F_REPORTING = 5
 HEADER = ("", "ours", "peer's", "times", "processor", "goal")
 
 
@@ -363,10 +364,19 @@ def machine() -> str:
     import pyspark
 
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    lent = ", free memory goes back to the host (docs/spark.md, Speed)" if lends_memory() else ""
     return (
         f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, "
-        f"Python {platform.python_version()}, pyspark {pyspark.__version__}, load {load}"
+        f"Python {platform.python_version()}, pyspark {pyspark.__version__}, load {load}{lent}"
     )
+
+
+def lends_memory() -> bool:
+    """Whether this is a guest whose free memory goes back to its host (`linux/virtio_balloon.h`,
+    page reporting), so that whoever writes to it next pays for getting it again.
+    """
+    devices = Path("/sys/bus/virtio/drivers/virtio_balloon").glob("virtio*/features")
+    return any(one.read_text()[VIRTIO_BALLOON_F_REPORTING] == "1" for one in devices)
 
 
 @contextmanager
