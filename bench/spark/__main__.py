@@ -364,7 +364,7 @@ def machine() -> str:
     import pyspark
 
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    lent = ", free memory goes back to the host (docs/spark.md, Speed)" if lends_memory() else ""
+    lent = ", free memory may go back to the host (docs/spark.md, Speed)" if lends_memory() else ""
     return (
         f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, "
         f"Python {platform.python_version()}, pyspark {pyspark.__version__}, load {load}{lent}"
@@ -372,7 +372,7 @@ def machine() -> str:
 
 
 def lends_memory() -> bool:
-    """Whether this is a guest whose free memory goes back to its host (`linux/virtio_balloon.h`,
+    """Whether this is a guest whose free memory may go back to its host (`linux/virtio_balloon.h`,
     page reporting), so that whoever writes to it next pays for getting it again.
     """
     devices = Path("/sys/bus/virtio/drivers/virtio_balloon").glob("virtio*/features")

@@ -1,6 +1,5 @@
 """Staged attempts: what a task encodes comes back batch by batch, from memory and files alike."""
 
-import errno
 import os
 import tempfile
 import time
@@ -270,43 +269,6 @@ def test_an_error_that_closing_tells_fails_the_attempt(tmp_path, monkeypatch):
     for what in (".batches", ".manifest"):
         with pytest.raises(StorageError, match=what):
             stage(tmp_path, keyed(100), limit=0)
-
-
-WRITE = staging._WRITE_BYTES
-
-
-def add_rows(out, sizes):
-    for size in sizes:
-        out.add("t", 0, _core.build_batch([(1, None, bytes(size), ())]), 1)
-
-
-@pytest.mark.parametrize("size", [1000, WRITE // 3, WRITE, 3 * WRITE])
-def test_a_piece_is_written_by_whole_strides(tmp_path, size):
-    out = staging.AttemptWriter(str(tmp_path), "job", "0-1", 0, 0)
-    _core.fault_count("pwrite", reset=True)
-    add_rows(out, [size] * (9 * WRITE // size))
-    out.finish()
-    calls = _core.fault_count("pwrite")
-    *others, wrote = sorted(path.stat().st_size for path in tmp_path.rglob("*.batches"))
-    assert wrote > 8 * WRITE
-    assert others == [0], "where partitions of few rows would be"
-    assert calls == -(-wrote // WRITE) + 1, "and the manifest"
-
-
-@pytest.mark.parametrize("nth", [1, 3, 4])
-def test_a_write_that_fails_fails_the_attempt_whichever_it_is(tmp_path, nth):
-    """The last one is made as the file is closed."""
-    out = staging.AttemptWriter(str(tmp_path), "job", "0-1", 0, 0)
-    _core.arm_fault("pwrite", nth, errno.ENOSPC)
-    try:
-        with pytest.raises(StorageError, match="batches") as failed:
-            add_rows(out, [WRITE] * 3)
-            out.finish()
-        assert failed.value.errno == errno.ENOSPC
-    finally:
-        _core.disarm_faults()
-    out.discard()
-    assert not list(tmp_path.rglob("0-1*")), "nothing is left of it"
 
 
 @given(
