@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 _SHARE_BYTES = 256 << 10
 """Of one partition, about, that are worth an append of their own."""
+_KEPT_BYTES = 256 << 20
+"""Of what was read and appended, that is left to the end of the job (`staging.retire`): to free it
+takes a file system as long as to copy it, and who commits would wait for that."""
 _READERS = 2
 _AHEAD = 4
 """Segments that are checked before their turn."""
@@ -53,9 +56,10 @@ _Run = tuple[_Place, memoryview]
 class Staged:
     """What winning attempts staged, looked at and read ahead by threads of its own.
 
-    Uses the staged files up: a large one of one partition becomes a segment, each other one is
-    removed when it is read, so that its memory serves for what comes next. A job's data lie on the
-    disk once. An attempt in files can be published once.
+    Uses the staged files up: a large one of one partition becomes a segment, each other one is read
+    and removed, so that its memory serves for what comes next. But for the first 256 MiB of those,
+    which are left to whoever ends the job, its data lie on the disk once. An attempt can be
+    published once.
     """
 
     def __init__(self, directory: str, attempts: Sequence[Attempt], *, strict: bool = True) -> None:
@@ -70,6 +74,7 @@ class Staged:
         self._directory = directory
         self._attempts = sorted(attempts, key=lambda one: (one.order, one.name))
         self._strict = strict
+        self._read = 0  # bytes of files that are no segments
         self._coming: deque[_Piece] = deque()
         self._opened: deque[Future[StagedSegment]] = deque()
         self._pool = ThreadPoolExecutor(_READERS, "eoslog-staging-read")
@@ -119,7 +124,7 @@ class Staged:
                 if isinstance(part, _Piece):
                     count += self._adopt(producer, part)
                 else:
-                    count += _append(producer, part)
+                    count += self._append(producer, part)
             if count != self.count:
                 raise CorruptRecord(f"{count} records are staged, the tasks wrote {self.count}")
             if offsets is not None and group is not None:
@@ -159,7 +164,26 @@ class Staged:
                 return producer.adopt_segment(span.topic, span.partition, segment)
             except CannotAdopt:
                 pass
-        return _append(producer, [replace(piece, path=segment.path)])
+        return self._append(producer, [replace(piece, path=segment.path)])
+
+    def _append(self, producer: Producer, pieces: Sequence[_Piece]) -> int:
+        """Pieces read and appended to their partitions."""
+        count = 0
+        # Read while those before are checked and appended; not worth a thread for what is here.
+        staged = any(piece.data is None for piece in pieces)
+        runs = _runs(pieces, self._let_go)
+        with closing(_ahead(runs) if staged else runs) as coming:
+            for (topic, partition), run in coming:
+                count += producer.produce_batches(topic, partition, [run], trusted=True)
+        return count
+
+    def _let_go(self, piece: _Piece) -> None:
+        """A file that was read; one that became no segment may lie in its partition's folder."""
+        if not piece.may_be_segment:
+            self._read += piece.size
+            if self._read <= _KEPT_BYTES:
+                return
+        files.remove(piece.path)
 
 
 def publish(
@@ -259,19 +283,8 @@ def _parts(pieces: Sequence[_Piece]) -> Iterator[_Piece | list[_Piece]]:
         yield others
 
 
-def _append(producer: Producer, pieces: Sequence[_Piece]) -> int:
-    """Pieces read and appended to their partitions."""
-    count = 0
-    # Read while those before are checked and appended; not worth a thread for what is here.
-    staged = any(piece.data is None for piece in pieces)
-    with closing(_ahead(_runs(pieces)) if staged else _runs(pieces)) as runs:
-        for (topic, partition), run in runs:
-            count += producer.produce_batches(topic, partition, [run], trusted=True)
-    return count
-
-
-def _runs(pieces: Sequence[_Piece]) -> Generator[_Run]:
-    """Runs of batches, each with its partition; what was read of files is removed.
+def _runs(pieces: Sequence[_Piece], let_go: Callable[[_Piece], None]) -> Generator[_Run]:
+    """Runs of batches, each with its partition; files that were read are let go.
 
     Goes by sections of some pieces, in a section by partitions: those of one lie together and in
     the order of the attempts. The memory of a run is that of the next but one.
@@ -291,7 +304,7 @@ def _runs(pieces: Sequence[_Piece]) -> Generator[_Run]:
             buffer, other = other, buffer
         for piece in section:
             if piece.data is None:
-                files.remove(piece.path)
+                let_go(piece)
         files.failpoint("staging.used")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import eoslog
 from eoslog import TopicPartition, _core
 from eoslog.client.publishing import publish
-from eoslog.client.staging import AttemptWriter
+from eoslog.client.staging import AttemptWriter, discard
 from eoslog.errors import EoslogError, TopicAlreadyExists, UnknownTopicOrPartition
 from eoslog.history import Recorder
 from eoslog.storage import segments
@@ -129,6 +129,7 @@ class Life:
                 writer.add(place.topic, place.partition, batch, 1)
             attempts.append(writer.finish())
         producer.whole(rows, lambda: publish(producer.producer, str(self.log.path), attempts))
+        discard(str(self.log.path), attempts)
 
     def topics(self) -> None:
         """A topic comes and goes."""
