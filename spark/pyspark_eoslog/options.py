@@ -18,6 +18,8 @@ from pyspark_eoslog import kafka_settings
 
 EARLIEST = -2
 LATEST = -1
+START = "@start"
+"""Where a stream began, beside the offsets at which its first micro-batch ends; no topic's name."""
 
 PartitionKey = tuple[str, int]
 
@@ -313,6 +315,7 @@ class _Values:
         ):
             raise ConfigError(form)
         result: dict[PartitionKey, int] = {}
+        parsed.pop(START, None)  # copied from a progress report or a checkpoint
         for topic, inner in parsed.items():
             for partition, value in inner.items():
                 if not (

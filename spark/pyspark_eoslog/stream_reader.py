@@ -25,7 +25,7 @@ from eoslog.errors import (
 from eoslog.model import TopicPartition
 from pyspark_eoslog.catalog import LogCatalog, open_log
 from pyspark_eoslog.limits import Offsets, limited
-from pyspark_eoslog.options import LATEST, Bound, Options, PartitionKey
+from pyspark_eoslog.options import LATEST, START, Bound, Options, PartitionKey
 from pyspark_eoslog.planning import pinned, resolve, subscribed_partitions, within_log
 from pyspark_eoslog.reader import ReadTask, read_task
 from pyspark_eoslog.schema import check_source_schema
@@ -74,6 +74,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self.options = options
         self.schema = schema
+        self._initial: dict[str, Any] | None = None
         self._pinned: Offsets | None = None
         self._log: Log | None = None
         self._reported: Offsets = {}
@@ -112,16 +113,33 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins."""
+        """Where a query without a checkpoint begins: settled by the first call.
+
+        Spark asks again until the first micro-batch is committed, after a restart too, and keeps no
+        answer: what counts then is what that batch's end says (`START`).
+
+        Raises:
+            OffsetOutOfRange: Under `failOnDataLoss`, `startingOffsets` name one that is not there.
+        """
+        if self._initial is None:
+            self._initial = to_json(self._begin())
+        return self._initial
+
+    def _begin(self) -> Offsets:
         bound = self.options.starting or Bound("startingOffsets", word=LATEST)
         catalog = self._catalog()
         latest = catalog.latest(self._subscribed(catalog))
         starts = resolve(catalog, self.options, bound, latest)
-        checked = {
-            key: within_log(catalog, self.options, key, start, max(start, latest[key]), latest[key])
-            for key, start in starts.items()
-        }
-        return to_json({key: start for key, (start, _) in checked.items()})
+        begin = {}
+        for key, start in starts.items():
+            end = latest[key]
+            try:
+                begin[key], _ = within_log(
+                    catalog, self.options, key, start, max(start, end), end
+                )
+            except OffsetOutOfRange as error:
+                raise OffsetOutOfRange(f"option '{bound.option}': {error}") from None
+        return begin
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What bounds a micro-batch, so that Spark says when to ignore it (trigger once).
@@ -149,6 +167,10 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             OffsetOutOfRange, UnknownTopicOrPartition: Under `failOnDataLoss`, a partition ends
             before what was read of it, or is gone.
         """
+        end = self._next(start, limit)
+        return {**end, START: start} if start == self._initial else end
+
+    def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         seen = from_json(start)
         # Spark asks for the next batch once the one before is in its commit log.
         self._report(seen)
@@ -184,7 +206,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         stop = from_json(end)
         catalog = self._catalog()
-        begin = self._with_new_partitions(from_json(start), stop)
+        begin = self._with_new_partitions(from_json(end.get(START, start)), stop)
         there = self._existing(catalog, stop)
         ends = catalog.latest(sorted(there))
         ranges = []
@@ -193,7 +215,14 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lose(UnknownTopicOrPartition(f"{key[0]}-{key[1]} is gone"))
                 continue
             first = begin[key]
-            if first > last:  # made anew, and read from its start because loss is accepted
+            if first > last:
+                self._lose(
+                    OffsetOutOfRange(
+                        f"{key[0]}-{key[1]}: the query has read up to {first}, its next batch ends "
+                        f"at {last}: the topic was deleted and made anew; "
+                        "set failOnDataLoss to false to read it from its start"
+                    )
+                )
                 first = catalog.earliest(*key)
             latest = max(ends[key], last)
             if self.options.fail_on_data_loss and last > catalog.end(*key):
@@ -307,9 +336,10 @@ def to_json(offsets: Offsets) -> dict[str, Any]:
 
 
 def from_json(offsets: dict[str, Any]) -> Offsets:
-    """The inverse of `to_json`."""
+    """The inverse of `to_json`; where a stream began is left out."""
     return {
         (topic, int(partition)): offset
         for topic, inner in offsets.items()
+        if topic != START
         for partition, offset in inner.items()
     }

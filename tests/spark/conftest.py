@@ -66,3 +66,23 @@ def log(tmp_path):
 
     with eoslog.open(str(tmp_path / "log")) as handle:
         yield handle
+
+
+@pytest.fixture
+def made(log):
+    """Makes readers of streams over topic `t` of `log`, closed at the end."""
+    from pyspark_eoslog.options import Options
+    from pyspark_eoslog.schema import source_schema
+    from pyspark_eoslog.stream_reader import EoslogStreamReader
+
+    readers = []
+
+    def make(**given):
+        given = {"path": log.path, "subscribe": "t", "startingOffsets": "earliest", **given}
+        parsed = Options.parse(given)
+        readers.append(EoslogStreamReader(parsed, source_schema(parsed)))
+        return readers[-1]
+
+    yield make
+    for reader in readers:
+        reader.stop()

@@ -60,22 +60,6 @@ def each_micro_batch(log, options):
         reader.stop()
 
 
-@pytest.fixture
-def made(log):
-    """Readers of streams over `log`, closed at the end."""
-    readers = []
-
-    def make(**given):
-        given = {"path": log.path, "subscribe": "t", "startingOffsets": "earliest", **given}
-        parsed = Options.parse(given)
-        readers.append(EoslogStreamReader(parsed, source_schema(parsed)))
-        return readers[-1]
-
-    yield make
-    for reader in readers:
-        reader.stop()
-
-
 def step(reader, start):
     """(end, rows) of the next micro-batch."""
     end = reader.latestOffset(start, reader.getDefaultReadLimit())

@@ -1,0 +1,151 @@
+"""Where a stream begins, settled once: Spark asks until its first micro-batch is committed."""
+
+import threading
+
+import pytest
+
+pytest.importorskip("pyspark")
+from pyspark_eoslog.options import START
+
+from eoslog import TopicPartition
+from eoslog.errors import OffsetOutOfRange
+
+from .helpers import produce, values
+from .test_stream import run, sink, source, start
+
+
+def feed(log, topic, first, end):
+    produce(log, topic, [(b"%d" % n, None, 0, None) for n in range(first, end)])
+
+
+def numbers(log):
+    return sorted(int(value) for value in values(log, "out"))
+
+
+def rows(reader, first, end):
+    tasks = reader.partitions(first, end)
+    batches = (batch for task in tasks for batch in reader.read(task))
+    return [int(value) for batch in batches for value in batch.column(1).to_pylist()]
+
+
+@pytest.fixture
+def topic(log):
+    log.create_topic("t")
+    feed(log, "t", 0, 10)
+    return log
+
+
+@pytest.fixture
+def topics(log):
+    log.create_topic("in")
+    feed(log, "in", 0, 100)
+    return log
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_first_batch_begins_where_it_was_planned_however_often_spark_asks(
+    topic, made, restarted
+):
+    reader = made(startingOffsets="latest")
+    begin = reader.initialOffset()
+    feed(topic, "t", 10, 15)
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    feed(topic, "t", 15, 40)
+    reader = made(startingOffsets="latest") if restarted else reader
+    assert rows(reader, reader.initialOffset(), end) == list(range(10, 15))
+    after = reader.latestOffset(end, reader.getDefaultReadLimit())
+    assert rows(reader, end, after) == list(range(15, 40))
+    assert START in end and START not in after, "the first batch alone says it"
+
+
+def test_a_first_batch_without_rows_settles_it_too(topic, made):
+    reader = made(startingOffsets="latest")
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    feed(topic, "t", 10, 12)
+    again = made(startingOffsets="latest")
+    assert rows(again, again.initialOffset(), end) == []
+    assert rows(again, end, again.latestOffset(end, again.getDefaultReadLimit())) == [10, 11]
+
+
+def test_other_options_of_the_start_do_not_move_a_batch_that_was_planned(topic, made):
+    reader = made(startingOffsets='{"t": {"0": 4}}')
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    other = made(startingOffsets="latest")
+    assert rows(other, other.initialOffset(), end) == [4, 5, 6, 7, 8, 9]
+
+
+def test_what_retention_takes_of_a_planned_first_batch_is_a_loss(topic, made):
+    reader = made()
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    topic.delete_records({TopicPartition("t", 0): 6})
+    with pytest.raises(OffsetOutOfRange, match="start offset 0 is gone, the log starts at 6"):
+        rows(made(), made().initialOffset(), end)
+    accepting = made(failOnDataLoss="false")
+    assert rows(accepting, accepting.initialOffset(), end) == [6, 7, 8, 9]
+
+
+def test_a_batch_that_ends_before_it_begins_is_a_loss(topic, made):
+    begin, end = {"t": {"0": 9}}, {"t": {"0": 3}}
+    with pytest.raises(OffsetOutOfRange, match="deleted and made anew"):
+        rows(made(), begin, end)
+    assert rows(made(failOnDataLoss="false"), begin, end) == [0, 1, 2]
+
+
+def test_a_start_that_is_not_there_is_told_with_its_option(topic, made):
+    with pytest.raises(OffsetOutOfRange, match="option 'startingOffsets': t-0: offset 99 is"):
+        made(startingOffsets='{"t": {"0": 99}}').initialOffset()
+
+
+def test_the_end_of_a_first_batch_can_be_copied_into_the_options(topic, made):
+    text = '{"@start": {"t": {"0": 2}}, "t": {"0": 7}}'
+    assert made(startingOffsets=text).initialOffset() == {"t": {"0": 7}}
+
+
+def test_a_query_that_died_in_its_first_batch_begins_where_it_had_begun(spark, topics, tmp_path):
+    # The sink's topic is not there yet: nothing of the batch is committed.
+    with pytest.raises(Exception, match="'out'"):
+        run(spark, topics, tmp_path / "c", startingOffsets="latest")
+    feed(topics, "in", 100, 107)
+    topics.create_topic("out")
+    run(spark, topics, tmp_path / "c", startingOffsets="latest")
+    assert numbers(topics) == list(range(100, 107))
+
+
+def test_a_stream_from_the_end_of_a_topic_that_grows_shows_nothing_of_before(
+    spark, topics, tmp_path
+):
+    topics.create_topic("out")
+    done = threading.Event()
+
+    def grow():
+        number = 100
+        while not done.is_set():
+            feed(topics, "in", number, number + 1)
+            number += 1
+
+    writer = threading.Thread(target=grow)
+    writer.start()
+    try:
+        frame = source(spark, topics, startingOffsets="latest").load().select("value")
+        query = sink(frame, topics, tmp_path / "c").start()
+        while not numbers(topics):
+            assert query.isActive, query.exception()
+    finally:
+        done.set()
+        writer.join()
+    query.processAllAvailable()
+    query.stop()
+    found = numbers(topics)
+    assert found[0] >= 100 and found == list(range(found[0], len(values(topics, "in"))))
+
+
+@pytest.mark.parametrize(("first", "expected"), [("-1", [10, 11]), ("7", [7, 8, 9, 10, 11])])
+def test_a_start_by_partition(spark, log, tmp_path, first, expected):
+    for name in ("in", "out"):
+        log.create_topic(name)
+    feed(log, "in", 0, 10)
+    options = {"startingOffsets": f'{{"in": {{"0": {first}}}}}'}
+    start(spark, log, tmp_path / "c", **options).awaitTermination(60)
+    feed(log, "in", 10, 12)
+    run(spark, log, tmp_path / "c", **options)
+    assert numbers(log) == expected
