@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from eoslog.arguments import as_directory, as_int, as_list_of, as_mapping, as_names, keys_of_log
 from eoslog.client import health
-from eoslog.client.offsets import named_offsets, offsets_of, starts_of
+from eoslog.client.offsets import named_offsets, offsets_of, refuse_versions, starts_of
 from eoslog.client.recipes import run_transaction
 from eoslog.client.subscription import compiled
 from eoslog.closing import Owner
@@ -348,7 +348,9 @@ class Log(Owner):
     def reset_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | str | OffsetAndMetadata]
     ) -> None:
-        """Set the committed offsets of a group without members. Raises NonEmptyGroup.
+        """Set the committed offsets of a group without members.
+
+        Raises NonEmptyGroup, and PolicyViolation for a group that holds versions (`delete_group`).
 
         Args:
             group_id: the group; it need not have been used yet.
@@ -356,10 +358,25 @@ class Log(Owner):
                 or the last stable offset as they are now.
         """
         wanted = offsets_of(named_offsets(as_mapping("offsets", offsets), self.offsets))
+        refuse_versions(group_id)
         self.engine.for_writing().groups.reset_offsets(group_id, wanted)
 
-    def delete_group(self, group_id: str) -> None:
-        """Delete a group without members, with its offsets."""
+    def delete_group(self, group_id: str, *, force: bool = False) -> None:
+        """Delete a group without members, with its offsets.
+
+        Args:
+            group_id: the group.
+            force: also one that holds the versions of a Spark query or application
+                (`__eoslog-spark-...`): what it wrote last would be written again where Spark
+                runs that again.
+
+        Raises:
+            NonEmptyGroup: it has members.
+            GroupNotFound: no such group.
+            PolicyViolation: it holds versions, and `force` is not set.
+        """
+        if not force:
+            refuse_versions(group_id)
         self.engine.for_writing().groups.delete_group(group_id)
 
     # --- to Kafka and back -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eoslog.client.delivery import Delivery
-from eoslog.errors import ConfigError
+from eoslog.errors import ConfigError, PolicyViolation
 from eoslog.log import open as open_log
 from eoslog.model import OffsetAndMetadata, TopicPartition
 
@@ -80,6 +80,17 @@ def test_a_partition_may_be_a_plain_pair(log: Any) -> None:
     assert log.delete_records({("t", 0): 2}) == {TopicPartition("t", 0): 2}
     log.reset_offsets("g", {("t", 0): 3})
     assert log.engine.groups.fetch_offsets("g")[TopicPartition("t", 0)].offset == 3
+
+
+def test_versions_of_spark_are_neither_moved_nor_deleted_by_chance(log: Any) -> None:
+    group, version = "__eoslog-spark-app", {TopicPartition("t", 0): OffsetAndMetadata(7)}
+    log.engine.groups.reset_offsets(group, version)
+    for call in (lambda: log.delete_group(group), lambda: log.reset_offsets(group, {("t", 0): 0})):
+        with pytest.raises(PolicyViolation, match=f"{group} holds versions"):
+            call()
+    assert log.describe_group(group).offsets[TopicPartition("t", 0)].offset == 7
+    log.delete_group(group, force=True)
+    assert log.groups() == []
 
 
 def test_a_group_may_be_set_to_an_end_by_its_name(log: Any) -> None:

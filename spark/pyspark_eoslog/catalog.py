@@ -101,7 +101,7 @@ def open_log(path: str) -> Log:
         return eoslog.open(path, create=False)
     except StorageError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return eoslog.open(path, create=False, read_only=True)
+            return _open_read_only(path)
         if error.errno == errno.ENOENT:
             raise ConfigError(
                 f"option 'path' = {path!r}: "
@@ -110,6 +110,20 @@ def open_log(path: str) -> Log:
         foreign = type(error) is StorageError and error.errno is None
         if foreign or error.errno == errno.ENOTDIR:
             raise ConfigError(f"option 'path' = {path!r}: {error}") from None
+        raise
+
+
+def _open_read_only(path: str) -> Log:
+    import eoslog
+
+    try:
+        return eoslog.open(path, create=False, read_only=True)
+    except StorageError as error:
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise ConfigError(
+                f"option 'path' = {path!r}: the user that the driver on {os.uname().nodename} runs "
+                f"as may not read it ({error})"
+            ) from None
         raise
 
 

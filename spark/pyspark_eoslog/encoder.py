@@ -14,7 +14,8 @@ import numpy as np
 from eoslog import _core
 from eoslog.client.arrow import nulls, numbers, primitive
 from eoslog.client.arrow_produce import produce_stream
-from eoslog.errors import ConfigError, RecordTooLarge, UnknownTopicOrPartition
+from eoslog.errors import ConfigError, InvalidTopic, RecordTooLarge, UnknownTopicOrPartition
+from eoslog.model import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,12 +85,15 @@ class RowEncoder(_core.RecordAccumulator):
             have.
             RecordTooLarge: A row that doesn't fit the topic's max.message.bytes.
             UnknownTopicOrPartition: A topic that doesn't exist.
+            InvalidTopic: One of the log's own.
         """
         for topic, rows in self._by_topic(batch):
             target = self._targets.get(topic)
             if target is None:
+                if topic in INTERNAL_TOPICS:
+                    raise InvalidTopic(f"column 'topic' is '{topic}': nobody writes to it")
                 raise UnknownTopicOrPartition(
-                    f"topic '{topic}' does not exist; create it first, "
+                    f"column 'topic' is '{topic}': there is no such topic; create it first, "
                     "nothing is created by writing"
                 )
             produce_stream(self, topic, self._columns(topic, target, rows), more=True)

@@ -37,12 +37,12 @@ def pin_ranges(options: Options) -> list[Pinned]:
         raise ConfigError(
             "option 'startingOffsets' can't be 'latest' in a batch read: nothing would be read"
         )
-    if (
-        options.starting is not None
-        and options.starting.offsets
-        and LATEST in options.starting.offsets.values()
-    ):
-        raise ConfigError("option 'startingOffsets' can't hold -1 (latest) in a batch read")
+    given = options.starting.offsets if options.starting is not None else None
+    if last := [key for key, offset in sorted((given or {}).items()) if offset == LATEST]:
+        raise ConfigError(
+            "option 'startingOffsets' can't hold -1 (latest) in a batch read, it does for "
+            + _shown(last)
+        )
     with open_catalog(options) as catalog:
         keys = subscribed_partitions(catalog, options)
         latest = catalog.latest(keys)

@@ -127,7 +127,16 @@ def _publish(
         if app_id is None or version is None:
             return False
         last = _last_commit(log, app_id, options.topic)
-        if last is None or version > last.offset:
+        before = last.offset if last is not None else -1
+        if last is None or version > before:
+            if micro_batch is not None and version > before + 1:
+                logger.warning(
+                    "batch %d of the query %r follows on batch %d here: those between went "
+                    "elsewhere, or this directory is an older copy and lacks them",
+                    version,
+                    app_id,
+                    before,
+                )
             return False
         if micro_batch is not None:
             _check_same(app_id, version, said, last)

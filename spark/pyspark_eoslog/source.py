@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pyspark_eoslog.writer import EoslogWriter
 
 
+_OLDEST = (4, 2)
+"""Of pyspark: the first with limits of a stream's micro-batches and Arrow writers of both kinds."""
+
+
 class EoslogDataSource(DataSource):
     """`format("eoslog")`: a directory of eoslog topics as a Spark source and sink.
 
@@ -42,9 +46,10 @@ class EoslogDataSource(DataSource):
 
         Raises:
             ConfigError: An unknown option, a value of the wrong form, or options that exclude each
-            other. UnknownTopicOrPartition: A topic that is not there.
+            other; a pyspark that is too old. UnknownTopicOrPartition: A topic that is not there.
         """
         super().__init__(options)
+        _check_version()
         from pyspark_eoslog.options import Options, names_directory
 
         self._given = dict(options)
@@ -142,6 +147,18 @@ class EoslogDataSource(DataSource):
         from pyspark_eoslog.stream_writer import EoslogStreamWriter
 
         return EoslogStreamWriter(self._options(), schema)
+
+
+def _check_version() -> None:
+    import pyspark
+
+    from eoslog.errors import ConfigError
+
+    if tuple(map(int, pyspark.__version__.split(".")[:2])) < _OLDEST:
+        raise ConfigError(
+            f"format('eoslog') needs pyspark {_OLDEST[0]}.{_OLDEST[1]} or newer, this is pyspark "
+            f"{pyspark.__version__}"
+        )
 
 
 DefaultSource = EoslogDataSource

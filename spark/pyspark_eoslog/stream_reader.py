@@ -15,6 +15,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
 from eoslog.errors import (
     ConfigError,
@@ -30,18 +38,6 @@ from pyspark_eoslog.planning import pinned, resolve, subscribed_partitions, with
 from pyspark_eoslog.reader import ReadTask, read_task
 from pyspark_eoslog.schema import check_source_schema
 from pyspark_eoslog.splitting import plan
-
-try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxBytes,
-        ReadMaxRows,
-        ReadMinRows,
-        SupportsTriggerAvailableNow,
-    )
-except ImportError:  # pyspark 4.0 and 4.1 have no rate limits
-    raise ConfigError("the streaming source needs pyspark 4.2 or newer") from None
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,9 +130,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key, start in starts.items():
             end = latest[key]
             try:
-                begin[key], _ = within_log(
-                    catalog, self.options, key, start, max(start, end), end
-                )
+                begin[key], _ = within_log(catalog, self.options, key, start, max(start, end), end)
             except OffsetOutOfRange as error:
                 raise OffsetOutOfRange(f"option '{bound.option}': {error}") from None
         return begin

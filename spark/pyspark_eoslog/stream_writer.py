@@ -11,15 +11,10 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from eoslog.errors import ConfigError, IllegalState
 from pyspark_eoslog.writer import StagedMessage, StagingTask, attempts_of
-
-try:
-    from pyspark.sql.datasource import DataSourceStreamArrowWriter
-except ImportError:  # pyspark 4.0
-    raise ConfigError("the streaming sink needs pyspark 4.1 or newer") from None
 
 if TYPE_CHECKING:
     import pyarrow as pa

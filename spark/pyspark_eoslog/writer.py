@@ -6,6 +6,8 @@ names the version.
 
 from __future__ import annotations
 
+import errno
+import os
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -66,7 +68,22 @@ class StagingTask:
             make_folder: False where the driver made it.
 
         **Durability:** what stays out of the message is on disk on return; topics are untouched.
+
+        Raises:
+            ConfigError: The directory is not there on this host, or not to be written.
         """
+        try:
+            return self._run(rows, job, make_folder)
+        except OSError as error:  # a StorageError is one
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM):
+                raise
+            raise ConfigError(
+                f"option 'path' = {self.path!r}: the executor on {os.uname().nodename} can't write "
+                f"there: {error}; it must name the same directory on every host, writable by the "
+                "user that Spark runs as. Or the job has ended without this task"
+            ) from error
+
+    def _run(self, rows: Iterator[pa.RecordBatch], job: str, make_folder: bool) -> Attempt:
         from pyspark import TaskContext
 
         from eoslog.client.staging import AttemptWriter

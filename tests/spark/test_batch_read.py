@@ -269,3 +269,18 @@ def test_a_temporary_view_reads_in_sql(spark, log):
     assert spark.sql(
         "SELECT count(*) AS n, max(cast(value AS string)) AS m FROM seen"
     ).collect() == [(5, "4")]
+
+
+def test_filters_stay_with_spark_where_their_push_down_is_switched_on(spark, log):
+    log.create_topic("t", 2)
+    produce(log, "t", [(b"%d" % n, None, n % 2, None) for n in range(100)])
+    frame = read(spark, log, "t")
+    half = frame.where("partition = 0")
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        assert half.count() == 50
+        assert half.union(frame).count() == 150, "the other scan of the same frame keeps its rows"
+        assert half.select("offset").join(frame.select("offset"), "offset").count() == 100
+        assert frame.where("offset >= 40").union(half.where("offset < 5")).count() == 25
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")

@@ -167,6 +167,13 @@ def test_where_the_input_is_not_known_another_count_is_a_warning(topic, caplog):
     assert len(values(topic, "t")) == 2
 
 
+def test_batches_that_are_missing_here_are_a_warning(topic, caplog):
+    for batch, said in ((0, False), (1, False), (4, True), (5, False)):
+        caplog.clear()
+        publish_once(options(topic), "query", batch, [], jobs=[], micro_batch="")
+        assert ("lacks them" in caplog.text) == said, batch
+
+
 def test_versions_of_a_batch_write_may_be_older_unless_it_says_otherwise(topic):
     schema = StructType([StructField("value", BinaryType())])
     given = {"path": topic.path, "topic": "t", "txnAppId": "app"}

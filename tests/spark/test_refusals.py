@@ -1,14 +1,19 @@
 """What a directory cannot give is refused by a message with the option and its value; no JVM here."""
 
+import os
 import shutil
 
 import pytest
 
 pytest.importorskip("pyspark")
+import pyarrow as pa
+import pyspark
+from pyspark.sql.types import BinaryType, StructType
+from pyspark_eoslog import DefaultSource
 from pyspark_eoslog.options import Options
 from pyspark_eoslog.planning import pin_ranges
 from pyspark_eoslog.splitting import plan
-from pyspark_eoslog.writer import topic_targets
+from pyspark_eoslog.writer import StagingTask, topic_targets
 
 from eoslog.errors import ConfigError, InvalidTopic, OffsetOutOfRange, UnknownTopicOrPartition
 from eoslog.model import TopicPartition
@@ -77,3 +82,54 @@ def test_a_directory_that_went_away_before_the_plan_is_named(orders):
     shutil.rmtree(orders.path)
     with pytest.raises(ConfigError, match="option 'path' = .*orders-0 can't be read"):
         plan(ranges, asked)
+
+
+@pytest.mark.parametrize("made_by", ["driver", "task"])
+def test_a_directory_that_is_not_there_where_a_task_writes_is_named(orders, made_by):
+    given = Options.parse({"path": orders.path, "topic": "orders", "inlineLimitBytes": "0"})
+    task = StagingTask(given, StructType().add("value", BinaryType()))
+    orders.close()
+    shutil.rmtree(orders.path)
+    rows = iter([pa.record_batch({"value": pa.array([b"x"], pa.binary())})])
+    with pytest.raises(ConfigError, match=f"option 'path' = '{orders.path}': the executor on"):
+        task.run(rows, "job", make_folder=made_by == "task")
+
+
+def test_a_directory_that_the_driver_may_not_read_is_named(tmp_path):
+    """Root may read everything: the driver is a child that gives that up."""
+    path = tmp_path / "closed"
+    path.mkdir(0o700)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            path.chmod(0)
+            if os.getuid() == 0:
+                os.setuid(65534)
+            pin_ranges(options(path / "log"))
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    path.chmod(0o700)
+    assert said.startswith(
+        f"ConfigError: option 'path' = '{path}/log': the user that the driver on"
+    )
+
+
+def test_a_batch_that_begins_at_the_end_is_refused_with_its_partition(orders):
+    with pytest.raises(ConfigError, match="'startingOffsets' can't hold -1 .* for orders-0"):
+        pin_ranges(options(orders.path, startingOffsets='{"orders": {"0": -1}}'))
+
+
+@pytest.mark.parametrize("version", ["4.1.2", "4.0.0", "3.5.6"])
+def test_a_pyspark_that_is_too_old_is_named(orders, monkeypatch, version):
+    asked = {"path": orders.path, "subscribe": "orders"}
+    assert DefaultSource(asked).schema().names
+    monkeypatch.setattr(pyspark, "__version__", version)
+    with pytest.raises(ConfigError, match=f"needs pyspark 4.2 or newer, this is pyspark {version}"):
+        DefaultSource(asked)

@@ -23,6 +23,7 @@ from eoslog.client.publishing import publish
 from eoslog.errors import (
     ConfigError,
     CorruptRecord,
+    InvalidTopic,
     RecordTooLarge,
     StorageError,
     UnknownTopicOrPartition,
@@ -183,7 +184,18 @@ def test_batches_stay_below_the_topics_limit(tmp_path):
             ConfigError,
             "'topic' is null",
         ),
-        ({"value": [b"x"], "topic": ["nowhere"]}, None, UnknownTopicOrPartition, "nowhere"),
+        (
+            {"value": [b"x"], "topic": ["nowhere"]},
+            None,
+            UnknownTopicOrPartition,
+            "column 'topic' is 'nowhere'",
+        ),
+        (
+            {"value": [b"x"], "topic": ["__consumer_offsets"]},
+            None,
+            InvalidTopic,
+            "column 'topic' is '__consumer_offsets': nobody writes to it",
+        ),
         (
             {"value": [b"x"], "partition": pa.array([3], pa.int32())},
             "t",
