@@ -144,6 +144,16 @@ def test_times_choose_the_range(spark, log):
         spark, log, "t", startingTimestamp=99 * DAY, startingOffsetsByTimestampStrategy="latest"
     )
     assert late.count() == 0
+    frame = read(
+        spark,
+        log,
+        "t",
+        endingOffsetsByTimestamp=f'{{"t": {{"0": {DAY}, "1": {99 * DAY}}}}}',
+        keyFormat="string",
+    )
+    assert rows(frame, "partition", "value") == [(0, b"0"), *((1, b"%d" % d) for d in range(10))]
+    assert frame.schema["key"].dataType.simpleString() == "string"
+    assert read(spark, log, "t", endingTimestamp=99 * DAY).count() == 20
 
 
 def test_aborted_records_are_not_read_unless_asked_for(spark, log):

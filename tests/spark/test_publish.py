@@ -117,6 +117,35 @@ def test_a_commit_that_raises_after_it_was_durable_is_not_undone_by_abort(topic,
     assert sorted(values(topic, "t")) == [b"x0", b"x1"] and staged(topic) == []
 
 
+@pytest.mark.parametrize("point", ["staging.committed", "spark.commit.finished"])
+def test_a_batch_that_raises_after_it_was_durable_is_not_undone_by_abort(topic, point):
+    schema = StructType([StructField("value", BinaryType())])
+    given = {"path": topic.path, "topic": "t", "txnAppId": "app", "txnVersion": "1"}
+
+    def job(tag):
+        writer = EoslogWriter(Options.parse(given), schema, False)
+        return writer, [StagedMessage(attempt(topic, tag, job=writer.job)), None]
+
+    writer, messages = job(b"x")
+    files.arm_failpoint(point, "EIO")
+    try:
+        with pytest.raises(StorageError):
+            writer.commit(messages)
+    finally:
+        files.disarm_failpoints()
+    files.arm_failpoint("spark.abort", "EIO")  # and the abort behind it dies as well
+    try:
+        with pytest.raises(StorageError):
+            writer.abort(messages)
+    finally:
+        files.disarm_failpoints()
+    assert sorted(values(topic, "t")) == [b"x0", b"x1"]
+    writer.abort(messages)
+    again, messages = job(b"y")
+    again.commit(messages)
+    assert sorted(values(topic, "t")) == [b"x0", b"x1"] and staged(topic) == []
+
+
 def stream_commit(log, tag, version, checkpoint=None):
     """Commits a micro-batch of two records, or of none without a tag, as Spark calls the sink."""
     given = {"path": log.path, "topic": "t"}

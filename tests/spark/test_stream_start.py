@@ -139,12 +139,21 @@ def test_a_stream_from_the_end_of_a_topic_that_grows_shows_nothing_of_before(
     assert found[0] >= 100 and found == list(range(found[0], len(values(topics, "in"))))
 
 
-@pytest.mark.parametrize(("first", "expected"), [("-1", [10, 11]), ("7", [7, 8, 9, 10, 11])])
-def test_a_start_by_partition(spark, log, tmp_path, first, expected):
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingOffsets": '{"in": {"0": -1}}'}, [10, 11]),
+        ({"startingOffsets": '{"in": {"0": 7}}'}, [7, 8, 9, 10, 11]),
+        ({"startingTimestamp": "0"}, list(range(12))),
+        ({"startingOffsetsByTimestamp": '{"in": {"0": 0}}'}, list(range(12))),
+        ({"startingTimestamp": "99999999999999",
+          "startingOffsetsByTimestampStrategy": "latest"}, [10, 11]),
+    ],
+)  # fmt: skip
+def test_a_start_by_partition_or_time(spark, log, tmp_path, options, expected):
     for name in ("in", "out"):
         log.create_topic(name)
     feed(log, "in", 0, 10)
-    options = {"startingOffsets": f'{{"in": {{"0": {first}}}}}'}
     start(spark, log, tmp_path / "c", **options).awaitTermination(60)
     feed(log, "in", 10, 12)
     run(spark, log, tmp_path / "c", **options)
