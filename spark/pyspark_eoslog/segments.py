@@ -331,12 +331,11 @@ def windows(
 ) -> Iterator[tuple[int, memoryview]]:
     """(position, bytes) from a batch boundary on, each of whole batches, about `window` long.
 
-    Where no whole batch is to be found the rest comes as it is: decoding it says why.
-
     Args:
         path: Of the segment.
         position: Byte of the file.
-        end: Byte to stop at; None is the end of the file.
+        end: Byte to stop at, behind a whole batch; None is the end of the file, where what is no
+            whole batch comes as it is.
         window: Bytes.
         inode: What the file must be; None for any.
         first: Base offset of the batch at `position` in that file; -1 for any.
@@ -345,7 +344,7 @@ def windows(
 
     Raises:
         FileNotFoundError: Retention took the file, or another one (`inode`) is in its place.
-        CorruptRecord: The file is shorter than `end`.
+        CorruptRecord: The file is shorter than `end`, or not of whole batches up to there.
     """
     fd = files.open_file(path, read_only=True)
     try:
@@ -357,6 +356,7 @@ def windows(
             raise FileNotFoundError(f"{path}: no batch of offset {first} at byte {position}")
         if end is not None and size < end:
             raise CorruptRecord(f"{path}: {size} bytes on {os.uname().nodename}, {end} expected")
+        planned = end is not None
         end = size if end is None else end
         window = MAPPED_BYTES if mapped else window
         wanted = window
@@ -374,6 +374,8 @@ def windows(
             if used == 0 and position + len(data) < end and wanted < LONGEST_WINDOW:
                 wanted = min(wanted * 8, LONGEST_WINDOW)
                 continue
+            if used == 0 and planned:
+                raise CorruptRecord(f"{path}: byte {position}: no whole batch, and {end} expected")
             yield position, piece
             position += used or len(data)
             wanted = window
