@@ -46,6 +46,8 @@ _SHARE_BYTES = 256 << 10
 _KEPT_BYTES = 256 << 20
 """Of what was read and appended, that is left to the end of the job (`staging.retire`): to free it
 takes a file system as long as to copy it, and who commits would wait for that."""
+_ROOM_BYTES = 1 << 30
+"""Of the file system, that must be free for that."""
 _READERS = 2
 _AHEAD = 4
 """Segments that are checked before their turn."""
@@ -58,8 +60,8 @@ class Staged:
 
     Uses the staged files up: a large one of one partition becomes a segment, each other one is read
     and removed, so that its memory serves for what comes next. But for the first 256 MiB of those,
-    which are left to whoever ends the job, its data lie on the disk once. An attempt can be
-    published once.
+    which are left to whoever ends the job where the disk has room, its data lie on the disk once.
+    An attempt can be published once.
     """
 
     def __init__(self, directory: str, attempts: Sequence[Attempt], *, strict: bool = True) -> None:
@@ -181,7 +183,7 @@ class Staged:
         """A file that was read; one that became no segment may lie in its partition's folder."""
         if not piece.may_be_segment:
             self._read += piece.size
-            if self._read <= _KEPT_BYTES:
+            if self._read <= _KEPT_BYTES and _free(self._directory) > _ROOM_BYTES:
                 return
         files.remove(piece.path)
 
@@ -223,6 +225,12 @@ class _Piece:
             files.close(fd)
         if found != span.size:
             raise CorruptRecord(f"{self.path}: ends at {span.position + found}, not {end}")
+
+
+def _free(directory: str) -> int:
+    """Bytes that a file system has left for its users."""
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
 
 
 def _open(path: str) -> int:

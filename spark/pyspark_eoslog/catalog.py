@@ -162,6 +162,11 @@ class LogCatalog:
         """The log end."""
         return self.log.offsets(topic, partition).log_end
 
+    def readable(self, topic: str, partition: int) -> int:
+        """Where what may be read ends, in the midst of a transaction or not."""
+        offsets = self.log.offsets(topic, partition)
+        return offsets.last_stable if self._committed else offsets.log_end
+
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
         """As the time index has it."""
         return self.log.offset_for_time(topic, partition, timestamp_ms)

@@ -165,15 +165,17 @@ def _publish(
         except CommitOutcomeUnknown as error:
             logger.warning("the outcome of the commit of %s is not known, asking again", name)
             unknown = error
+    files.failpoint("spark.commit.unknown")
     # The next instance of the id drives the transaction to its end and tells which end that was.
     with log.producer(config) as successor:
         outcome = successor.init_transactions()
-        if outcome is not None and outcome.committed:
+        if app_id is None:  # the id is of this write alone
+            if outcome is None:
+                raise unknown
+            if outcome.committed:
+                return True
+        elif is_replay():  # the outcome may be another write's, the version is not
             return True
-        if is_replay():
-            return True
-    if outcome is None and app_id is None:
-        raise unknown  # neither an outcome nor a version to look up
     # What was staged is used up: the job, or the micro-batch, is to be run again.
     raise TransactionAborted(f"{name}: the commit failed and was aborted: {unknown}") from unknown
 

@@ -71,6 +71,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.schema = schema
         self._initial: dict[str, Any] | None = None
+        self._refused: EoslogError | None = None  # why there is none
         self._pinned: Offsets | None = None
         self._log: Log | None = None
         self._reported: Offsets = {}
@@ -112,14 +113,19 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query without a checkpoint begins: settled by the first call.
 
         Spark asks again until the first micro-batch is committed, after a restart too, and keeps no
-        answer: what counts then is what that batch's end says (`START`).
-
-        Raises:
-            OffsetOutOfRange: Under `failOnDataLoss`, `startingOffsets` name one that is not there.
+        answer: what counts then is what that batch's end says (`START`). So options that don't fit,
+        any more, are told where they are needed.
         """
         if self._initial is None:
-            self._initial = to_json(self._begin())
+            try:
+                self._initial = to_json(self._begin())
+            except (ConfigError, OffsetOutOfRange, UnknownTopicOrPartition) as error:
+                self._initial, self._refused = {}, error
         return self._initial
+
+    def _check_begin(self, start: dict[str, Any]) -> None:
+        if self._refused is not None and start == self._initial:
+            raise self._refused
 
     def _begin(self) -> Offsets:
         bound = self.options.starting or Bound("startingOffsets", word=LATEST)
@@ -159,8 +165,10 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             OffsetOutOfRange, UnknownTopicOrPartition: Under `failOnDataLoss`, a partition ends
-            before what was read of it, or is gone.
+            before what was read of it, or is gone, or the query can't begin where it is told to.
+            ConfigError: Options of the start that don't fit the partitions.
         """
+        self._check_begin(start)
         end = self._next(start, limit)
         return {**end, START: start} if start == self._initial else end
 
@@ -200,6 +208,8 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         stop = from_json(end)
         catalog = self._catalog()
+        if START not in end:
+            self._check_begin(start)
         begin = self._with_new_partitions(from_json(end.get(START, start)), stop)
         there = self._existing(catalog, stop)
         ends = catalog.latest(sorted(there))
@@ -218,11 +228,10 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
                 )
                 first = catalog.earliest(*key)
-            latest = max(ends[key], last)
-            if self.options.fail_on_data_loss and last > catalog.end(*key):
-                latest = catalog.end(*key)
+            # Planned below that, but by other options, or in a topic that is another one now.
+            latest = max(ends[key], min(last, catalog.readable(*key)))
             first, last = within_log(catalog, self.options, key, first, last, latest)
-            ranges.append(pinned(catalog, key, first, min(last, catalog.end(*key))))
+            ranges.append(pinned(catalog, key, first, last))
         return [ReadTask(pieces) for pieces in plan(ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

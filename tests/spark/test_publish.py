@@ -305,6 +305,26 @@ def test_a_driver_killed_anywhere_and_run_again_publishes_once(topic, segment, p
 
 
 @pytest.mark.process
+def test_what_another_write_of_the_application_committed_is_not_taken_for_an_own(topic):
+    path = os.pathsep.join(sys.path)
+    points = "txn.flushed=interrupt,spark.commit.unknown=stop"
+    unsure = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, topic.path, "1"],
+        env={**os.environ, "PYTHONPATH": path, "EOSLOG_FAILPOINTS": points},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, status = os.waitpid(unsure.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), "it did not come to where it asks again"
+    to_topic = Options.parse({"path": topic.path, "topic": "t"})
+    assert publish_once(to_topic, "app", 5, [attempt(topic, b"x", job="other")], jobs=["other"])
+    os.kill(unsure.pid, signal.SIGCONT)
+    _, said = unsure.communicate(timeout=60)
+    assert unsure.returncode == 1 and "TransactionAborted" in said
+    assert sorted(values(topic, "t")) == [b"x0", b"x1"]
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("call", [("app", 5), (None, None)])
 def test_a_commit_that_was_unknown_and_is_found_aborted_fails_and_can_be_run_again(topic, call):
     path = os.pathsep.join(sys.path)

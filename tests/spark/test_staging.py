@@ -336,6 +336,16 @@ def test_pieces_and_sections_change_neither_rows_nor_order(
         assert left <= kept, "more of what was published is still there"
 
 
+@pytest.mark.parametrize("free", [publishing._ROOM_BYTES, publishing._ROOM_BYTES + 1])
+def test_what_was_read_stays_only_where_the_disk_has_room(tmp_path, monkeypatch, free):
+    class Status:
+        f_bavail, f_frsize = free, 1
+
+    monkeypatch.setattr(os, "statvfs", lambda path: Status)
+    publish(FakeProducer(), str(tmp_path), [stage(tmp_path, keyed(100), limit=0)])
+    assert bool(list(tmp_path.rglob("*.batches"))) == (free > publishing._ROOM_BYTES)
+
+
 def segments_of(log, topic):
     return [offsets_in(os.path.join(log.path, f"{topic}-{n}"), LOG) for n in range(3)]
 
@@ -364,7 +374,7 @@ def test_large_pieces_become_segments_and_a_later_job_goes_on_behind_them(tmp_pa
         # The first file of each partition went into an empty log, the small rest beside it.
         assert [len(bases) for bases in segments_of(log, "t")] == [6, 6, 6]
         left = (tmp_path / staging.STAGING / "job").glob("*.batches")
-        assert {path.stat().st_size < 20_000 for path in left} == {True}, "only what is no segment"
+        assert all(path.stat().st_size < 20_000 for path in left), "only what is no segment"
         assert sorted(v for v in values(log, "t") if v != b"other") == sorted(
             b"v%d" % n for n in range(30_000)
         )

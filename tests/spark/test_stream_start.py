@@ -8,7 +8,7 @@ pytest.importorskip("pyspark")
 from pyspark_eoslog.options import START
 
 from eoslog import TopicPartition
-from eoslog.errors import OffsetOutOfRange
+from eoslog.errors import ConfigError, OffsetOutOfRange
 
 from .helpers import produce, values
 from .test_stream import run, sink, source, start
@@ -92,8 +92,44 @@ def test_a_batch_that_ends_before_it_begins_is_a_loss(topic, made):
 
 
 def test_a_start_that_is_not_there_is_told_with_its_option(topic, made):
+    reader = made(startingOffsets='{"t": {"0": 99}}')
     with pytest.raises(OffsetOutOfRange, match="option 'startingOffsets': t-0: offset 99 is"):
-        made(startingOffsets='{"t": {"0": 99}}').initialOffset()
+        reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    with pytest.raises(OffsetOutOfRange, match="option 'startingOffsets'"):
+        reader.partitions(reader.initialOffset(), {"t": {"0": 10}})
+
+
+def test_options_that_fit_no_more_do_not_stop_a_batch_that_was_planned(topic, made):
+    given = {"startingOffsets": '{"t": {"0": 4}}'}
+    reader = made(**given)
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    topic.create_partitions("t", 2)  # and the options name one of them
+    again = made(**given)
+    assert rows(again, again.initialOffset(), end) == [4, 5, 6, 7, 8, 9]
+    produce(topic, "t", [(b"10", None, 1, None)])
+    assert rows(again, end, again.latestOffset(end, again.getDefaultReadLimit())) == [10]
+    new = made(**given)
+    with pytest.raises(ConfigError, match="must name exactly the partitions .* missing: t-1"):
+        new.latestOffset(new.initialOffset(), new.getDefaultReadLimit())
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_a_batch_that_runs_again_shows_nothing_of_an_open_transaction(topic, made, loss):
+    with topic.producer({"transactional.id": "open"}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for n in range(5):
+            producer.produce("t", b"%d" % n, partition=0)
+        producer.flush()
+        other = made(isolationLevel="read_uncommitted", startingOffsets='{"t": {"0": 7}}')
+        end = other.latestOffset(other.initialOffset(), other.getDefaultReadLimit())
+        reader = made(failOnDataLoss=loss)
+        if loss == "true":
+            with pytest.raises(OffsetOutOfRange, match="beyond the end .* read_committed may read"):
+                rows(reader, reader.initialOffset(), end)
+        else:
+            assert rows(reader, reader.initialOffset(), end) == [7, 8, 9]
+        producer.abort_transaction()
 
 
 def test_the_end_of_a_first_batch_can_be_copied_into_the_options(topic, made):
