@@ -85,7 +85,10 @@ def read_task(options: Options, schema: StructType, task: ReadTask) -> Iterator[
     rows = options.batch_rows
     for batch in Scan(sources, columns=columns, batch_rows=rows, binary="copy", flat=True):
         files.failpoint("spark.read")
-        arrays = [as_wanted(batch.column(at), field.type) for at, field in enumerate(target)]
+        try:
+            arrays = [as_wanted(batch.column(at), field.type) for at, field in enumerate(target)]
+        except CorruptRecord as error:
+            raise CorruptRecord(f"{task!r}: {error}") from None
         yield pa.RecordBatch.from_arrays(arrays, schema=target)
 
 

@@ -1,12 +1,18 @@
-"""A staged piece's file as it is written: by whole strides, and no write that fails is passed over."""
+"""A staged piece's file: written by whole strides, no write that fails is passed over, and how long
+it stays.
+"""
 
 import errno
+import os
 
 import pytest
 
 from eoslog import _core
-from eoslog.client import staging
+from eoslog.client import publishing, staging
+from eoslog.client.publishing import publish
 from eoslog.errors import StorageError
+
+from .test_staging import FakeProducer, keyed, stage
 
 WRITE = staging._WRITE_BYTES
 
@@ -43,3 +49,13 @@ def test_a_write_that_fails_fails_the_attempt_whichever_it_is(tmp_path, nth):
         _core.disarm_faults()
     out.discard()
     assert not list(tmp_path.rglob("0-1*")), "nothing is left of it"
+
+
+@pytest.mark.parametrize("free", [publishing._ROOM_BYTES, publishing._ROOM_BYTES + 1])
+def test_what_was_read_stays_only_where_the_disk_has_room(tmp_path, monkeypatch, free):
+    class Status:
+        f_bavail, f_frsize = free, 1
+
+    monkeypatch.setattr(os, "statvfs", lambda path: Status)
+    publish(FakeProducer(), str(tmp_path), [stage(tmp_path, keyed(100), limit=0)])
+    assert bool(list(tmp_path.rglob("*.batches"))) == (free > publishing._ROOM_BYTES)

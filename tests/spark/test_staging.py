@@ -336,16 +336,6 @@ def test_pieces_and_sections_change_neither_rows_nor_order(
         assert left <= kept, "more of what was published is still there"
 
 
-@pytest.mark.parametrize("free", [publishing._ROOM_BYTES, publishing._ROOM_BYTES + 1])
-def test_what_was_read_stays_only_where_the_disk_has_room(tmp_path, monkeypatch, free):
-    class Status:
-        f_bavail, f_frsize = free, 1
-
-    monkeypatch.setattr(os, "statvfs", lambda path: Status)
-    publish(FakeProducer(), str(tmp_path), [stage(tmp_path, keyed(100), limit=0)])
-    assert bool(list(tmp_path.rglob("*.batches"))) == (free > publishing._ROOM_BYTES)
-
-
 def segments_of(log, topic):
     return [offsets_in(os.path.join(log.path, f"{topic}-{n}"), LOG) for n in range(3)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyspark")
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 from pyspark_eoslog import segments as segments_module
 from pyspark_eoslog.options import Options
 from pyspark_eoslog.reader import EoslogReader, ReadTask, read_task
@@ -157,6 +157,14 @@ def test_a_broker_s_files_are_not_mapped(large):
     """One that is started meanwhile may cut them."""
     parsed, tasks = task(large, 0, 10, batchRows="5")
     assert read_on(replace(parsed, layout="kafka"), tasks) == (list(range(10)), False)
+
+
+def test_bytes_that_are_no_text_are_told_with_where_they_are(topic):
+    produce(topic, "t", [(b"\xff", None, 0, None)])
+    parsed, (one,) = task(topic, 3, 11)
+    schema = StructType([StructField("value", StringType())])
+    with pytest.raises(CorruptRecord, match=r"t-0 \[3, 11\).*'valueFormat'.*no UTF-8 text"):
+        list(read_task(parsed, schema, one))
 
 
 def test_a_host_that_sees_a_shorter_file_fails(topic):
