@@ -36,17 +36,16 @@ def place_of(what: str, place: Any) -> int | str:
     return offset
 
 
-def refuse_versions(group_id: str) -> None:
+def refuse_versions(group_id: object) -> None:
     """Nobody moves or deletes by chance what says which write was the last.
 
     Raises:
         PolicyViolation: it is one of the log's own groups, whose offsets are versions.
     """
-    if group_id.startswith(OWN_GROUPS):
+    if isinstance(group_id, str) and group_id.startswith(OWN_GROUPS):
         raise PolicyViolation(
             f"group {group_id} holds versions of what Spark wrote, not positions: without them a "
-            "write that runs again is written again; delete_group(..., force=True) deletes it all "
-            "the same"
+            "write that runs again is written again; `force` deletes it all the same"
         )
 
 

@@ -127,14 +127,15 @@ def _target(log: Log, topic: str, partition: int, to: str) -> int:
 @group.command("delete")
 @click.argument("name", metavar="GROUP")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Also one that holds versions of Spark's writes.")
 @click.pass_obj
-def delete(face: Face, name: str, yes: bool) -> None:
+def delete(face: Face, name: str, yes: bool, force: bool) -> None:
     """Forget a group and its offsets; it must have no members."""
     with face.log() as log:
         log.describe_group(name)
         if not yes:
             click.confirm(f"delete group {name} and its offsets?", abort=True, err=True)
-        log.delete_group(name)
+        log.delete_group(name, force=force)
         face.say(f"deleted group {name}")
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eoslog.errors import ConfigError
+from eoslog.model import OWN_GROUPS
 from pyspark_eoslog import kafka_settings
 
 EARLIEST = -2
@@ -198,7 +199,7 @@ class Options:
             max_bytes_per_trigger=values.size("maxBytesPerTrigger", minimum=1),
             max_trigger_delay_s=values.seconds("maxTriggerDelay", 900.0),
             min_offsets_per_trigger=values.integer("minOffsetsPerTrigger", minimum=1),
-            commit_group=values.text("commitGroup"),
+            commit_group=values.group("commitGroup"),
             topic=values.text("topic"),
             txn_app_id=app_id,
             txn_version=version,
@@ -301,6 +302,12 @@ class _Values:
         if text.strip().lower() not in allowed:
             raise ConfigError(f"option '{name}' must be one of {', '.join(allowed)}, got {text!r}")
         return text.strip().lower()
+
+    def group(self, name: str) -> str | None:
+        text = self.text(name)
+        if text is not None and text.startswith(OWN_GROUPS):
+            raise ConfigError(f"option '{name}' = {text!r}: groups {OWN_GROUPS}... hold versions")
+        return text
 
     def per_partition(self, name: str, *, words: bool) -> dict[PartitionKey, int]:
         """`{"topic": {"0": 23, "1": -2}}`; the negative words only where `words`."""

@@ -95,7 +95,8 @@ def publish_once(
             holds may never have been written.
         ProducerFenced: Another driver took over the application's transactional id.
         CommitOutcomeUnknown: Still not known after asking again; a retry with the same version is
-        safe. TransactionAborted: It was not known and then found to be aborted.
+            safe, and skipped where a later one was committed meanwhile.
+        TransactionAborted: It was not known and then found to be aborted.
 
     **Durability:** data and version are durable on return.
     """
@@ -127,15 +128,14 @@ def _publish(
         if app_id is None or version is None:
             return False
         last = _last_commit(log, app_id, options.topic)
-        before = last.offset if last is not None else -1
-        if last is None or version > before:
-            if micro_batch is not None and version > before + 1:
+        if last is None or version > last.offset:
+            if micro_batch and last is not None and version > last.offset + 1:
                 logger.warning(
                     "batch %d of the query %r follows on batch %d here: those between went "
                     "elsewhere, or this directory is an older copy and lacks them",
                     version,
                     app_id,
-                    before,
+                    last.offset,
                 )
             return False
         if micro_batch is not None:
@@ -174,8 +174,14 @@ def _publish(
                 raise unknown
             if outcome.committed:
                 return True
-        elif is_replay():  # the outcome may be another write's, the version is not
-            return True
+        elif is_replay():  # the outcome may be another write's
+            last = _last_commit(log, app_id, options.topic)
+            if last is not None and last.offset == version:
+                return True
+            raise CommitOutcomeUnknown(
+                f"{name}: another write committed a later version meanwhile; whether version "
+                f"{version} was committed before can't be told any more: {unknown}"
+            ) from unknown
     # What was staged is used up: the job, or the micro-batch, is to be run again.
     raise TransactionAborted(f"{name}: the commit failed and was aborted: {unknown}") from unknown
 

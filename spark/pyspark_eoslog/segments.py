@@ -268,19 +268,24 @@ class PartitionFiles:
         """Batches of a segment from a boundary on.
 
         Raises:
-            CorruptRecord: Where no batch can be.
+            CorruptRecord: Where no batch can be, or where whole ones end too early: what is behind
+                them is only in the last segment not there yet.
         """
         path = self.path(base)
-        self._size(base)
+        size = self._size(base)
         inode = self._inodes[base]
         for start, data in windows(path, position, None, window, inode, as_v2=False):
             if is_legacy(data, 0):
                 yield from segment_files.SegmentFiles(path, base).batches(start)
                 return
             try:
-                yield from _core.iter_batches(data, base_position=start, strict=False)
+                found = _core.iter_batches(data, base_position=start, strict=False)
             except CorruptRecord as error:
                 raise type(error)(f"{path}: {error}") from error
+            yield from found
+            position = found[-1].position + found[-1].size if found else start
+        if position < size and base != self.bases[-1]:
+            raise CorruptRecord(f"{path}: byte {position}: no whole batch, and {size} expected")
 
 
 def open_partition(directory: str, topic_id: bytes | None) -> PartitionFiles:

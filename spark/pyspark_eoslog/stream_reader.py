@@ -123,10 +123,6 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._initial, self._refused = {}, error
         return self._initial
 
-    def _check_begin(self, start: dict[str, Any]) -> None:
-        if self._refused is not None and start == self._initial:
-            raise self._refused
-
     def _begin(self) -> Offsets:
         bound = self.options.starting or Bound("startingOffsets", word=LATEST)
         catalog = self._catalog()
@@ -168,9 +164,12 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             before what was read of it, or is gone, or the query can't begin where it is told to.
             ConfigError: Options of the start that don't fit the partitions.
         """
-        self._check_begin(start)
-        end = self._next(start, limit)
-        return {**end, START: start} if start == self._initial else end
+        if start != self._initial:  # the first batch is committed, if this is not another's start
+            self._initial = self._refused = None
+            return self._next(start, limit)
+        if self._refused is not None:
+            raise self._refused
+        return {**self._next(start, limit), START: start}
 
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         seen = from_json(start)
@@ -208,9 +207,11 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         stop = from_json(end)
         catalog = self._catalog()
-        if START not in end:
-            self._check_begin(start)
-        begin = self._with_new_partitions(from_json(end.get(START, start)), stop)
+        if START in end and START not in start:
+            start = end[START]
+        elif self._refused is not None and start == self._initial:
+            raise self._refused
+        begin = self._with_new_partitions(from_json(start), stop)
         there = self._existing(catalog, stop)
         ends = catalog.latest(sorted(there))
         ranges = []

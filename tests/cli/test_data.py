@@ -136,7 +136,7 @@ def test_a_transaction_is_aborted_once_and_then_there_is_none(shop, place):
 
 
 @pytest.mark.slow
-def test_a_group_goes_on_where_it_was_and_can_be_reset_and_deleted(shop, stdin):
+def test_a_group_goes_on_where_it_was_and_can_be_reset_and_deleted(shop, stdin, place):
     stdin(b"".join(b"%d:%d\n" % (n, n) for n in range(20)))
     shop("produce", "orders", "-k", ":")
     first = shop("consume", "orders", "-g", "g", "-n", 20).rows
@@ -153,6 +153,12 @@ def test_a_group_goes_on_where_it_was_and_can_be_reset_and_deleted(shop, stdin):
     again = shop("consume", "orders", "-g", "g").rows
     assert len(again) == 20
     assert shop("group", "delete", "g", "-y").code == 0
+    with eoslog.open(place) as log:
+        key = eoslog.TopicPartition("orders", 0)
+        log.engine.groups.reset_offsets("__eoslog-spark-g", {key: eoslog.OffsetAndMetadata(1)})
+    refused = shop("group", "delete", "__eoslog-spark-g", "-y")
+    assert refused.code == 1 and "holds versions" in refused.err
+    assert shop("group", "delete", "__eoslog-spark-g", "-y", "--force").code == 0
     assert shop("group", "list").rows == []
     assert shop("group", "describe", "g").code == 3
 

@@ -51,18 +51,43 @@ def place(request, tmp_path):
     return str(tmp_path / "log"), request.param.split(",")[0]
 
 
-@pytest.mark.parametrize("harm", [cut, absurd, blank])
-@pytest.mark.parametrize("columns", ["offset,value", "offset"])
-def test_a_damaged_segment_ends_a_read(place, harm, columns):
-    path, layout = place
-    source = DefaultSource(
-        {"path": path, "layout": layout, "subscribe": "t", "columns": columns}
-    )  # pins the ends; an eoslog directory that is damaged before is told when it is opened
+def damaged(path, harm):
+    """(name, offset) of a segment that is harmed in its middle, at that batch."""
     segment = sorted(Path(path, "t-0").glob("*.log"))[1]
     batches = _core.iter_batches(segment.read_bytes())
-    harm(segment, batches[len(batches) // 2].position)
+    middle = batches[len(batches) // 2]
+    harm(segment, middle.position)
+    return segment.name, middle.base_offset
+
+
+@pytest.mark.parametrize("harm", [cut, absurd, blank])
+@pytest.mark.parametrize("columns", ["offset,value", "offset"])
+@pytest.mark.parametrize("split", [{}, {"maxBytesPerPartition": "400"}])
+def test_a_damaged_segment_ends_a_read(place, harm, columns, split):
+    path, layout = place
+    given = {"path": path, "layout": layout, "subscribe": "t", "columns": columns, **split}
+    # Pins the ends; an eoslog directory that is damaged before is told when it is opened.
+    source = DefaultSource(given)
+    name, _ = damaged(path, harm)
+    with pytest.raises(CorruptRecord, match=name):
+        read(source)
+
+
+@pytest.mark.parametrize("harm", [absurd, blank])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_read_that_begins_at_damage_or_behind_it_ends_too(place, harm, behind):
+    path, layout = place
+    _, offset = damaged(path, lambda *_: None)
+    given = {"path": path, "layout": layout, "subscribe": "t"}
+    given["startingOffsets"] = f'{{"t": {{"0": {offset + behind}}}}}'
+    source = DefaultSource(given)
+    name, _ = damaged(path, harm)
+    with pytest.raises(CorruptRecord, match=name):
+        read(source)
+
+
+def read(source):
     reader = source.reader(source.schema())
-    with pytest.raises(CorruptRecord, match=segment.name):
-        for task in reader.partitions():
-            for _ in reader.read(task):
-                pass
+    for task in reader.partitions():
+        for _ in reader.read(task):
+            pass

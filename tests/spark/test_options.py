@@ -106,6 +106,7 @@ def test_sizes_and_times_have_units():
         ({"txnAppId": "a", "txnVersion": "-1"}, ["'txnVersion'", "-1"]),
         ({"kafka.auto.offset.reset": "latest"}, ["'kafka.auto.offset.reset'", "startingOffsets"]),
         ({"kafka.value.deserializer": "X"}, ["'kafka.value.deserializer'", "valueFormat"]),
+        ({"commitGroup": "__eoslog-spark-x"}, ["'commitGroup'", "__eoslog-spark-x"]),
         ({"kafka.interceptor.classes": "X"}, ["'kafka.interceptor.classes'"]),
         ({"kafka.partitioner.class": "X"}, ["'kafka.partitioner.class'", "'partition'"]),
         ({"kafka.isolation.levle": "x"}, ["kafka.isolation.levle", "'kafka.isolation.level'"]),

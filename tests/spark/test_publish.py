@@ -197,9 +197,9 @@ def test_where_the_input_is_not_known_another_count_is_a_warning(topic, caplog):
 
 
 def test_batches_that_are_missing_here_are_a_warning(topic, caplog):
-    for batch, said in ((0, False), (1, False), (4, True), (5, False)):
+    for batch, said in ((3, False), (4, False), (7, True), (8, False)):
         caplog.clear()
-        publish_once(options(topic), "query", batch, [], jobs=[], micro_batch="")
+        publish_once(options(topic), "query", batch, [], jobs=[], micro_batch=f"mark of {batch}")
         assert ("lacks them" in caplog.text) == said, batch
 
 
@@ -305,7 +305,14 @@ def test_a_driver_killed_anywhere_and_run_again_publishes_once(topic, segment, p
 
 
 @pytest.mark.process
-def test_what_another_write_of_the_application_committed_is_not_taken_for_an_own(topic):
+@pytest.mark.parametrize(
+    ("to", "version", "error"),
+    [("t", 5, "TransactionAborted"), (None, 7, "CommitOutcomeUnknown"), (None, 5, None)],
+)
+def test_what_another_write_of_the_application_committed_is_not_taken_for_an_own(
+    topic, to, version, error
+):
+    """To another topic, as a later version, or as the same one: that alone is what was wanted."""
     path = os.pathsep.join(sys.path)
     points = "txn.flushed=interrupt,spark.commit.unknown=stop"
     unsure = subprocess.Popen(
@@ -316,11 +323,15 @@ def test_what_another_write_of_the_application_committed_is_not_taken_for_an_own
     )
     _, status = os.waitpid(unsure.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status), "it did not come to where it asks again"
-    to_topic = Options.parse({"path": topic.path, "topic": "t"})
-    assert publish_once(to_topic, "app", 5, [attempt(topic, b"x", job="other")], jobs=["other"])
+    other = Options.parse({"path": topic.path} | ({"topic": to} if to else {}))
+    one = attempt(topic, b"x", job="other")
+    assert publish_once(other, "app", version, [one], jobs=["other"])
     os.kill(unsure.pid, signal.SIGCONT)
     _, said = unsure.communicate(timeout=60)
-    assert unsure.returncode == 1 and "TransactionAborted" in said
+    if error is None:
+        assert unsure.returncode == 0, said
+    else:
+        assert unsure.returncode == 1 and f"{error}: " in said.splitlines()[-1]
     assert sorted(values(topic, "t")) == [b"x0", b"x1"]
 
 

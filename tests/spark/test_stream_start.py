@@ -1,6 +1,7 @@
 """Where a stream begins, settled once: Spark asks until its first micro-batch is committed."""
 
 import threading
+import time
 
 import pytest
 
@@ -56,6 +57,24 @@ def test_the_first_batch_begins_where_it_was_planned_however_often_spark_asks(
     after = reader.latestOffset(end, reader.getDefaultReadLimit())
     assert rows(reader, end, after) == list(range(15, 40))
     assert START in end and START not in after, "the first batch alone says it"
+
+
+def test_a_range_that_is_empty_is_not_the_first_batch_again(topic, made):
+    reader = made()
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    assert rows(reader, end, end) == []
+
+
+def test_a_pattern_whose_topics_are_all_gone_is_no_new_start(topic, made):
+    given = {"startingOffsets": '{"t": {"0": 4}}', "failOnDataLoss": "false"}
+    reader = made(**given)
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    topic.create_partitions("t", 2)  # so that the options fit no more
+    again = made(**given)
+    assert rows(again, again.initialOffset(), end) == [4, 5, 6, 7, 8, 9]
+    topic.delete_topic("t")
+    gone = again.latestOffset(end, again.getDefaultReadLimit())
+    assert again.latestOffset(gone, again.getDefaultReadLimit()) == gone == {}
 
 
 def test_a_first_batch_without_rows_settles_it_too(topic, made):
@@ -164,8 +183,9 @@ def test_a_stream_from_the_end_of_a_topic_that_grows_shows_nothing_of_before(
     try:
         frame = source(spark, topics, startingOffsets="latest").load().select("value")
         query = sink(frame, topics, tmp_path / "c").start()
+        deadline = time.monotonic() + 120
         while not numbers(topics):
-            assert query.isActive, query.exception()
+            assert query.isActive and time.monotonic() < deadline, query.exception()
     finally:
         done.set()
         writer.join()
