@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from eoslog.arguments import as_directory, as_int, as_list_of, as_mapping, as_names, keys_of_log
 from eoslog.client import health
-from eoslog.client.offsets import named_offsets, offsets_of, refuse_versions, starts_of
+from eoslog.client.offsets import named_offsets, offsets_of, starts_of
 from eoslog.client.recipes import run_transaction
 from eoslog.client.subscription import compiled
 from eoslog.closing import Owner
@@ -348,36 +348,22 @@ class Log(Owner):
     def reset_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | str | OffsetAndMetadata]
     ) -> None:
-        """Set the committed offsets of a group without members.
-
-        Raises NonEmptyGroup, and PolicyViolation for a group that holds versions (`delete_group`).
+        """Set the committed offsets of a group without members. Raises NonEmptyGroup.
 
         Args:
-            group_id: the group; it need not have been used yet.
+            group_id: the group, unused so far or not; PolicyViolation as in `delete_group`.
             offsets: the next offset to read by partition, or "earliest" or "latest", the log start
                 or the last stable offset as they are now.
         """
         wanted = offsets_of(named_offsets(as_mapping("offsets", offsets), self.offsets))
-        refuse_versions(group_id)
         self.engine.for_writing().groups.reset_offsets(group_id, wanted)
 
     def delete_group(self, group_id: str, *, force: bool = False) -> None:
-        """Delete a group without members, with its offsets.
+        """Delete a group without members, with its offsets. Raises NonEmptyGroup, GroupNotFound.
 
-        Args:
-            group_id: the group.
-            force: also one that holds the versions of a Spark query or application
-                (`__eoslog-spark-...`): what it wrote last would be written again where Spark
-                runs that again.
-
-        Raises:
-            NonEmptyGroup: it has members.
-            GroupNotFound: no such group.
-            PolicyViolation: it holds versions, and `force` is not set.
+        Versions of Spark's writes (`__eoslog-spark-...`) only by `force`, else PolicyViolation.
         """
-        if not force:
-            refuse_versions(group_id)
-        self.engine.for_writing().groups.delete_group(group_id)
+        self.engine.for_writing().groups.delete_group(group_id, force=force)
 
     # --- to Kafka and back -----------------------------------------------------------------------
 

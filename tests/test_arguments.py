@@ -84,7 +84,7 @@ def test_a_partition_may_be_a_plain_pair(log: Any) -> None:
 
 def test_versions_of_spark_are_neither_moved_nor_deleted_by_chance(log: Any) -> None:
     group, version = "__eoslog-spark-app", {TopicPartition("t", 0): OffsetAndMetadata(7)}
-    log.engine.groups.reset_offsets(group, version)
+    log.engine.groups.commit_offsets(group, "", -1, version)
     for call in (lambda: log.delete_group(group), lambda: log.reset_offsets(group, {("t", 0): 0})):
         with pytest.raises(PolicyViolation, match=f"{group} holds versions"):
             call()

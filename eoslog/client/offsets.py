@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from eoslog.arguments import as_int
-from eoslog.errors import ConfigError, PolicyViolation
-from eoslog.model import OWN_GROUPS, OffsetAndMetadata, TopicPartition
+from eoslog.errors import ConfigError
+from eoslog.model import OffsetAndMetadata, TopicPartition
 from eoslog.model import Offsets as Ends
 
 Offsets = (
@@ -34,19 +34,6 @@ def place_of(what: str, place: Any) -> int | str:
     if not 0 <= offset < 1 << 63:
         raise ConfigError(f"{what}: expected {_PLACE}, got {offset}")
     return offset
-
-
-def refuse_versions(group_id: object) -> None:
-    """Nobody moves or deletes by chance what says which write was the last.
-
-    Raises:
-        PolicyViolation: it is one of the log's own groups, whose offsets are versions.
-    """
-    if isinstance(group_id, str) and group_id.startswith(OWN_GROUPS):
-        raise PolicyViolation(
-            f"group {group_id} holds versions of what Spark wrote, not positions: without them a "
-            "write that runs again is written again; `force` deletes it all the same"
-        )
 
 
 def named_offsets(

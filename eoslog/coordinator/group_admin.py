@@ -13,6 +13,7 @@ from eoslog.coordinator.group_watch import GroupWatch
 from eoslog.errors import (
     GroupNotFound,
     NonEmptyGroup,
+    PolicyViolation,
     StorageError,
     UnknownTopicOrPartition,
 )
@@ -80,26 +81,35 @@ class GroupAdmin(GroupWatch):
 
         Raises:
             NonEmptyGroup: it has members, which would not notice.
+            PolicyViolation: it holds versions, not positions.
         """
         self._clear_out(group_id)
         with self._shard(group_id).folded() as (table, _):
+            _refuse_versions(group_id)
             group = table.groups.get(group_id)
             if group is not None and group.members:
                 raise NonEmptyGroup(f"group {group_id} has {len(group.members)} members")
         # Should a member join right now, the commit itself is refused: it names no member.
         self.commit_offsets(group_id, "", -1, offsets)
 
-    def delete_group(self, group_id: str) -> None:
+    def delete_group(self, group_id: str, *, force: bool = False) -> None:
         """Forget a group and its offsets (DeleteGroups).
+
+        Args:
+            group_id: the group.
+            force: also one that holds versions.
 
         Raises:
             NonEmptyGroup: it has members.
             GroupNotFound: no such group.
+            PolicyViolation: it holds versions, and `force` is not set.
 
         Durability: durable on return.
         """
         self._clear_out(group_id)
         shard = self._shard(group_id)
+        if not force:
+            _refuse_versions(group_id)
 
         def decide(table: GroupTable) -> Change:
             pending = set(table.pending_of(group_id))
@@ -214,3 +224,12 @@ def _expired(
         if metadata.regex is not None or partition.topic in metadata.topics:
             return False
     return now - value.commit_timestamp >= retention_ms
+
+
+def _refuse_versions(group_id: str) -> None:
+    """Nobody moves or deletes by chance what says which write was the last."""
+    if group_id.startswith(OWN_GROUPS):
+        raise PolicyViolation(
+            f"group {group_id} holds versions of what Spark wrote, not positions: without them a "
+            "write that runs again is written again; `force` deletes it all the same"
+        )

@@ -175,8 +175,7 @@ def _publish(
             if outcome.committed:
                 return True
         elif is_replay():  # the outcome may be another write's
-            last = _last_commit(log, app_id, options.topic)
-            if last is not None and last.offset == version:
+            if last_version(log, app_id, options.topic) == version:
                 return True
             raise CommitOutcomeUnknown(
                 f"{name}: another write committed a later version meanwhile; whether version "

@@ -155,7 +155,8 @@ def test_a_group_goes_on_where_it_was_and_can_be_reset_and_deleted(shop, stdin, 
     assert shop("group", "delete", "g", "-y").code == 0
     with eoslog.open(place) as log:
         key = eoslog.TopicPartition("orders", 0)
-        log.engine.groups.reset_offsets("__eoslog-spark-g", {key: eoslog.OffsetAndMetadata(1)})
+        version = {key: eoslog.OffsetAndMetadata(1)}
+        log.engine.groups.commit_offsets("__eoslog-spark-g", "", -1, version)
     refused = shop("group", "delete", "__eoslog-spark-g", "-y")
     assert refused.code == 1 and "holds versions" in refused.err
     assert shop("group", "delete", "__eoslog-spark-g", "-y", "--force").code == 0

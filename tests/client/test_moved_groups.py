@@ -27,7 +27,7 @@ def sides(tmp_path: Path) -> Iterator[list[eoslog.Log]]:
             for n in range(10):
                 producer.produce("t", b"%d" % n, timestamp=1000 + n)
     logs[0].reset_offsets("readers", {PLACE: 4})
-    logs[0].engine.groups.reset_offsets(VERSIONS, {PLACE: eoslog.OffsetAndMetadata(3)})
+    logs[0].engine.groups.commit_offsets(VERSIONS, "", -1, {PLACE: eoslog.OffsetAndMetadata(3)})
     yield logs
     for log in logs:
         log.close()
