@@ -1,4 +1,4 @@
-"""Fixtures of the benchmarks: a directory, the contest, a broker; the table at the end."""
+"""Fixtures of the benchmarks: a directory, the contest, a broker; the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.peers import kafka_broker
 
 
 def pytest_configure() -> None:
-    """A run that is told to end removes its files and servers first, as after Ctrl-C."""
+    """Make SIGTERM end a run like Ctrl-C: it removes its files and servers first."""
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
@@ -36,7 +36,10 @@ def contest(benchmark: Any) -> Contest:
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Callable[[], Any]]:
-    """Gives a running Kafka broker, started at the first call; AbsentError where there is none."""
+    """Yield a function that returns a running Kafka broker.
+
+    The first call starts the broker. The function raises AbsentError if there is none.
+    """
     with kafka_broker.started_when_asked() as give:
         yield give
 

@@ -1,10 +1,11 @@
-"""One row of the table: the thing timed and its peers, run in turns, in one process or with one server.
+"""One row of the table: the timed subject and its peers, interleaved.
 
-A pass runs every contender once, one after the other, the order rotated from pass to pass, so that
-writeback, clock and neighbours meet all of them alike. pytest-benchmark times our own runs; the
-peers run in its set-up hook, between them. Before a timed run garbage is collected and, where the
-disk plays a part, `os.sync()` waits until the earlier runs' pages are written: untimed, for all
-alike. After the last pass each contender's `check` says whether it did the work.
+All run in one process or with one server. A pass runs every contender once, one after the
+other. The order rotates from pass to pass, so that writeback, clock and neighbours affect all
+of them alike. pytest-benchmark times our own runs; the peers run in its set-up hook, between
+them. Before a timed run garbage is collected. If the disk matters, `os.sync()` then waits until
+the pages of earlier runs are written. Both are untimed, for all contenders alike. After the
+last pass each contender's `check` reports whether it did the work.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class Contender:
     """One way to do a row's work.
 
     Attributes:
-        name: in the table.
-        run: the timed part; called with what `around` gave.
-        around: made anew for each run, entered before and left after it, untimed.
-        check: called after the last run with what `around` gave and `run` returned; raises where
+        name: name in the table.
+        run: the timed part; called with what `around` yielded.
+        around: created again for each run, entered before and left after it, untimed.
+        check: called after the last run with what `around` yielded and `run` returned; raises if
             a count, a checksum or a durable end is not what it must be.
-        units: handled by one run; None: as many as the row says.
+        units: number handled by one run; None: as many as the row says.
     """
 
     name: str
@@ -203,14 +204,14 @@ class Contest:
 
 
 def rotated(field: list[Contender], rounds: int) -> Iterator[Contender]:
-    """The order of all runs: each pass begins one contender later than the one before."""
+    """The order of all runs: each pass begins one contender later than the last."""
     return itertools.chain.from_iterable(
         field[i % len(field) :] + field[: i % len(field)] for i in range(rounds)
     )
 
 
 def settle(disk: bool) -> None:
-    """What every timed run begins with: no garbage to collect, nothing to be written back."""
+    """Prepare a timed run: no garbage to collect, no pages to write back."""
     gc.collect()
     if disk:
         os.sync()

@@ -1,4 +1,4 @@
-"""The records that everybody stores and reads, and the logs that they are stored in."""
+"""The records that every contender stores and reads, and the logs with them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ def fresh_log(
 def fill(
     log: eoslog.Log, count: int, size: int = 100, *, per_batch: int | None = None, **config: Any
 ) -> None:
-    """Write the records into partition 0; `per_batch` None lets batches be as long as they may."""
+    """Write the records into partition 0.
+
+    If `per_batch` is None, batches may have any length.
+    """
     with log.producer(config) as producer:
         step = per_batch or count
         for at in range(0, count, step):
@@ -128,20 +131,24 @@ def assert_checks_crc(log: eoslog.Log, read: Any) -> None:
 
 
 def assert_durable(log: eoslog.Log, count: int, partition: int = 0) -> None:
-    """Readers see the first `count` offsets, and in a strict directory they are on the disk.
+    """Check that readers see the first `count` offsets and that they are durable.
 
-    A transaction's own marker may still be on its way there: its decision is what was made durable.
+    In a strict directory they are on the disk. A transaction's own marker may not be there yet:
+    its decision is what was made durable.
     """
     found = log.offsets(TOPIC, partition)
     assert min(found.last_stable, found.high_watermark) >= count, (found, count)
-    if log.engine.durability == "strict":
-        assert log.engine.partition(TOPIC, partition).durable_end >= count
+    if log._engine.durability == "strict":
+        assert log._engine.partition(TOPIC, partition).durable_end >= count
 
 
 def batches(
     count: int, per_batch: int = 140, *, time_ms: int = _TIME_MS, apart_ms: int = 0
 ) -> list[bytes]:
-    """The records as batches of the product's own encoder, so many milliseconds apart."""
+    """The records as batches of the product's own encoder.
+
+    The batches are a fixed number of milliseconds apart.
+    """
     from eoslog import _core
 
     records = [
@@ -155,7 +162,10 @@ def batches(
 
 
 def place_of_benchmarks() -> Path:
-    """A new directory on a real disk: `fdatasync` on tmpfs costs nothing and compares nothing."""
+    """A new directory on a real disk.
+
+    On tmpfs `fdatasync` costs nothing and the comparison has no meaning.
+    """
     return Path(
         tempfile.mkdtemp(prefix="bench-", dir=os.environ.get("EOSLOG_BENCH_DIR", "."))
     ).resolve()

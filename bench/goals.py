@@ -1,8 +1,11 @@
-"""Every goal and floor, one entry a row; what each contest does stands in its test."""
+"""Every goal and minimum, one entry per row.
+
+The test of each contest documents what it does.
+"""
 
 from __future__ import annotations
 
-from bench.ratios import Row
+from bench.row import Row
 
 _BUILDER, _BROKER = "aiokafka builder", "confluent-kafka"
 _RAW = "write+fdatasync"
@@ -45,7 +48,7 @@ ROWS = (
     Row("produce_many in os / pwrite", f"{_BULK}[produce_many-os]", ("pwrite",), least=0.8),
     Row("produce_arrow in os / pwrite", f"{_BULK}[produce_arrow-os]", ("pwrite",), least=0.8),
     Row(
-        "produce_many / produce()", "test_produce:test_produce_many_beside_produce", ("produce()",),
+        "produce_many / produce()", "test_produce:test_produce_many_against_produce", ("produce()",),
         floor=2.0,
     ),
     Row(
@@ -77,6 +80,33 @@ ROWS = (
         "commit of one record in os", "test_transactions:test_commit_of_one_record_to_the_page_cache",
         limit=60e-6,
     ),
+    # --- across systems ---
+    *(
+        Row(
+            f"atomic with SQLite ({mode}) / SQLite alone+fdatasync",
+            f"test_across_systems:test_atomic_with_sqlite[{mode}]", ("sqlite+fdatasync",),
+        )
+        for mode in ("wal", "delete")
+    ),
+    Row(
+        "half messages / commits of one record", "test_across_systems:test_half_messages[strict]",
+        ("commit",),
+    ),
+    Row(
+        "half messages in os / commits of one record", "test_across_systems:test_half_messages[os]",
+        ("commit",),
+    ),
+    Row(
+        "rows out of an outbox / confluent-kafka", "test_across_systems:test_outbox_relay",
+        ("confluent-kafka",), least=1.0,
+    ),
+    Row(
+        "open with a pending transaction", "test_across_systems:test_open_with_pending", limit=100e-6,
+    ),
+    Row(
+        "memory of a pending transaction", "test_across_systems:test_memory_of_pending",
+        limit=2 << 10, in_bytes=True,
+    ),
     # --- many writers ---
     Row(
         "durable produce to a blocked consumer : fdatasync", "test_latency:test_to_a_blocked_consumer[strict]",
@@ -106,6 +136,14 @@ ROWS = (
         "memory of a transactional id", "test_scale:test_memory_of_transactional_ids", limit=1 << 10,
         in_bytes=True,
     ),
+    # --- applications ---
+    Row(
+        "JSON through an application / a loop by hand", "test_apps:test_json_in_and_out",
+        ("loop by hand",), least=0.7,
+    ),
+    Row("restore a key of a table", "test_apps:test_a_table_is_restored", limit=2e-6),
+    # --- tests of other programs ---
+    Row("a log of a pytest fixture", "test_testing:test_a_fixtures_log", limit=20e-3),
     *(
         Row(
             f"{work}, 100x the {of} : 1x", f"test_growth:test_growth[{work}-{of}]", ("1x",),

@@ -1,8 +1,12 @@
-"""Instructions that the five hottest kernels take, by callgrind: repeatable where times are not.
+"""Instructions of the five hottest kernels, counted by callgrind.
 
-Usage: python -m bench.instructions [--write]; compares with instructions.json beside
-this file and exits with 1 when one takes more than LIMIT above what is kept there. The counts
-belong to one compiler and one Python, which are kept with them; elsewhere they are only printed.
+The counts are repeatable where times are not.
+
+Usage: python -m bench.instructions [--write]
+
+It compares with the instructions.json next to this file and exits with 1 if a kernel takes more
+than LIMIT above the stored count. The counts belong to one compiler and one Python, which are
+stored with them. With others the counts are only printed.
 
 Collection is switched on while a kernel's entry point runs, so that nothing else is counted:
 neither the interpreter around it nor other threads.
@@ -45,7 +49,7 @@ _ENTRY = r"__pyx_pw_6eoslog_5_core_\d*"
 
 
 def work(place: Path, batches: list[bytes]) -> None:
-    """What runs under valgrind: each kernel TIMES times, and nothing else by its entry point."""
+    """Run each kernel TIMES times under valgrind; no other code uses its entry point."""
     import eoslog
     from eoslog import _core
 
@@ -62,7 +66,7 @@ def work(place: Path, batches: list[bytes]) -> None:
     writable = [bytearray(batch) for batch in batches]
     with eoslog.open(place / "log", durability="os") as opened:
         opened.create_topic(data.TOPIC)
-        partition = opened.engine.partition(data.TOPIC, 0)
+        partition = opened._engine.partition(data.TOPIC, 0)
         for _ in range(TIMES):
             for group in groups:
                 _core.build_batch(group)
@@ -75,7 +79,7 @@ def work(place: Path, batches: list[bytes]) -> None:
 
 
 def counted() -> tuple[dict[str, float], str]:
-    """Instructions a record of each kernel, and which CRC-32C valgrind's processor has."""
+    """Instructions per record of each kernel, and valgrind's kind of CRC-32C."""
     from eoslog import _core
 
     symbols = output(["nm", _core.__file__])

@@ -1,6 +1,6 @@
 """Measures its own anonymous memory, in a process that has done nothing else.
 
-Usage: python -m bench.probe scan|ids DIRECTORY; prints bytes grown and what was counted, as JSON.
+Usage: python -m bench.probe scan|ids|pending DIRECTORY; prints bytes grown and what was counted, as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def anonymous() -> int:
 
 
 def scan(path: str) -> tuple[int, int]:
-    """Read everything as columns; the most that memory was above what it was before, and the rows."""
+    """Read everything as columns and return (increase of peak memory, rows)."""
     import pyarrow  # noqa: F401  (its pools are not what is measured)
 
     with eoslog.open(path) as log:
@@ -42,6 +42,15 @@ def ids(path: str) -> tuple[int, int]:
         return anonymous() - before, count
 
 
+def pending(path: str) -> tuple[int, int]:
+    """Open, and have every pending transaction in memory."""
+    before = anonymous()
+    with eoslog.open(path) as log:
+        count, _ = log._engine.transactions.prepared.totals()
+        gc.collect()
+        return anonymous() - before, count
+
+
 def of(what: str, path: Path) -> tuple[int, int]:
     """Run this file in a new process."""
     done = subprocess.run(
@@ -53,4 +62,4 @@ def of(what: str, path: Path) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"scan": scan, "ids": ids}[sys.argv[1]](sys.argv[2])))
+    print(json.dumps({"scan": scan, "ids": ids, "pending": pending}[sys.argv[1]](sys.argv[2])))

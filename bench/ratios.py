@@ -1,6 +1,6 @@
 """The goals, and the table that says by how much each is reached or missed.
 
-Usage: python bench/ratios.py RESULTS.json [--markdown] [--strict]
+Usage: python -m bench.ratios RESULTS.json [--markdown] [--strict]
 """
 
 from __future__ import annotations
@@ -12,58 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_SECONDS = ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
-_BYTES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
-
-
-@dataclass(frozen=True)
-class Row:
-    """A goal or a floor: one contest seen against one peer, or against a number.
-
-    Attributes:
-        what: in the table.
-        test: `file:test` of the contest.
-        peers: names of the peers; with several, the slowest of them counts. () = a number.
-        ours: the contender that the row is about; "" is the one that pytest-benchmark timed.
-        least: our speed over the peer's must be at least this.
-        most: our time over the peer's must be at most this.
-        plus_us: ... or at most the peer's time plus so many microseconds, whichever is more.
-        limit: without peers: seconds a unit at most, or what else the contest's figures are.
-        floor: a lower bar for `least`, held already; below it something is broken.
-        in_bytes: what `limit` counts, rather than seconds.
-    """
-
-    what: str
-    test: str
-    peers: tuple[str, ...] = ()
-    ours: str = ""
-    least: float | None = None
-    most: float | None = None
-    plus_us: float | None = None
-    limit: float | None = None
-    floor: float | None = None
-
-    in_bytes: bool = False
-
-    def figure(self, value: float) -> str:
-        """A value against `limit`, with a unit that people can read."""
-        steps = _BYTES if self.in_bytes else _SECONDS
-        for size, name in steps:
-            if value >= size:
-                return f"{value / size:.3g} {name}"
-        return f"{value / steps[-1][0]:.3g} {steps[-1][1]}"
-
-    @property
-    def goal(self) -> str:
-        """The goal in words."""
-        if self.least is not None:
-            return f">= {self.least:g}"
-        if self.most is not None:
-            plus = f" or +{self.plus_us:g} us" if self.plus_us else ""
-            return f"time <= {self.most:g}{plus}"
-        if self.limit is not None:
-            return f"<= {self.figure(self.limit)}"
-        return f"floor {self.floor:g}" if self.floor is not None else ""
+from bench.goals import ROWS
+from bench.row import Row
 
 
 @dataclass(frozen=True)
@@ -72,9 +22,9 @@ class Line:
 
     Attributes:
         ours, peer: units a second by medians; None where there is none.
-        minima, medians: the ratio compared with the goal, by the best and by the middle run.
-        verdict: "reached", by how much not, or why not measured.
-        missed, broken: the goal is not reached; the floor isn't.
+        minima, medians: the ratio that is compared with the goal, of the best runs and of the medians.
+        verdict: "reached", by how much it is missed, or why it was not measured.
+        missed, broken: the goal is not reached; the value is below the minimum.
     """
 
     what: str
@@ -109,7 +59,7 @@ class Contest:
 
 
 def contests(results: Iterable[tuple[str, dict[str, Any], list[float]]]) -> dict[str, Contest]:
-    """Contests by `file:test`, from pytest-benchmark's names, extra information and times."""
+    """Contests by `file:test`, from pytest-benchmark's names, information and times."""
     found = {}
     for name, info, data in results:
         peers = {peer: (about["seconds"], about["units"]) for peer, about in info["peers"].items()}
@@ -142,7 +92,7 @@ def measured(row: Row, contest: Contest) -> Line:
     broken = row.floor is not None and max(ratios) < row.floor
     return Line(
         row.what, ours, 1 / peers[1], ratios[0], ratios[1], row.goal,
-        f"BELOW THE FLOOR {row.floor:g}" if broken else verdict, missed, broken,
+        f"BELOW THE MINIMUM {row.floor:g}" if broken else verdict, missed, broken,
     )  # fmt: skip
 
 
@@ -158,15 +108,15 @@ def _judged(row: Row, ratios: list[float], peers: list[float]) -> tuple[str, boo
     if min(short) >= 0:
         return "reached", False
     if max(short) >= 0:
-        return f"by {'minima' if short[0] >= 0 else 'medians'} only", True
-    return f"{-min(short):.0%} short", True
+        return f"{'best run' if short[0] >= 0 else 'median'} only", True
+    return f"missed by {-min(short) * 100:.0f} %", True
 
 
 def _number(row: Row, contest: Contest) -> Line:
     assert row.limit is not None
     best, value = (contest.per_unit(row.ours, of) for of in (min, statistics.median))
     missed = value > row.limit
-    over = f"{value / row.limit - 1:.0%} over" if missed else "reached"
+    over = f"missed by {(value / row.limit - 1) * 100:.0f} %" if missed else "reached"
     return Line(
         row.what, None if row.in_bytes else 1 / value, None, best / row.limit, value / row.limit,
         row.goal, f"{row.figure(value)}, {over}", missed,
@@ -175,8 +125,6 @@ def _number(row: Row, contest: Contest) -> Line:
 
 def lines(found: dict[str, Contest]) -> Iterator[Line]:
     """Every goal's line, then those peers that have no goal."""
-    from bench.goals import ROWS
-
     for row in ROWS:
         if row.test in found:
             yield measured(row, found[row.test])
@@ -204,12 +152,10 @@ def curves(found: dict[str, Contest]) -> list[str]:
 
 def left_out(found: dict[str, Contest]) -> list[str]:
     """The goals that this run did not measure."""
-    from bench.goals import ROWS
-
     return [row.what for row in ROWS if row.test not in found]
 
 
-HEADER = ("what", "ours /s", "peer /s", "by minima", "by medians", "goal", "")
+HEADER = ("what", "ours /s", "peer /s", "best run", "median", "goal", "result")
 
 
 def cells(line: Line) -> tuple[str, ...]:
@@ -253,12 +199,11 @@ def of_file(path: str) -> dict[str, Contest]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table of a results file; with --strict a missed goal is an exit code of 1."""
+    """Print the table of a results file; with --strict a missed goal exits with 1."""
     found = list(lines(of_file(arguments[0])))
     print("\n".join(table(found, markdown="--markdown" in arguments)))
     return int(any(line.missed for line in found) and "--strict" in arguments)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, __file__.rsplit("/", 2)[0])
     raise SystemExit(main(sys.argv[1:]))

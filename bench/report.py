@@ -1,6 +1,10 @@
-"""Put a run's table into pages: what was measured where, how noisy, and every row, or the goals alone.
+"""Put a run's tables into pages: every row, the goals alone, or ten figures.
 
-Usage: python -m bench.report .make/bench.json docs/performance.md README.md
+Usage: python -m bench.report .make/bench.json docs/contributing/benchmarks.md
+docs/explanation/performance.md
+
+The ten figures are for users. A page has a table where it has one of the marks below; each
+table ends at `END`.
 """
 
 from __future__ import annotations
@@ -8,17 +12,70 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import ratios
+from bench.row import Row
 
-BEGIN, END = "<!-- table: python -m bench.report -->", "<!-- end of table -->"
+END = "<!-- end of table -->"
+BEGIN = "<!-- table: python -m bench.report -->"
 BEGIN_SHORT = "<!-- goals: python -m bench.report -->"
+BEGIN_FIGURES = "<!-- figures: python -m bench.report -->"
+
+
+class Figure(NamedTuple):
+    """A line of the ten figures: the row of the benchmark, and how a user reads it.
+
+    Attributes:
+        row: `ratios.Line.what`.
+        what: the work.
+        unit: what is counted per second; empty to show the time of one unit.
+        peer: what the ratio compares with; empty for no comparison.
+    """
+
+    row: str
+    what: str
+    unit: str = "records/s"
+    peer: str = ""
+
+
+FIGURES = (
+    Figure("scan / memcpy of the values", "Read columns with `Log.scan`", peer="a memory copy"),
+    Figure("consume(1000) / confluent-kafka", "`Consumer.consume(1000)`", peer="confluent-kafka"),
+    Figure("poll() / confluent-kafka", "`Consumer.poll()`", peer="confluent-kafka"),
+    Figure(
+        "produce() to durable / confluent-kafka", "`Producer.produce()`, on the disk",
+        peer="confluent-kafka",
+    ),
+    Figure(
+        "produce_many to durable / raw", "`Producer.produce_many()`, on the disk",
+        peer="a plain write and flush",
+    ),
+    Figure(
+        "transactions of 1,000 : flush every 1,000", "Transactions of 1,000 records, on the disk",
+        peer="the same without transactions",
+    ),
+    Figure(
+        "commit of one record : 4 KiB append+fdatasync", "Commit of one record, on the disk", "",
+        peer="the time of a 4 KiB write and flush",
+    ),
+    Figure(
+        "durable produce to a blocked consumer : fdatasync",
+        "From `produce` to a waiting consumer, on the disk", "", peer="the time of one flush",
+    ),
+    Figure(
+        "64 writers / one writer", "64 processes, each flushing every record",
+        peer="one process",
+    ),
+    Figure("open a partition, cold", "Open a partition that is not cached", ""),
+)  # fmt: skip
 
 
 def noise(found: dict[str, ratios.Contest]) -> list[float]:
-    """By how much a row's middle run is slower than its best one, for everybody in every row."""
+    """Return by how much the median of each contender exceeds its best run."""
     return sorted(
         statistics.median(seconds) / min(seconds)
         for contest in found.values()
@@ -28,7 +85,7 @@ def noise(found: dict[str, ratios.Contest]) -> list[float]:
 
 
 def heading(results: dict[str, Any], found: dict[str, ratios.Contest]) -> list[str]:
-    """When, where, what, and how noisy."""
+    """Return when, where and what was measured, and how noisy it was."""
     machine, commit = results["machine_info"], results["commit_info"]
     cpu = machine.get("cpu", {})
     changed = " with changes" if commit.get("dirty") else ""
@@ -41,15 +98,17 @@ def heading(results: dict[str, Any], found: dict[str, ratios.Contest]) -> list[s
     ]
     if spread:
         lines.append(
-            f"Noise: the middle run took {statistics.median(spread):.2f} times the best one in half of "
-            f"the rows, {spread[len(spread) * 9 // 10]:.2f} times in the worst tenth."
+            f"Noise: the median took {statistics.median(spread):.2f} times as long as the best run in "
+            f"half of the rows, {spread[len(spread) * 9 // 10]:.2f} times in the worst tenth."
         )
     return lines
 
 
 def short(goals: list[ratios.Line]) -> list[str]:
-    """Every goal with its ratio by the middle runs, or its figure, two in a line; of the growth
-    of each work the worst."""
+    """Return every goal with its median ratio or figure, two per line.
+
+    Of the growth of each work, only the worst is shown.
+    """
     rows: dict[str, ratios.Line] = {}
     for line in goals:
         name = (
@@ -62,7 +121,7 @@ def short(goals: list[ratios.Line]) -> list[str]:
     cells = [
         f"{name} | {_reached(line)} | {line.goal}"
         for name, line in rows.items()
-        if not line.goal.startswith("floor")
+        if not line.goal.startswith("minimum")
     ]
     half = (len(cells) + 1) // 2
     pairs = zip(cells[:half], [*cells[half:], " | | "][:half], strict=True)
@@ -77,11 +136,45 @@ def _reached(line: ratios.Line) -> str:
     return ratio if line.verdict == "reached" else f"{ratio}, {line.verdict}".removeprefix(", ")
 
 
+def figures(lines: list[ratios.Line]) -> list[str]:
+    """Return the table of ten figures; a row that was not measured is left out."""
+    by_row = {line.what: line for line in lines}
+    table = ["| Work | Figure | Compared |", "|---|---:|---|"]
+    for figure in FIGURES:
+        line = by_row.get(figure.row)
+        if line is None or line.ours is None:
+            continue
+        if figure.unit:
+            shown = f"{_rounded(line.ours)} {figure.unit}"
+        else:
+            shown = Row("", "").figure(1 / line.ours).replace(" us", " µs")
+        compared = ""
+        if figure.peer and line.medians is not None:
+            slower = line.goal.startswith("time") and figure.unit  # the ratio is one of times
+            ratio = 1 / line.medians if slower else line.medians
+            compared = f"{ratio:.2f} times {figure.peer}"
+        table.append(f"| {figure.what} | {shown} | {compared} |")
+    return table
+
+
+def _wrapped(text: str) -> list[str]:
+    """Break a paragraph of a page into lines."""
+    return textwrap.wrap(text, 100, break_on_hyphens=False)
+
+
+def _rounded(value: float) -> str:
+    """Three digits, with "million" for large numbers."""
+    if value >= 1e6:
+        return f"{value / 1e6:.3g} million"
+    digits = max(0, len(str(int(value))) - 3)
+    return f"{round(value, -digits):,.0f}"
+
+
 def page(text: str, results: dict[str, Any]) -> str:
-    """The page with the run's table between its marks, or with the goals between those.
+    """Return the page with the run's tables between its marks.
 
     Raises:
-        ValueError: the marks are missing.
+        ValueError: if the page has none of the marks, or a table without an end.
     """
     found = ratios.contests(
         (row["fullname"], row["extra_info"], row["stats"]["data"]) for row in results["benchmarks"]
@@ -90,23 +183,30 @@ def page(text: str, results: dict[str, Any]) -> str:
     goals = [line for line in every if line.goal]
     others = [line for line in every if not line.goal]
     reached = sum(not (line.missed or line.broken or line.minima is None) for line in goals)
-    total = f"{reached} of {len(goals)} goals and floors are reached."
-    if BEGIN_SHORT in text:
-        begin, end = text.index(BEGIN_SHORT), text.index(END)
-        parts = [BEGIN_SHORT, *short(goals), "", f"{heading(results, found)[0]} {total}", ""]
-        return text[:begin] + "\n".join(parts) + text[end:]
-    begin, end = text.index(BEGIN), text.index(END)
-    parts = [
-        BEGIN, "", *heading(results, found), "",
-        total, "",
-        *ratios.table(goals, markdown=True), "",
-        *(f"Not measured in this run: {what}." for what in ratios.left_out(found)), "",
-        "The time of one call by size (the middle run):", "",
-        *(f"- {curve}" for curve in ratios.curves(found)), "",
-        "Peers without a goal:", "",
-        *ratios.table(others, markdown=True), "",
-    ]  # fmt: skip
-    return text[:begin] + "\n".join(parts) + text[end:]
+    total = f"{reached} of {len(goals)} goals and minimums are reached."
+    measured, *noise_of_run = heading(results, found)
+    tables: dict[str, Callable[[], list[str]]] = {
+        BEGIN_FIGURES: lambda: [*figures(every), "", *_wrapped(measured)],
+        BEGIN_SHORT: lambda: [*short(goals), "", *_wrapped(f"{measured} {total}")],
+        BEGIN: lambda: [
+            *_wrapped(" ".join([measured, *noise_of_run])), "",
+            total, "",
+            *ratios.table(goals, markdown=True), "",
+            *(f"Not measured in this run: {what}." for what in ratios.left_out(found)), "",
+            "The time of one call by size (median):", "",
+            *(f"- {curve}" for curve in ratios.curves(found)), "",
+            "Peers without a goal:", "",
+            *ratios.table(others, markdown=True),
+        ],
+    }  # fmt: skip
+    marks = [mark for mark in tables if mark in text]
+    if not marks:
+        raise ValueError("the page has no mark for a table")
+    for mark in marks:
+        begin = text.index(mark) + len(mark)
+        end = text.index(END, begin)
+        text = f"{text[:begin]}\n\n" + "\n".join(tables[mark]()) + f"\n\n{text[end:]}"
+    return text
 
 
 def main(arguments: list[str]) -> int:

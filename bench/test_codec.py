@@ -1,4 +1,7 @@
-"""Record batches made and taken apart row by row, beside the Kafka clients' codecs and memcpy."""
+"""Record batches encoded and decoded row by row, compared with peers.
+
+The peers are the Kafka clients' codecs and memcpy.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def test_decode(contest: Contest) -> None:
         except Exception as error:
             assert "crc" in str(error).lower(), error
         else:
-            assert len(got) <= len(found)  # the batch with the flipped bit is not handed out
+            assert len(got) <= len(found)  # the batch with the flipped bit is not returned
 
     contest(
         Contender("decode_records", run, check=check),

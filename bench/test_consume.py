@@ -1,4 +1,7 @@
-"""Records one object each: `consume` in thousands and `poll`, beside a broker's client and cursors."""
+"""Records as one object each: `consume` in thousands and `poll`.
+
+The peers are a broker's client and cursors.
+"""
 
 from __future__ import annotations
 

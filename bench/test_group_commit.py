@@ -1,8 +1,9 @@
-"""Durable records a second by 1, 8 and 64 writers on one partition, beside the disk's own rate.
+"""Durable records per second by 1, 8 and 64 writers on one partition.
 
-Group commit: one flush serves all who wait, so 64 writers should reach the smaller of 15 times one
-writer's rate and half of what they reach in an `os` directory, where nobody waits for the disk.
-Writers are processes, or the threads of one: each has a producer of its own.
+They are compared with the disk's own rate. Group commit: one flush serves all waiting writers.
+So 64 writers should reach the smaller of 15 times one writer's rate and half of their rate in
+an `os` directory, where no writer waits for the disk. Writers are processes, or the threads of
+one: each has a producer of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Append, scan, commit and seek by time, with 1, 10 and 100 times the data, and the partitions."""
+"""Append, scan, commit and seek by time, with up to 100 times the data.
+
+The factors 1, 10 and 100 apply to the data or to the number of partitions.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _ids = itertools.count()
 
 @pytest.fixture(scope="module")
 def logs(request: pytest.FixtureRequest) -> Iterator[dict[int, eoslog.Log]]:
-    """By factor: a log with so many times the records in one partition, or so many partitions."""
+    """By factor: a log with that many times the records, or that many partitions.
+
+    The records are in one partition.
+    """
     with contextlib.ExitStack() as stack:
         place = data.place_of_benchmarks()
         stack.callback(shutil.rmtree, place, ignore_errors=True)
@@ -37,14 +43,14 @@ def logs(request: pytest.FixtureRequest) -> Iterator[dict[int, eoslog.Log]]:
             for at in range(factor // partitions):
                 batches = data.batches(RECORDS, 100, time_ms=_TIME_MS + at * RECORDS, apart_ms=1)
                 for number, batch in itertools.product(range(partitions), batches):
-                    log.engine.partition(data.TOPIC, number).append(batch)
+                    log._engine.partition(data.TOPIC, number).append(batch)
             made[factor] = log
         yield made
 
 
 def append(log: eoslog.Log) -> tuple[Contender, int]:
     count, batch = 100, data.batches(10, 10)[0]  # in all about as much as 1x
-    partition = log.engine.partition(data.TOPIC, 0)
+    partition = log._engine.partition(data.TOPIC, 0)
 
     def run(_state: Any) -> None:
         for _ in range(count):

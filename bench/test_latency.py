@@ -1,4 +1,7 @@
-"""From `produce` in one process to the return of a blocked `poll` in another, beside the disk's flush."""
+"""From `produce` in one process to the return of a blocked `poll` in another.
+
+The time is compared with the disk's flush.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def prepare(child: Child, path: Path, durability: str) -> None:
 
 
 def receive(child: Child, path: Path, count: int) -> None:
-    """Block in `poll` and tell what came, and when."""
+    """Block in `poll` and report what came, and when."""
     with eoslog.open(path) as log, log.consumer("t", auto_offset_reset="earliest") as consumer:
         child.tell("ready", 1)
         for i in range(count):
@@ -33,7 +36,10 @@ def receive(child: Child, path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("durability", ["strict", "os"])
 def test_to_a_blocked_consumer(contest: Contest, place: Path, durability: str) -> None:
-    """The disk's flush is that of an append of as many bytes, taken between two records."""
+    """The disk's flush is that of an append of as many bytes.
+
+    It is taken between two records.
+    """
     path = place / "log"
     live(prepare, path, durability).fine()
     reader = start(receive, path, COUNT)

@@ -1,6 +1,7 @@
-"""Producing, from the call to the disk (or the page cache), beside the disk itself and other stores.
+"""Producing, from the call to the disk or the page cache.
 
-A new log for each run; its topic exists and its partition is open when the clock starts.
+The peers are the disk itself and other stores. Each run has a new log; its topic exists and its
+partition is open when the clock starts.
 """
 
 from __future__ import annotations
@@ -120,11 +121,11 @@ def test_produce_in_bulk(contest: Contest, place: Path, way: Any, durability: st
     contest(ours, limits.write(place, size, sync=durability == "strict"), units=MANY, disk=True)
 
 
-def test_produce_many_beside_produce(contest: Contest, place: Path) -> None:
+def test_produce_many_against_produce(contest: Contest, place: Path) -> None:
     contest(produce_many(place, SMALL, "os"), produce(place, SMALL, "os"), units=SMALL)
 
 
-def test_produce_many_beside_stores(contest: Contest, place: Path) -> None:
+def test_produce_many_against_stores(contest: Contest, place: Path) -> None:
     count = 100_000
     with contextlib.ExitStack() as stack:
         contest(
@@ -149,7 +150,7 @@ def test_append_of_1_mib_batches(contest: Contest, place: Path) -> None:
     @contextlib.contextmanager
     def opened() -> Iterator[Any]:
         with data.fresh_log(place) as log:
-            partition = log.engine.partition(data.TOPIC, 0)
+            partition = log._engine.partition(data.TOPIC, 0)
             partition.configure(replace(partition.settings, max_message_bytes=2 << 20))
             yield log, partition
 

@@ -1,4 +1,7 @@
-"""What must not grow with the directory: the LSO with many open transactions, opening, restarting."""
+"""Costs that must not grow with the directory.
+
+They are the LSO with many open transactions, opening, and restarting.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,15 @@ _ENTRY = np.dtype(
     [("id", ">i8"), ("epoch", ">i2"), ("last_sequence", ">i4"), ("last_offset", ">i8"),
      ("delta", ">i4"), ("time", ">i8"), ("coordinator", ">i4"), ("first", ">i8")]
 )  # fmt: skip
-"""An entry of a producer snapshot (docs/format.md)."""
+"""An entry of a producer snapshot (docs/reference/file-format.md)."""
 
 
 class Ends:
-    """A partition with so many open transactions, one a producer, begun one after the other."""
+    """A partition with many open transactions, one per producer, begun in order."""
 
     def __init__(self, log: eoslog.Log, count: int) -> None:
-        self.partition, other = (log.engine.partition(data.TOPIC, number) for number in range(2))
-        self._known = [(other, 0)]  # stands for the coordinator's record that lists the partition
+        self.partition, other = (log._engine.partition(data.TOPIC, number) for number in range(2))
+        self._known = [(other, 0)]  # represents the coordinator's record that lists the partition
         self.partition.configure(replace(self.partition.settings, max_message_bytes=64 << 20))
         filler = _core.build_batch([(_TIME_MS, None, b"", ())] * min(count, 100_000))
         for _ in range(max(1, count // 100_000)):
@@ -54,7 +57,7 @@ class Ends:
         self._firsts = list(range(count))
 
     def step(self) -> int:
-        """A transaction begins, the oldest ends: the LSO moves to what is then the oldest."""
+        """A transaction begins, the oldest ends: the LSO moves to the next oldest."""
         batch = bytearray(self._data)
         _core.stamp_batches(
             batch,
@@ -107,7 +110,7 @@ def make_many(child: Child, path: Path) -> None:
     for first in range(0, PARTITIONS, AT_A_TIME):
         with eoslog.open(path) as log:
             for number in range(first, min(first + AT_A_TIME, PARTITIONS)):
-                partition = log.engine.partition(data.TOPIC, number)
+                partition = log._engine.partition(data.TOPIC, number)
                 for _ in range(SEGMENTS):
                     partition.append(batch)
     found = len(list(path.glob(f"{data.TOPIC}-*/*.log")))
@@ -141,7 +144,7 @@ def test_open_of_many_partitions(contest: Contest, place: Path) -> None:
     def fully(stack: contextlib.ExitStack) -> eoslog.Log:
         log = lazily(stack)
         for number in range(PARTITIONS):
-            log.engine.partition(data.TOPIC, number)
+            log._engine.partition(data.TOPIC, number)
         return log
 
     def check(_stack: Any, log: eoslog.Log) -> None:
@@ -168,14 +171,14 @@ KEPT, UNFLUSHED = 30, 90
 def write_and_close(child: Child, path: Path, batch: bytes, durability: str) -> None:
     with eoslog.open(path, durability=durability) as log:
         log.create_topic(data.TOPIC, 1, {"segment.bytes": SEGMENT, "flush.ms": 3_600_000})
-        partition = log.engine.partition(data.TOPIC, 0)
+        partition = log._engine.partition(data.TOPIC, 0)
         for _ in range(KEPT):
             partition.append(batch)
 
 
 def write_and_die(child: Child, path: Path, batch: bytes) -> None:
     log = eoslog.open(path)
-    partition = log.engine.partition(data.TOPIC, 0)
+    partition = log._engine.partition(data.TOPIC, 0)
     for _ in range(UNFLUSHED):
         partition.append(batch)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -197,7 +200,7 @@ def restart(contest: Contest, place: Path, durability: str) -> None:
     def run(state: tuple[Path, contextlib.ExitStack]) -> eoslog.Log:
         path, stack = state
         log = stack.enter_context(eoslog.open(path))
-        log.engine.partition(data.TOPIC, 0)
+        log._engine.partition(data.TOPIC, 0)
         return log
 
     def check(_state: Any, log: eoslog.Log) -> None:
@@ -275,7 +278,7 @@ def test_memory_of_a_scan(contest: Contest, place: Path) -> None:
     def fill(child: Child) -> None:
         with eoslog.open(path, durability="os") as log:
             log.create_topic(data.TOPIC)
-            partition = log.engine.partition(data.TOPIC, 0)
+            partition = log._engine.partition(data.TOPIC, 0)
             for _ in range(times):
                 partition.append(batch)
 
@@ -294,11 +297,11 @@ def name_ids(child: Child, path: Path, count: int) -> None:
     with eoslog.open(path, durability="os") as log:
         log.create_topic(data.TOPIC)
         for i in range(count):
-            log.engine.transactions.init_producer_id(f"transactional-id-{i:06d}", 60_000)
+            log._engine.transactions.init_producer_id(f"transactional-id-{i:06d}", 60_000)
 
 
 def test_memory_of_transactional_ids(contest: Contest, place: Path) -> None:
-    """In a process that opens the directory, beside one that opens a directory with one id."""
+    """In a process that opens the directory, compared with a directory with one id."""
 
     def grown(count: int) -> int:
         path = place / f"log-{count}"

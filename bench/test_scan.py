@@ -1,4 +1,7 @@
-"""Scans into columns, CRC checked and read_committed, beside copying the values; CRC; decompression."""
+"""Scans into columns, CRC checked and read_committed, compared with copying.
+
+The CRC and the decompression are also timed alone.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def rows(log: eoslog.Log, **options: Any) -> int:
 def scan(
     log: eoslog.Log, count: int, size: int = 100, *, name: str = "scan", **options: Any
 ) -> Contender:
-    """Reads everything; the checksum and the CRC check are those of the same kind of scan."""
+    """Read everything with the checksum and the CRC check of this scan kind."""
 
     def check(_state: Any, seen: int) -> None:
         assert seen == count
@@ -99,7 +102,7 @@ def test_scan_into_plain_binary(contest: Contest, filled: Callable[..., eoslog.L
     contest(ours, limits.memcpy(MEMORY), units=COUNT)
 
 
-def test_scan_beside_stores(
+def test_scan_against_stores(
     contest: Contest, filled: Callable[..., eoslog.Log], place: Path
 ) -> None:
     count = 200_000
@@ -119,8 +122,9 @@ def test_scan_beside_stores(
 
 
 def decompress(codec: str, log: eoslog.Log) -> Contender:
-    """The library alone on the same compressed bytes, by its fastest call: into memory that is warm
-    (lz4, block by block), or told how much it becomes (zstd).
+    """The library alone on the same compressed bytes, by its fastest call.
+
+    lz4 decompresses block by block into warm memory. zstd gets the decompressed size.
     """
     payloads = []
     for path in data.log_files(log):
@@ -160,7 +164,10 @@ def decompress(codec: str, log: eoslog.Log) -> Contender:
 
 
 def lz4_blocks(frame: bytes) -> Iterator[bytes]:
-    """The compressed blocks of a frame with a header of seven bytes, as Kafka's clients write it."""
+    """The compressed blocks of a frame with a header of seven bytes.
+
+    Kafka's clients write such frames.
+    """
     at = 7
     while size := int.from_bytes(frame[at : at + 4], "little"):
         assert not size >> 31, "a block that was left as it is"
@@ -184,12 +191,13 @@ def test_scan_compressed(contest: Contest, filled: Callable[..., eoslog.Log], co
 def interleave(
     log: eoslog.Log, transactions: int, producers: int, aborted_of: int, per_batch: int
 ) -> int:
-    """Transactions of two batches each, `producers` of them open at any time, one in `aborted_of` aborted.
+    """Append transactions of two batches each, many of them open at any time.
 
-    Batches and markers go in as the sender and the coordinator put them. Returns the committed records.
+    `producers` of them are open at a time, and one in `aborted_of` is aborted. Batches and
+    markers are appended as the sender and the coordinator do it. Returns the committed records.
     """
-    partition, other = (log.engine.partition(data.TOPIC, number) for number in range(2))
-    known = [(other, 0)]  # stands for the coordinator's record that lists the partition
+    partition, other = (log._engine.partition(data.TOPIC, number) for number in range(2))
+    known = [(other, 0)]  # represents the coordinator's record that lists the partition
     plain = _core.build_batch([(_TIME_MS, b"key", value, ()) for value in data.values(per_batch)])
     committed = 0
     for begin in range(0, transactions, producers):

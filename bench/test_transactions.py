@@ -1,4 +1,7 @@
-"""What transactions cost: against flushes, against none, and one small commit against the disk."""
+"""The cost of transactions: against flushes, against none, and against the disk.
+
+One small commit is compared with the disk.
+"""
 
 from __future__ import annotations
 

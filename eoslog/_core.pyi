@@ -1,16 +1,20 @@
-"""What the compiled core offers to the floors above it. One section for each chapter."""
+"""Types of the compiled core, for the layers above it. One section for each included file."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeAlias, final
+from typing import Any, Generic, Self, TypeAlias, final
 
 import numpy as np
 from typing_extensions import Buffer as _Exporter
+from typing_extensions import TypeVar
 
 # numpy's stubs say `__buffer__` for Python 3.12 and newer only.
 _Readable: TypeAlias = _Exporter | np.ndarray[Any, Any]
 
-# -- record batches and records (record_batch.pxi, aborted.pxi, records.pxi) --
+_K = TypeVar("_K", default=Any)
+_V = TypeVar("_V", default=Any)
+
+# -- record batches and records (record_batch.pxi, aborted_transactions.pxi, records.pxi) --
 
 @final
 class Batch:
@@ -88,15 +92,24 @@ class TransactionFold:
     def feed(self, data: _Readable, *, base_position: int = 0) -> int: ...
 
 @final
-class Record:
+class LeaderEpochs:
+    def __init__(
+        self,
+        entries: Iterable[tuple[int, int]],
+        on_difference: Callable[[int, int, int], None] | None = None,
+    ) -> None: ...
+    def at(self, last_offset: int) -> int | None: ...
+
+@final
+class Record(Generic[_K, _V]):
     topic: str
     partition: int
-    leader_epoch: int
+    leader_epoch: int | None
     offset: int
     timestamp: int
     timestamp_type: int
-    key: Any
-    value: Any
+    key: _K
+    value: _V
     def __init__(
         self,
         topic: str,
@@ -107,7 +120,7 @@ class Record:
         key: Any = None,
         value: Any = None,
         headers: Iterable[tuple[str, bytes | None]] | None = None,
-        leader_epoch: int = -1,
+        leader_epoch: int | None = None,
     ) -> None: ...
     @property
     def headers(self) -> list[tuple[str, bytes | None]]: ...
@@ -125,6 +138,7 @@ def decode_records(
     key_deserializer: Callable[[bytes], Any] | None = None,
     value_deserializer: Callable[[bytes], Any] | None = None,
     check_crc: bool = True,
+    epochs: LeaderEpochs | None = None,
 ) -> tuple[list[Record], int]: ...
 
 # -- accumulator.pxi, sealed_batch.pxi --
@@ -146,9 +160,12 @@ class SealedBatch:
     stamped: bool
     attempts: int
     doubtful: bool
+    settled: bool
     retry_at_ns: int
     @property
     def data(self) -> SealedBatch: ...
+    @property
+    def origin(self) -> SealedBatch: ...
     @property
     def batches(self) -> int: ...
     def stamp(
@@ -160,11 +177,21 @@ class SealedBatch:
 @final
 class OneThread:
     closed: bool
+    woken: bool
+    closing: bool
+    at_exit: Callable[[], Callable[[], object] | None] | None
     def __init__(self, name: str) -> None: ...
     @property
     def forked(self) -> bool: ...
     @property
     def last_user(self) -> int: ...
+    @property
+    def in_use(self) -> bool: ...
+    @property
+    def in_use_here(self) -> bool: ...
+    @property
+    def interrupted(self) -> bool: ...
+    def take_to_close(self) -> bool: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
 
@@ -200,12 +227,12 @@ class Bell:
     def wait(self, strokes: int, timeout: float) -> None: ...
 
 class RecordAccumulator:
-    used: int
+    _used: int
     buffered: int
     produced: int
-    gate: int
-    sleeping_until: int
-    exhausted: bool
+    _gate: int
+    _sleeping_until: int
+    _exhausted: bool
     def __init__(
         self,
         *,
@@ -230,6 +257,7 @@ class RecordAccumulator:
         partition: int | None = None,
         timestamp: int | None = None,
         on_delivery: Callable[..., Any] | None = None,
+        publishing_id: int | None = None,
     ) -> None: ...
     def produce_many(
         self,
@@ -237,6 +265,7 @@ class RecordAccumulator:
         values: Iterable[Any],
         keys: Iterable[Any] | None = None,
         partition: int | None = None,
+        publishing_ids: Iterable[int] | None = None,
     ) -> int: ...
     def _describe_topic(self, topic: str) -> tuple[int, int]: ...
     def _wake(self) -> None: ...
@@ -249,7 +278,30 @@ class RecordAccumulator:
     def _refresh_topics(self) -> None: ...
     def __len__(self) -> int: ...
 
-# -- columns_in.pxi --
+class RecordCalls:
+    def __init__(self, accumulator: Any) -> None: ...
+    def produce(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        *,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        on_delivery: Callable[..., Any] | None = None,
+        publishing_id: int | None = None,
+    ) -> None: ...
+    def produce_many(
+        self,
+        topic: str,
+        values: Iterable[Any],
+        keys: Iterable[Any] | None = None,
+        partition: int | None = None,
+        publishing_ids: Iterable[int] | None = None,
+    ) -> int: ...
+
+# -- column_input.pxi --
 
 _Buffer = tuple[int, int] | None
 _Column = tuple[int, _Buffer, _Buffer, _Buffer, bool] | None
@@ -267,7 +319,7 @@ def produce_columns(
     more: bool = False,
 ) -> int: ...
 
-# -- hashes.pxi, codec.pxi, batch_builder.pxi --
+# -- hashes.pxi, compression.pxi, batch_builder.pxi --
 
 crc32c_backend: str
 
@@ -320,7 +372,7 @@ def stamp_batches(
 ) -> int: ...
 def batches_end(data: _Readable, position: int = 0, end: int | None = None) -> int: ...
 
-# -- columns (columns.pxi) --
+# -- columns (column_decoder.pxi) --
 
 @final
 class ColumnDecoder:
@@ -376,9 +428,9 @@ def empty_batch(batch: Batch) -> bytes: ...
 def first_without_key(batch: Batch) -> int: ...
 def first_beyond_time(batch: Batch) -> int: ...
 def first_older(batch: Batch, horizon_ms: int) -> int: ...
-def recompressed(batch: Batch, compression: str) -> bytes: ...
+def recompressed(batch: Batch, compression: str, level: int | None = None) -> bytes: ...
 
-# --- partition, control file, OS-call table (partition.pxi, control.pxi, files.pxi, walk.pxi) ---
+# --- partition.pxi, control_file.pxi, os_calls.pxi, batch_walk.pxi ---
 
 STATUS: dict[str, int]
 FAULT_CALLS: dict[str, int]
@@ -392,10 +444,22 @@ class ControlFile:
     def map_chunks(self, count: int) -> None: ...
     @staticmethod
     def chunks_for(slot: int) -> int: ...
-    def register_process(self, number: int, nonce: int, pid: int) -> None: ...
+    def register_process(
+        self,
+        number: int,
+        nonce: int,
+        pid: int,
+        start_ticks: int = 0,
+        pid_namespace: int = 0,
+        now_ms: int = 0,
+    ) -> None: ...
+    def process_identity(self, number: int) -> tuple[int, int, int, int]: ...
+    def note_idle_member(self, number: int, member: int, since_ms: int) -> None: ...
+    def idle_member(self, number: int) -> tuple[int, int]: ...
     def beat(self, number: int) -> None: ...
     def process_entry(self, number: int) -> tuple[int, int, float]: ...
     def slot_view(self, number: int) -> dict[str, Any]: ...
+    def published_ends(self, slots: Iterable[int]) -> list[int]: ...
     def mark_deleted(self, number: int) -> None: ...
     def wake(self, slot: int) -> None: ...
     def wake_counters(self, slots: Iterable[int]) -> dict[int, int]: ...
@@ -536,7 +600,7 @@ class Partition:
     def unlock_after_recovery(self) -> None: ...
     def scan_segment(
         self, end_position: int, verify: bool
-    ) -> tuple[int, int, bytes, bytes, bytes, str | None]: ...
+    ) -> tuple[int, int, bytes, bytes, bytes, str | None, tuple[int, int, int] | None]: ...
     def final_time_entry(self) -> bytes: ...
     def publish_recovered(
         self,
@@ -554,7 +618,9 @@ def unlock(fd: int, at: int) -> None: ...
 
 @final
 class TryMutex:
-    """`with TryMutex(lock) as mine`: a lock that is tried; no interrupt leaves it taken."""
+    """`with TryMutex(lock) as mine`: try a lock; a signal handler that raises cannot leave it
+    taken.
+    """
 
     def __new__(cls, lock: threading.Lock) -> Self: ...
     def __enter__(self) -> bool: ...
@@ -562,7 +628,7 @@ class TryMutex:
 
 @final
 class TryFileLock:
-    """`with TryFileLock(fd, at) as free`: an OFD lock on one byte, in the same way."""
+    """`with TryFileLock(fd, at) as free`: try an OFD lock on one byte, in the same way."""
 
     def __new__(cls, fd: int, at: int) -> Self: ...
     def __enter__(self) -> bool: ...

@@ -3,53 +3,56 @@
 # cython: initializedcheck=False, cdivision=True
 """Compiled core of eoslog: record batches, segments, producer state. Private: use `eoslog`.
 
-A facade: classes live in the chapters included below, leaf functions in `_core/*.pxd`.
+This file only includes the modules below. Inline functions without Python are in `_core/*/*.pxd`.
 """
 cimport cython
 
 import os
+import struct
 from os import urandom
 
 from eoslog import errors
+shown = errors.shown_value
 
-include "_core/fault.pxi"
-include "_core/hashes.pxi"
-include "_core/codec.pxi"
-include "_core/batch_builder.pxi"
-include "_core/transaction_records.pxi"
-include "_core/producer_state.pxi"
-include "_core/producer_entries.pxi"
-include "_core/control.pxi"
-include "_core/files.pxi"
-include "_core/turns.pxi"
-include "_core/bell.pxi"
-include "_core/group_commit.pxi"
-include "_core/segment_fold.pxi"
-include "_core/partition_state.pxi"
-include "_core/partition_lock.pxi"
-include "_core/instant.pxi"
-include "_core/segment_roll.pxi"
-include "_core/recovery.pxi"
-include "_core/incoming_batches.pxi"
-include "_core/conditional_append.pxi"
-include "_core/partition.pxi"
-include "_core/adoption.pxi"
-include "_core/record_batch.pxi"
-include "_core/offset_map.pxi"
-include "_core/aborted.pxi"
-include "_core/records.pxi"
-include "_core/polling.pxi"
-include "_core/cells.pxi"
-include "_core/column_types.pxi"
-include "_core/column_runs.pxi"
-include "_core/columns.pxi"
-include "_core/arrow_export.pxi"
-include "_core/walk.pxi"
-include "_core/sealed_batch.pxi"
-include "_core/builders.pxi"
-include "_core/columns_in.pxi"
-include "_core/accumulator.pxi"
-include "_core/bulk.pxi"
+include "_core/format/fault.pxi"
+include "_core/hashes/hashes.pxi"
+include "_core/format/compression.pxi"
+include "_core/format/batch_builder.pxi"
+include "_core/coordinator/transaction_records.pxi"
+include "_core/partition/producer_state.pxi"
+include "_core/partition/producer_snapshot.pxi"
+include "_core/shared/control_file.pxi"
+include "_core/sys/os_calls.pxi"
+include "_core/sys/try_lock.pxi"
+include "_core/sys/wakeup.pxi"
+include "_core/shared/group_commit.pxi"
+include "_core/partition/segment_state.pxi"
+include "_core/partition/partition_state.pxi"
+include "_core/partition/partition_lock.pxi"
+include "_core/shared/consistent_cut.pxi"
+include "_core/partition/segment_roll.pxi"
+include "_core/partition/recovery.pxi"
+include "_core/partition/append_validation.pxi"
+include "_core/partition/conditional_append.pxi"
+include "_core/partition/partition.pxi"
+include "_core/partition/segment_ingest.pxi"
+include "_core/format/record_batch.pxi"
+include "_core/compaction/offset_map.pxi"
+include "_core/consumer/aborted_transactions.pxi"
+include "_core/partition/leader_epochs.pxi"
+include "_core/format/records.pxi"
+include "_core/consumer/fetched_records.pxi"
+include "_core/columns/binary_column.pxi"
+include "_core/columns/column_types.pxi"
+include "_core/columns/column_fill.pxi"
+include "_core/columns/column_decoder.pxi"
+include "_core/columns/arrow_export.pxi"
+include "_core/format/batch_walk.pxi"
+include "_core/producer/sealed_batch.pxi"
+include "_core/producer/partition_builders.pxi"
+include "_core/producer/column_input.pxi"
+include "_core/producer/accumulator.pxi"
+include "_core/producer/bulk_encoder.pxi"
 
 __all__ = (
     "RecordAccumulator",
@@ -58,6 +61,7 @@ __all__ = (
     "Batch",
     "ColumnDecoder",
     "FetchedRecords",
+    "LeaderEpochs",
     "OffsetMap",
     "OneThread",
     "RecordPolling",

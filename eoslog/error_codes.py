@@ -1,7 +1,7 @@
-"""Kafka's error codes, and what each lets the caller do.
+"""Kafka's error codes and their categories.
 
-A table, and nothing else: `eoslog.errors` holds the exceptions. Codes from -1 up are Kafka's;
-below -100 are conditions that never cross a wire, with librdkafka's number where it has one.
+`eoslog.errors` has the exceptions. Codes from -1 up are Kafka's. Codes below -100 are local
+conditions, with librdkafka's number if it has one.
 
 Source: Kafka `Errors`, KIP-1050 for the categories.
 """
@@ -17,15 +17,17 @@ _N, _R, _A, _F = range(4)  # neither, retriable, abortable, fatal
 class ErrorCode(IntEnum):
     """A Kafka error code with its category and a one-line description.
 
-    At most one of `retriable` (the same call may succeed later), `abortable` (abort the
-    transaction, then go on) and `fatal` (close the producer) is true.
+    At most one of `retriable`, `abortable` and `fatal` is true::
+
+        code = eoslog.ErrorCode.PRODUCER_FENCED
+        print(int(code), code.name, code.fatal, code.description)
     """
 
     description: str
     _category: int
 
     def __new__(cls, code: int, category: int, description: str) -> Self:
-        """Make the member from a row of the table."""
+        """Create the member from a row of the table."""
         self = int.__new__(cls, code)
         self._value_ = code
         self._category = category
@@ -39,27 +41,27 @@ class ErrorCode(IntEnum):
 
     @property
     def abortable(self) -> bool:
-        """Whether aborting the transaction lets the producer go on."""
+        """Whether the producer can continue after it aborts the transaction."""
         return self._category == _A
 
     @property
     def fatal(self) -> bool:
-        """Whether the handle can only be closed."""
+        """Whether the handle must be closed."""
         return self._category == _F
 
     @classmethod
     def of(cls, code: int) -> ErrorCode:
-        """The member for a number; codes of the future become UNKNOWN_SERVER_ERROR."""
+        """Return the member for a number; unknown codes become UNKNOWN_SERVER_ERROR."""
         try:
             return cls._value2member_map_[code]  # type: ignore[return-value]
-        except KeyError:
+        except (KeyError, TypeError):
             return cls.UNKNOWN_SERVER_ERROR
 
-    UNKNOWN_SERVER_ERROR = -1, _N, "The server met an unexpected error."
+    UNKNOWN_SERVER_ERROR = -1, _N, "An unexpected error occurred."
     NONE = 0, _N, "Success."
     OFFSET_OUT_OF_RANGE = 1, _N, "The offset is not within the range of the log."
     CORRUPT_MESSAGE = 2, _R, "The record's checksum, size or structure is wrong."
-    UNKNOWN_TOPIC_OR_PARTITION = 3, _R, "This directory does not hold this topic partition."
+    UNKNOWN_TOPIC_OR_PARTITION = 3, _R, "The topic partition does not exist."
     INVALID_FETCH_SIZE = 4, _N, "The fetch size is invalid."
     LEADER_NOT_AVAILABLE = 5, _R, "The partition has no leader at the moment."
     NOT_LEADER_OR_FOLLOWER = 6, _R, "The partition is led elsewhere."
@@ -69,7 +71,7 @@ class ErrorCode(IntEnum):
     MESSAGE_TOO_LARGE = 10, _A, "The batch is larger than max.message.bytes."
     STALE_CONTROLLER_EPOCH = 11, _N, "The controller moved."
     OFFSET_METADATA_TOO_LARGE = 12, _N, "The metadata of an offset commit is too long."
-    NETWORK_EXCEPTION = 13, _R, "The connection broke before a response came."
+    NETWORK_EXCEPTION = 13, _R, "The connection was closed before a response."
     COORDINATOR_LOAD_IN_PROGRESS = 14, _R, "The coordinator is loading its state."
     COORDINATOR_NOT_AVAILABLE = 15, _R, "The coordinator is not available."
     NOT_COORDINATOR = 16, _R, "This is not the right coordinator."
@@ -77,7 +79,7 @@ class ErrorCode(IntEnum):
     RECORD_LIST_TOO_LARGE = 18, _N, "The append is larger than a segment."
     NOT_ENOUGH_REPLICAS = 19, _R, "Fewer replicas than required."
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20, _R, "Written, but to fewer replicas than required."
-    INVALID_REQUIRED_ACKS = 21, _N, "acks is none of 0, 1, all."
+    INVALID_REQUIRED_ACKS = 21, _N, "acks must be 0, 1 or all."
     ILLEGAL_GENERATION = 22, _A, "The member's generation is not the group's."
     INCONSISTENT_GROUP_PROTOCOL = 23, _N, "The member's protocols do not fit the group's."
     INVALID_GROUP_ID = 24, _N, "The group id is invalid."
@@ -105,7 +107,7 @@ class ErrorCode(IntEnum):
     DUPLICATE_SEQUENCE_NUMBER = 46, _N, "The batch was stored before."
     INVALID_PRODUCER_EPOCH = 47, _A, "The producer's epoch is older than the current one."
     INVALID_TXN_STATE = 48, _F, "The operation is illegal in the transaction's state."
-    INVALID_PRODUCER_ID_MAPPING = 49, _A, "The producer id is not the one of the transactional id."
+    INVALID_PRODUCER_ID_MAPPING = 49, _A, "The transactional id has another producer id."
     INVALID_TRANSACTION_TIMEOUT = 50, _F, "The transaction timeout is out of range."
     CONCURRENT_TRANSACTIONS = 51, _R, "The previous transaction is still being completed."
     TRANSACTION_COORDINATOR_FENCED = 52, _N, "The marker comes from a deposed coordinator."
@@ -115,7 +117,7 @@ class ErrorCode(IntEnum):
     KAFKA_STORAGE_ERROR = 56, _R, "The log directory failed."
     LOG_DIR_NOT_FOUND = 57, _N, "The log directory was not found."
     SASL_AUTHENTICATION_FAILED = 58, _N, "Authentication failed."
-    UNKNOWN_PRODUCER_ID = 59, _A, "The log holds nothing of this producer id."
+    UNKNOWN_PRODUCER_ID = 59, _A, "The log has no state of this producer id."
     REASSIGNMENT_IN_PROGRESS = 60, _N, "A reassignment is in progress."
     DELEGATION_TOKEN_AUTH_DISABLED = 61, _N, "Delegation tokens are disabled."
     DELEGATION_TOKEN_NOT_FOUND = 62, _N, "The delegation token was not found."
@@ -123,7 +125,7 @@ class ErrorCode(IntEnum):
     DELEGATION_TOKEN_REQUEST_NOT_ALLOWED = (
         64,
         _N,
-        "The delegation token request is not allowed here.",
+        "The delegation token request is not allowed.",
     )
     DELEGATION_TOKEN_AUTHORIZATION_FAILED = 65, _N, "No access to the delegation token."
     DELEGATION_TOKEN_EXPIRED = 66, _N, "The delegation token expired."
@@ -206,5 +208,10 @@ class ErrorCode(IntEnum):
         _A,
         "The record was dropped because its transaction was aborted.",
     )
-    LOCAL_COMMIT_FAILED = -1002, _N, "The offsets were not committed: the group moved on."
+    LOCAL_COMMIT_FAILED = -1002, _N, "The offsets were not committed: the group rebalanced."
+    LOCAL_OUTCOME_CONFLICT = -1004, _N, "The transaction was decided the other way."
+    LOCAL_UNKNOWN_TOKEN = -1005, _N, "No prepared transaction with this token is known."
+    LOCAL_PREPARED_TRANSACTION_PENDING = -1006, _N, "The id has an undecided prepared transaction."
+    LOCAL_PUBLISHING_ID_REGRESSION = -1007, _N, "The publishing id is not above the last one."
+    LOCAL_POSITION_CONFLICT = -1008, _A, "The named position is not the expected one."
     LOCAL_SERIALIZATION = -1003, _A, "A key or value could not be converted."

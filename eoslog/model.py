@@ -1,41 +1,73 @@
-"""The values that users and the floors of eoslog hand each other; no behaviour, no I/O.
+"""Partitions, offsets and the names that all layers share, as plain values.
 
-`Record` is not here: the compiled core makes it (`eoslog.Record`).
+`Record` is not in this module, because the compiled core creates it (`eoslog.Record`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_TIMESTAMP = -1
 
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+"""The two ends of a partition, as `seek`, `assign` and `auto.offset.reset` name them."""
+NO_RESET: Final = "none"
+"""`auto.offset.reset`: raise NoOffset instead of going to either end."""
+
 TRANSACTION_STATE_TOPIC = "__transaction_state"
 CONSUMER_OFFSETS_TOPIC = "__consumer_offsets"
 CLUSTER_METADATA_TOPIC = "__cluster_metadata"
+STAGED_TRANSACTIONS_TOPIC = "__staged_transactions"
+"""Payload of prepared transactions whose records are not in their topics yet."""
+POSITIONS_TOPIC = "__positions"
+"""Named positions of sources outside of the log."""
 INTERNAL_TOPICS = frozenset(
-    {TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC, CLUSTER_METADATA_TOPIC}
+    {
+        TRANSACTION_STATE_TOPIC,
+        CONSUMER_OFFSETS_TOPIC,
+        CLUSTER_METADATA_TOPIC,
+        STAGED_TRANSACTIONS_TOPIC,
+        POSITIONS_TOPIC,
+    }
 )
+"""Topics that only eoslog writes; the last two are created at their first use."""
 STAGING_TOPIC = "eoslog-staging"
-"""No topic: the folder of staged writes has the name of its partition 0."""
+"""Not a topic: the folder of staged writes has the name of its partition 0."""
 OWN_GROUPS = "__eoslog-"
-"""Groups of this prefix keep what writers have done, no positions: their offsets never expire."""
+"""Prefix of groups that store the progress of writers; their offsets do not expire."""
+PUBLISHING_IDS_GROUP = OWN_GROUPS + "ids-"
+"""Before a producer's name: the group whose offsets are the last publishing ids of the name."""
+NAMED_TRANSACTIONS = "__name-"
+"""Before a producer's name: the transactional id of the name."""
 
 
 class IsolationLevel(str, Enum):
-    """What a reader may see."""
+    """Which records a reader can see.
+
+    `read_committed` excludes records of open and aborted transactions. Calls also accept the
+    values as strings::
+
+        log.scan("orders", isolation=eoslog.IsolationLevel.READ_UNCOMMITTED)
+    """
 
     READ_COMMITTED = "read_committed"
     READ_UNCOMMITTED = "read_uncommitted"
 
 
 class TimestampType(IntEnum):
-    """Who set a record's timestamp."""
+    """The origin of a record's timestamp: the producer, or the append.
+
+    Compare it with the field of a record::
+
+        for record in log.read("orders"):
+            print(record.timestamp_type == eoslog.TimestampType.CREATE_TIME)
+    """
 
     NO_TIMESTAMP_TYPE = -1
     CREATE_TIME = 0
@@ -43,24 +75,34 @@ class TimestampType(IntEnum):
 
 
 class AppendOrigin(Enum):
-    """Who appends: a coordinator may write markers and skips the sequence check."""
+    """The origin of an append.
+
+    Only a coordinator may append markers, and it skips sequence checks.
+    """
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
 
 
 class TopicPartition:
-    """A partition of a topic, with an offset where a call wants one.
+    """A partition of a topic, optionally with an offset.
 
-    To begin reading it may be "earliest" or "latest" too (`Consumer.assign`, `seek`).
+    Equality and hash use only topic and partition, so it can be the key of a dict of offsets::
 
-    Equal and hashed by topic and partition alone, so that it is a key of offset maps.
+        tp = eoslog.TopicPartition("orders", 0)
+        ends = {tp: 100}
+        print(ends[eoslog.TopicPartition("orders", 0)])
+
+    Args:
+        topic: the topic.
+        partition: the partition number.
+        offset: an offset, or for `Consumer.assign` and `Consumer.seek` also "earliest" or "latest".
     """
 
     __slots__ = ("offset", "partition", "topic")
 
     def __init__(self, topic: str, partition: int = 0, offset: int | str | None = None) -> None:
-        """Name a partition."""
+        """Set the topic, partition and offset."""
         self.topic = topic
         self.partition = partition
         self.offset: Any = offset
@@ -86,10 +128,19 @@ class TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndMetadata:
-    """A committed offset: the next one to read.
+    """A committed offset: the next offset to read, with metadata.
 
-    `topic_id` is the topic that it counts in, where whoever commits knows that: one that was made
-    again under the same name is another one.
+    Pass it to `Consumer.commit` or `Producer.send_offsets_to_transaction`::
+
+        tp = eoslog.TopicPartition("orders", 0)
+        consumer.commit({tp: eoslog.OffsetAndMetadata(100, metadata="batch 7")})
+
+    Attributes:
+        offset: the next offset to read.
+        leader_epoch: the leader epoch of the last record; -1 if not known.
+        metadata: a text that is stored with the offset.
+        topic_id: the id of the topic, if known. A topic that was deleted and re-created under its
+            name has another id.
     """
 
     offset: int
@@ -100,7 +151,20 @@ class OffsetAndMetadata:
 
 @dataclass(frozen=True, slots=True)
 class RecordMetadata:
-    """Where a record went. `offset` is -1 with acks=0, and for a duplicate too old to place."""
+    """Where a produced record is stored.
+
+    Delivery callbacks and `Delivery.result` return it::
+
+        metadata = producer.send("orders", value="3 apples").result(timeout=10)
+        print(metadata.partition, metadata.offset)
+
+    Attributes:
+        topic: the topic.
+        partition: the partition number.
+        offset: the offset; -1 with `acks=0`, and for a duplicate whose offset is no longer known.
+        timestamp: the timestamp, in ms since the epoch.
+        duplicate: whether the record had been stored by an earlier attempt.
+    """
 
     topic: str
     partition: int
@@ -110,7 +174,18 @@ class RecordMetadata:
 
 
 class Offsets(NamedTuple):
-    """The ends of a partition; the log start is inclusive, all others exclusive."""
+    """The start and the ends of a partition.
+
+    `Log.offsets` returns it::
+
+        print(log.offsets("orders", 0).last_stable)
+
+    Attributes:
+        log_start: the first offset.
+        last_stable: the offset after the last one that read_committed readers can see.
+        high_watermark: the offset after the last durable record.
+        log_end: the offset after the last record.
+    """
 
     log_start: int
     last_stable: int
@@ -119,14 +194,31 @@ class Offsets(NamedTuple):
 
 
 class AppendLock(NamedTuple):
-    """Who holds a partition's append lock, and for how long."""
+    """The process that holds a partition's append lock.
+
+    `Log.locks` returns it::
+
+        for partition, lock in log.locks().items():
+            print(partition, lock.pid, lock.seconds)
+
+    Attributes:
+        pid: the process id.
+        seconds: how long the process has held the lock.
+        command: its command line; None if this process cannot read it.
+        stopped: whether it is suspended; None if this process cannot read its state.
+    """
 
     pid: int
     seconds: float
+    command: str | None = None
+    stopped: bool | None = None
 
 
 class AppendResult(NamedTuple):
-    """What an append did. `duplicate`: it was stored before; `base_offset` -1 if too long ago."""
+    """The result of an append.
+
+    For a duplicate, `base_offset` is -1 if it is no longer known.
+    """
 
     base_offset: int
     last_offset: int
@@ -134,162 +226,20 @@ class AppendResult(NamedTuple):
     timestamp: int = NO_TIMESTAMP
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionDescription:
-    """A partition of a described topic."""
+class Outcome(Enum):
+    """The decision about a prepared transaction, or the answer of a resolver.
 
-    partition: int
-    leader_epoch: int
-    offsets: Offsets
+    A resolver that does not know yet answers UNKNOWN, and is asked again::
 
+        for prepared in log.pending():
+            log.resolve(prepared.token, eoslog.Outcome.ABORT)
 
-@dataclass(frozen=True, slots=True)
-class TopicDescription:
-    """A topic; `config` holds what was set, not the defaults."""
-
-    name: str
-    topic_id: bytes
-    partitions: Sequence[PartitionDescription]
-    config: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerDescription:
-    """A producer's state in one partition."""
-
-    producer_id: int
-    producer_epoch: int
-    last_sequence: int
-    last_timestamp: int
-    coordinator_epoch: int = -1
-    current_txn_first_offset: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionDescription:
-    """A transactional id as its coordinator holds it; times in ms, -1 where there is none."""
-
-    transactional_id: str
-    state: str
-    producer_id: int
-    producer_epoch: int
-    timeout_ms: int
-    start_time_ms: int = -1
-    last_update_ms: int = -1
-    partitions: Sequence[TopicPartition] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionOutcome:
-    """How the transaction that a previous instance left behind has ended.
-
-    It is the last one that reached the log; one that had flushed nothing leaves no trace.
+    RocketMQ's names are aliases: COMMIT_MESSAGE, ROLLBACK_MESSAGE, UNKNOW.
     """
 
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
-    committed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GroupMetadata:
-    """What ties `send_offsets_to_transaction` to a group membership, so that zombies are fenced."""
-
-    group_id: str
-    member_id: str = ""
-    generation_id: int = -1
-    instance_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MemberDescription:
-    """A member of a group; `assigned` is what it holds, with what it has not let go of yet."""
-
-    member_id: str
-    client_id: str = ""
-    instance_id: str | None = None
-    member_epoch: int = 0
-    subscription: Sequence[str] = ()
-    assigned: Sequence[TopicPartition] = ()
-    target: Sequence[TopicPartition] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDescription:
-    """A group; `generation` is its epoch in KIP-848's words."""
-
-    group_id: str
-    state: str
-    generation: int = 0
-    assignor: str = ""
-    members: Sequence[MemberDescription] = ()
-    offsets: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that a check found or a repair did: a file, a byte in it, what is wrong."""
-
-    path: str
-    position: int
-    message: str
-    lost_records: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """What `Log.check` read and found."""
-
-    partitions: int
-    batches: int
-    records: int
-    problems: Sequence[Problem] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
-
-
-@dataclass(frozen=True, slots=True)
-class BackupReport:
-    """What `Log.backup` copied: partitions (those of internal topics too) and bytes, and what a
-    check of the copy found, which then is wrong in the original too.
-    """
-
-    path: str
-    partitions: int
-    bytes: int
-    problems: Sequence[Problem] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ImportReport:
-    """What `import_kafka_dir` took over; sizes in bytes of `.log` files.
-
-    `problems` names what recovery had to cut, and what was left out on purpose.
-    """
-
-    path: str
-    topics: Sequence[str]
-    partitions: int
-    bytes_linked: int = 0
-    bytes_copied: int = 0
-    bytes_cut: int = 0
-    problems: Sequence[Problem] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RepairReport:
-    """What `repair` found and, unless `mode` is report, changed."""
-
-    mode: str
-    partitions: int
-    problems: Sequence[Problem] = ()
-    bytes_cut: int = 0
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing had to be repaired."""
-        return not self.problems
+    COMMIT = "commit"
+    ABORT = "abort"
+    UNKNOWN = "unknown"
+    COMMIT_MESSAGE = COMMIT
+    ROLLBACK_MESSAGE = ABORT
+    UNKNOW = UNKNOWN

@@ -1,7 +1,7 @@
-"""Keys and values to bytes and back, by callable, by short name, or by Kafka's Java class name.
+"""Serializers and deserializers, by callable, short name, or Java class name.
 
-None stands for "as it is": bytes stay bytes, `str` becomes UTF-8 on the way in. Null passes
-through every built-in one, as in Kafka, where a null value is a tombstone.
+Without one, bytes stay bytes, and a produced `str` is encoded as UTF-8. All built-in ones pass null
+through, as in Kafka, where a null value is a tombstone.
 
 Source: Kafka `org.apache.kafka.common.serialization`.
 """
@@ -14,11 +14,16 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from eoslog._util.arguments import shown
+from eoslog._util.extras import package
 from eoslog.errors import ConfigError, SerializationError
+from eoslog.model import TopicPartition
 
 Serializer = Callable[[Any], "bytes | None"]
 Deserializer = Callable[["bytes | None"], Any]
 
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
+"""`json.dumps` with separators would create an encoder for each value."""
 _JAVA = "org.apache.kafka.common.serialization."
 
 
@@ -29,11 +34,11 @@ def _number(code: str, kind: type, name: str) -> tuple[Serializer, Deserializer]
         if value is None:
             return None
         if isinstance(value, bool) or (kind is int and not isinstance(value, int)):
-            raise SerializationError(f"{name}: expected {kind.__name__}, got {value!r}")
+            raise SerializationError(f"{name}: expected {kind.__name__}, got {shown(value)}")
         try:
             return layout.pack(value)
         except struct.error as error:
-            raise SerializationError(f"{name}: {value!r}: {error}") from None
+            raise SerializationError(f"{name}: cannot encode {shown(value)}: {error}") from None
 
     def deserialize(data: bytes | None) -> Any:
         if data is None:
@@ -49,7 +54,7 @@ def _from_str(value: Any) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise SerializationError(f"string: expected str, got {value!r}")
+        raise SerializationError(f"string: expected str, got {shown(value)}")
     return value.encode()
 
 
@@ -57,21 +62,39 @@ def _to_str(data: bytes | None) -> str | None:
     try:
         return None if data is None else bytes(data).decode()
     except UnicodeDecodeError as error:
-        raise SerializationError(f"string: {error}") from None
+        raise SerializationError(f"string: the bytes are not UTF-8: {error}") from None
 
 
 def _from_json(value: Any) -> bytes | None:
     try:
-        return None if value is None else json.dumps(value, separators=(",", ":")).encode()
+        return None if value is None else _encode_json(value).encode()
     except (TypeError, ValueError) as error:
-        raise SerializationError(f"json: {error}") from None
+        raise SerializationError(f"json: cannot encode {shown(value)}: {error}") from None
 
 
 def _to_json(data: bytes | None) -> Any:
     try:
         return None if data is None else json.loads(data)
     except ValueError as error:
-        raise SerializationError(f"json: {error}") from None
+        raise SerializationError(f"json: the bytes are not JSON: {error}") from None
+
+
+def _from_msgpack(value: Any) -> bytes | None:
+    import msgpack
+
+    try:
+        return None if value is None else msgpack.packb(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SerializationError(f"msgpack: cannot encode {shown(value)}: {error}") from None
+
+
+def _to_msgpack(data: bytes | None) -> Any:
+    import msgpack
+
+    try:
+        return None if data is None else msgpack.unpackb(data)
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise SerializationError(f"msgpack: the bytes are not one object: {error!r}") from None
 
 
 def _from_uuid(value: Any) -> bytes | None:
@@ -82,7 +105,7 @@ def _to_uuid(data: bytes | None) -> uuid.UUID | None:
     try:
         return None if data is None else uuid.UUID(bytes(data).decode())
     except ValueError as error:
-        raise SerializationError(f"uuid: {error}") from None
+        raise SerializationError(f"uuid: the bytes are not a UUID: {error}") from None
 
 
 _PAIRS: dict[str, tuple[Serializer, Deserializer] | None] = {
@@ -95,6 +118,7 @@ _PAIRS: dict[str, tuple[Serializer, Deserializer] | None] = {
     "float": _number(">f", float, "float"),
     "double": _number(">d", float, "double"),
     "uuid": (_from_uuid, _to_uuid),
+    "msgpack": (_from_msgpack, _to_msgpack),
 }
 _SHORT = {"bytearray": "bytes", "str": "string", "int": "integer", "int32": "integer",
           "int64": "long", "int16": "short"}  # fmt: skip
@@ -104,19 +128,37 @@ def _find(key: str, spec: object, suffix: str) -> tuple[Serializer, Deserializer
     if isinstance(spec, str):
         name = spec.removeprefix(_JAVA).removesuffix(suffix).lower()
         name = _SHORT.get(name, name)
+        if name == "msgpack":
+            package("msgpack", f"{key}={name}", "msgpack")
         if name in _PAIRS:
             return _PAIRS[name]
-    raise ConfigError(f"{key}: expected a callable or one of {', '.join(_PAIRS)}, got {spec!r}")
+    raise ConfigError(
+        f"{key}: expected a callable or one of {', '.join(_PAIRS)}, got {shown(spec)}"
+    )
+
+
+def format_name(key: str, spec: Any) -> str | None:
+    """Return the name of a format, also for a Java class; None for a callable.
+
+    Raises:
+        ConfigError: if there is no such format.
+    """
+    if spec is bytes or spec is str:
+        spec = spec.__name__
+    if callable(spec):
+        return None
+    found = _find(key, spec, "Deserializer")
+    return next(name for name, pair in _PAIRS.items() if pair is found)
 
 
 def serializer(key: str, spec: Any) -> Serializer | None:
-    """The serializer that a configuration value names; None where bytes are taken as they are."""
+    """Return the serializer for a configuration value; None for plain bytes."""
     pair = _pair(key, spec, "Serializer")
     return None if pair is None else pair[0]
 
 
 def deserializer(key: str, spec: Any) -> Deserializer | None:
-    """The deserializer that a configuration value names; None where bytes stay bytes."""
+    """Return the deserializer for a configuration value; None if bytes stay bytes."""
     pair = _pair(key, spec, "Deserializer")
     return None if pair is None else pair[1]
 
@@ -124,6 +166,14 @@ def deserializer(key: str, spec: Any) -> Deserializer | None:
 def _pair(key: str, spec: Any, suffix: str) -> tuple[Serializer, Deserializer] | None:
     if spec is None:
         return None
-    if spec in (bytes, str):
+    if spec is bytes or spec is str:
         return _find(key, spec.__name__, suffix)
     return (spec, spec) if callable(spec) else _find(key, spec, suffix)
+
+
+def undecodable(
+    partition: TopicPartition, offset: int, error: Exception, advice: str
+) -> SerializationError:
+    """Return the error of a record that cannot be deserialized, with its place."""
+    what = "" if isinstance(error, SerializationError) else f"{type(error).__name__}: "
+    return SerializationError(f"{partition} at offset {offset}: {what}{error}; {advice}")

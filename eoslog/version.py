@@ -1,3 +1,3 @@
-"""The version, apart from everything that must be compiled to be imported."""
+"""The version, in a module that can be imported without the compiled core."""
 
 __version__ = "0.1.0"

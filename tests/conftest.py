@@ -1,4 +1,4 @@
-"""What all tests may use, times of the parts in the summary, marks, and who runs beside whom."""
+"""Fixtures, marks and the scheduler of all tests, and the times by folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "search")
 
-# A real broker is another run: `make test-kafka`.
+# A real broker is another run: `make quality-kafka`.
 collect_ignore = [] if os.environ.get("EOSLOG_KAFKA") else ["kafka"]
 
 
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> str:
 def disarmed() -> Iterator[None]:
     """Failpoints that a test arms end with it."""
     yield
-    from eoslog.storage import files
+    from eoslog.storage.fs import files
 
     files.disarm_failpoints()
 
@@ -56,7 +56,7 @@ class Files(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files:
-    """With `-n 2`: who is done takes the next file."""
+    """With `-n 2`: a worker that is done takes the next file."""
     return Files(config, log)
 
 

@@ -66,7 +66,9 @@ def test_categories_are_kafkas():
     assert all(ErrorCode(code).abortable for code in (10, 45, 47, 49, 59, 120))
 
 
-@pytest.mark.parametrize("cls", CODED)
+# TransactionTimedOut has the code of the call that failed, as a ProducerFenced: its class is chosen
+# where the cause is known.
+@pytest.mark.parametrize("cls", [c for c in CODED if c is not errors.TransactionTimedOut])
 def test_a_code_gives_its_class(cls):
     assert type(error_for(cls.code, "why")) is cls
 

@@ -1,1 +1,1 @@
-"""What eoslog is compared with: the machine's own limits, codecs, stores and servers."""
+"""The peers of eoslog: the machine's own limits, codecs, stores and servers."""

@@ -1,4 +1,7 @@
-"""Kafka clients' own encoders and decoders of record batches: aiokafka's Cython, kafka-python's Python."""
+"""Kafka clients' encoders and decoders of record batches.
+
+They are aiokafka's in Cython and kafka-python's in Python.
+"""
 
 from __future__ import annotations
 

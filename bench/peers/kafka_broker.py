@@ -1,7 +1,7 @@
-"""confluent-kafka with a real Kafka broker on loopback, which answers before it syncs.
+"""confluent-kafka with a real Kafka broker on loopback.
 
-The broker comes from Maven as the tests' does; it runs idle while others are timed, and its clients
-live only within their own runs.
+The broker answers before it syncs. It comes from Maven like that of the tests. It runs idle
+while others are timed, and its clients exist only within their own runs.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def _producing(broker: Any, config: dict[str, Any]) -> Iterator[tuple[Any, str]]
     client.flush(30)
 
 
-def _end_of(broker: Any, topic: str) -> int:
+def end_of(broker: Any, topic: str) -> int:
+    """The high watermark of partition 0."""
     from confluent_kafka import TopicPartition
 
     with _consumer(broker) as client:
@@ -171,10 +172,13 @@ def _end_of(broker: Any, topic: str) -> int:
 
 
 def sender(broker: Any, count: int) -> Contender:
-    """`produce` per record and one `flush`; acknowledged is not yet on the broker's disk."""
+    """`produce` per record and one `flush`.
+
+    An acknowledged record is not yet on the broker's disk.
+    """
 
     def check(state: tuple[Any, str], _result: Any) -> None:
-        assert _end_of(broker, state[1]) == count + 1
+        assert end_of(broker, state[1]) == count + 1
 
     return Contender(
         "confluent-kafka",
@@ -199,7 +203,7 @@ def transactions(broker: Any, count: int, per_transaction: int) -> Contender:
 
     def check(state: tuple[Any, str], _result: Any) -> None:
         markers = -(-count // per_transaction)
-        assert _end_of(broker, state[1]) == count + markers
+        assert end_of(broker, state[1]) == count + markers
 
     return Contender(
         "confluent-kafka", run,

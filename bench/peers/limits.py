@@ -40,7 +40,10 @@ def _new_file(place: Path) -> Iterator[int]:
 def write(
     place: Path, size: int, *, sync: bool = True, piece: int = PIECE, sync_each: bool = False
 ) -> Contender:
-    """Put `size` bytes into a new file, in pieces, with one fdatasync at the end or after each."""
+    """Write `size` bytes to a new file in pieces.
+
+    fdatasync follows the last piece or each of them.
+    """
     data = np.random.default_rng(1).bytes(piece)
 
     def run(fd: int) -> None:
@@ -65,7 +68,10 @@ def _two_files(place: Path) -> Iterator[tuple[int, int]]:
 
 
 def appends(place: Path, count: int, size: int = 4096, *, name: str, each: int = 1) -> Contender:
-    """`count` appends with fdatasync, by turns into two files; `each` of them are one unit."""
+    """`count` appends with fdatasync, alternating between two files.
+
+    `each` appends are one unit.
+    """
     data = bytes(size)
 
     def run(fds: tuple[int, int]) -> None:

@@ -1,4 +1,7 @@
-"""Redis Streams and NATS JetStream on loopback, persistent: Redis syncs before it answers, NATS later."""
+"""Redis Streams and NATS JetStream on loopback, persistent.
+
+Redis syncs before it answers, NATS later.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,10 @@ def redis_streams(
 
 
 def nats_jetstream(place: Path, count: int, stack: contextlib.ExitStack) -> Contender:
-    """Publish into a stream of files, 500 acknowledgements outstanding; this server syncs by a timer."""
+    """Publish to a stream of files with 500 outstanding acknowledgements.
+
+    This server syncs by a timer.
+    """
     import asyncio
 
     import nats

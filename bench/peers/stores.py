@@ -1,8 +1,9 @@
-"""Other ways to keep records in a directory: lmdb, sqlite, RocksDB, Arrow IPC and Parquet files.
+"""Other stores in a directory: lmdb, sqlite, RocksDB, Arrow IPC and Parquet.
 
-Each stores a record under its offset, key and value in full. Writers end as durable as the store
-can: lmdb syncs at commit, sqlite runs WAL with `synchronous=full`, RocksDB syncs its log, files get
-an fsync. Readers hand out every record's offset, key and value; their files are warm.
+Each stores a record under its offset, with complete key and value. Writers end as durable as
+the store can: lmdb syncs at commit, sqlite runs WAL with `synchronous=full`, RocksDB syncs its
+log, files get an fsync. Readers return every record's offset, key and value; their files are
+warm.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ def lmdb_writer(place: Path, count: int) -> Contender:
 
 
 def lmdb_cursor(place: Path, count: int, stack: contextlib.ExitStack) -> Contender:
-    """A cursor over everything, each record taken apart into offset, key and value, values kept."""
+    """A cursor over all records, each decoded into offset, key and value.
+
+    The values are kept.
+    """
     base = stack.enter_context(_lmdb(place))
     _lmdb_put(base, count)
 
@@ -272,7 +276,10 @@ def _read(kind: str, path: Path) -> Any:
 
 
 def file_reader(kind: str, place: Path, count: int, stack: contextlib.ExitStack) -> Contender:
-    """Offset and value as Arrow columns; Arrow IPC by mapping, which copies and checks nothing."""
+    """Offset and value as Arrow columns.
+
+    Arrow IPC is mapped, so it copies and checks nothing.
+    """
     path = stack.enter_context(data.folder(place)) / "file"
     _WRITERS[kind](columns(count), path)
 

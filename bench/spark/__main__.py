@@ -1,9 +1,9 @@
-"""eoslog's Spark source and sink beside their peers, all in one run.
+"""Compare eoslog's Spark source and sink with their peers in one run.
 
     python -m bench.spark [--rows 10000000] [--rounds 3] [--only read,stream] [--strict]
 
-Prints a table of ratios; what was written and read is counted and summed afterwards, ours and the
-peers'. A peer that can't be had is left out by name.
+Prints a table of ratios. The records that eoslog and the peers wrote and read are counted and
+checksummed afterwards. A peer that is not available is left out and named.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KAFKA = "Kafka connector"
 TUNED = f"{KAFKA}, linger.ms=20 batch.size=1m"
 CEILING = "the ceiling"
-# Spark then does not sum up a batch's size again at each of its rows; docs/spark.md, Sizing.
+# Spark then does not sum up a batch's size again at each of its rows; docs/how-to/spark-batch.md.
 UNSIZED_KEY, UNSIZED_VALUE = "spark.sql.execution.arrow.maxBytesPerBatch", "2147483647"
 UNSIZED = f"maxBytesPerBatch={UNSIZED_VALUE}"
 FASTER = f"eoslog, {UNSIZED}"
@@ -118,7 +118,7 @@ class Bench:
         rounds: int,
         before: Callable[[str, int], object] = lambda name, number: None,
     ) -> dict[str, Measured]:
-        """Cases of this session by turns, each in a heap that has nothing left to collect."""
+        """Run cases of this session interleaved, each with a garbage-collected heap."""
 
         def clean(name: str, number: int) -> None:
             before(name, number)
@@ -134,7 +134,7 @@ class Bench:
         goals: dict[str, float],
         ours: str = "eoslog",
     ) -> None:
-        """Lines of ours beside each other case; rates are in million rows a second."""
+        """Compare our case with each other case; rates are in million rows per second."""
         for peer, found in measured.items():
             if peer == ours or peer.startswith("eoslog"):
                 continue
@@ -312,7 +312,10 @@ class Bench:
 
 
 def table_of(store: str, number: int) -> str:
-    """Two producers write to one broker, and two of Spark's settings to one directory."""
+    """The table or topic of a store for one of two producers or two Spark settings.
+
+    Two producers write to one broker, and two of Spark's settings to one directory.
+    """
     return {TUNED: "tuned", FASTER: "faster"}.get(store, "rows") + f"-{number}"
 
 
@@ -327,7 +330,10 @@ def _answer(
 
 
 def session(place: Path, connector: list[Path]) -> SparkSession:
-    """Spark as it comes, with two slots and room; the connector's jars where there are any."""
+    """Spark with its defaults, two slots and enough memory.
+
+    It has the connector's jars if there are any.
+    """
     search = [str(ROOT), *(str(ROOT / "spark") for _ in [0] if (ROOT / "spark").exists())]
     before = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     os.environ["PYTHONPATH"] = os.pathsep.join([*before, *search])
@@ -364,7 +370,11 @@ def machine() -> str:
     import pyspark
 
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    lent = ", free memory may go back to the host (docs/spark.md, Speed)" if lends_memory() else ""
+    lent = (
+        ", free memory may go back to the host (docs/contributing/benchmarks.md)"
+        if lends_memory()
+        else ""
+    )
     return (
         f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, "
         f"Python {platform.python_version()}, pyspark {pyspark.__version__}, load {load}{lent}"
@@ -372,8 +382,10 @@ def machine() -> str:
 
 
 def lends_memory() -> bool:
-    """Whether this is a guest whose free memory may go back to its host (`linux/virtio_balloon.h`,
-    page reporting), so that whoever writes to it next pays for getting it again.
+    """Whether this is a guest whose free memory may return to its host.
+
+    Then the next process that writes to the memory pays for getting it again. See
+    `linux/virtio_balloon.h`, page reporting.
     """
     devices = Path("/sys/bus/virtio/drivers/virtio_balloon").glob("virtio*/features")
     return any(one.read_text()[VIRTIO_BALLOON_F_REPORTING] == "1" for one in devices)
@@ -381,8 +393,9 @@ def lends_memory() -> bool:
 
 @contextmanager
 def stage(name: str, bench: Bench) -> Iterator[None]:
-    """Prints how long a part of the run took and what it found; one that fails is noted, the next
-    goes on.
+    """Print how long a part of the run took and what it found.
+
+    If the part fails, the failure is noted and the next part runs.
     """
     started, before = time.monotonic(), len(bench.lines)
     try:
@@ -395,12 +408,24 @@ def stage(name: str, bench: Bench) -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3, help="that count; one more is dropped")
     parser.add_argument(
-        "--only", default="write,read,start-up,stream", help="parts, the first is always run"
+        "--rows",
+        type=int,
+        default=1_000_000,
+        help="Number of rows to write and read. [default: %(default)s]",
     )
-    parser.add_argument("--strict", action="store_true", help="a goal missed is an exit code of 1")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="Rounds to measure, after one that is dropped. [default: %(default)s]",
+    )
+    parser.add_argument(
+        "--only",
+        default="write,read,start-up,stream",
+        help="Parts to run, separated by commas; write always runs. [default: all]",
+    )
+    parser.add_argument("--strict", action="store_true", help="Exit with 1 if a goal is missed.")
     given = parser.parse_args()
     place = Path(
         tempfile.mkdtemp(prefix="bench-spark-", dir=os.environ.get("EOSLOG_BENCH_DIR", "."))

@@ -1,5 +1,7 @@
-"""The ceilings of Spark's Python path: a source that hands out one prepared Arrow batch again and
-again, and a sink that drops what it gets; neither does anything else.
+"""The ceilings of Spark's Python path: a minimal source and a minimal sink.
+
+The source returns one prepared Arrow batch repeatedly, and the sink drops what it gets. Neither
+does anything else.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ from pyspark.sql.datasource import (
 
 
 class Share(InputPartition):
-    """How many rows a task hands out."""
+    """The number of rows that a task returns."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
 
 class Ceiling(DataSource):
-    """`format("ceiling")`: options `batch` (an Arrow IPC file), `rows` and `tasks`, to read."""
+    """`format("ceiling")`, to read.
+
+    Its options are `batch` (an Arrow IPC file), `rows` and `tasks`.
+    """
 
     @classmethod
     def name(cls) -> str:

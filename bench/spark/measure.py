@@ -1,4 +1,4 @@
-"""Walls and processor time of cases that take turns, and the ratios between them."""
+"""Wall and processor time of interleaved cases, and the ratios between them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How one case stands beside another in the same run; above 1 the first is better.
+    """The ratio of two cases in the same run; above 1 the first is better.
 
     Attributes:
-        walls: median of the rounds' ratios: a round is short beside what changes on the machine, so
-            what else runs there weighs on both.
+        walls: median of the rounds' ratios. A round is short compared with changes on the machine,
+            so other programs affect both cases.
         processor: the same of processor time, which other programs hardly change.
     """
 
@@ -54,23 +54,23 @@ def in_turns(
     rounds: int,
     before: Callable[[str, int], object] = lambda name, number: None,
 ) -> dict[str, Measured]:
-    """Runs each case once a round, each on a disk that has nothing left to write; the first round is
-    dropped.
+    """Run each case once per round, and drop the first round.
 
-    The order of each round is drawn, the same in every run, so that no case is bound to find what a
-    certain other one has left in the processor's caches, the compiler and the heap.
+    Each case runs on a disk that has nothing left to write. The order of each round is chosen
+    at random, the same in every run. So no case always finds what a certain other one has left
+    in the processor's caches, the compiler and the heap.
 
     Args:
-        cases: what to run, by name; gets the number of the round.
-        rounds: that count.
-        before: is called with both before the clock runs.
+        cases: functions to run, by name; each gets the number of the round.
+        rounds: number of rounds that count.
+        before: called with both before the clock starts.
     """
     found = {name: Measured() for name in cases}
     draw = random.Random(2013)
     for number in range(rounds + 1):
         for name in draw.sample(list(cases), len(cases)):
             before(name, number)
-            os.sync()  # nobody pays for what the one before left unflushed
+            os.sync()  # no case pays for what the one before left unflushed
             cpu, started = processor_seconds(), time.perf_counter()
             cases[name](number)
             wall = time.perf_counter() - started

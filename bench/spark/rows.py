@@ -1,5 +1,7 @@
-"""What is written and read: the flights of New York 2013 as lines of about 100 bytes, keyed by the
-aircraft, repeated under running numbers until there are enough.
+"""The rows that are written and read: the flights of New York 2013 as lines.
+
+The lines have about 100 bytes and the aircraft as key. They are repeated under running numbers
+until there are enough.
 """
 
 from __future__ import annotations

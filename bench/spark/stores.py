@@ -1,4 +1,4 @@
-"""Where records are written to and read from: eoslog, Parquet and a Kafka broker, by one interface."""
+"""The stores, with one interface: eoslog, Parquet and a Kafka broker."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class Stream(Store, Protocol):
     """One that can be read and written as a stream."""
 
     def pipe(self, source: str, sink: str, checkpoint: Path, most: int) -> Any:
-        """Copies one into another by an AvailableNow query of micro-batches of `most` records;
-        returns the query that has ended.
+        """Copy one store into another by an AvailableNow query.
+
+        The micro-batches have at most `most` records. Returns the query, which has ended.
         """
 
 
@@ -52,7 +53,8 @@ class Eoslog:
 
     def __init__(self, spark: SparkSession, path: Path) -> None:
         self.spark, self.path = spark, str(path)
-        # Stays open: whoever opens a directory that nobody has recovers it first.
+        # Stays open: a process that opens a directory that no process has open recovers it
+        # first.
         self.log = eoslog.open(self.path)
 
     def make(self, name: str, partitions: int) -> None:

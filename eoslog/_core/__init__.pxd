@@ -1,1 +1,1 @@
-# Makes the folder a Cython package, so that chapters can cimport the leaf headers.
+# Makes this directory a Cython package, so that the included files can cimport its .pxd files.

@@ -1,1 +1,1 @@
-"""What users hold: producers, consumers, scans, and a look into files."""
+"""Clients: producers, consumers, scans, and Arrow data."""

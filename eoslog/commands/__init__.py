@@ -1,4 +1,4 @@
-"""The commands of the command line, one chapter a file; only public names of eoslog are used."""
+"""The commands, one module per group; they use only public names of eoslog."""
 
 from __future__ import annotations
 
@@ -6,23 +6,38 @@ import errno
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 import click
 
 import eoslog
 from eoslog import errors
+from eoslog._util.arguments import shown
 from eoslog.commands import (
+    apps,
     bench,
-    data,
+    care,
+    config,
+    consume,
+    databases,
     groups,
-    histories,
     maintenance,
-    moving,
+    positions,
+    produce,
     topics,
     transactions,
+    why,
 )
-from eoslog.commands.face import EXIT_CORRUPT, FORMATS, Face
+from eoslog.commands import (
+    kafka as moving,
+)
+from eoslog.commands import (
+    verify as histories,
+)
+from eoslog.commands.context import EXIT_CORRUPT
+from eoslog.commands.directory_options import at_every_level
+from eoslog.shown_values import printable
 
 EXIT_RUNTIME, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONFLICT = 1, 2, 3, 4
 EXIT_TIMED_OUT, EXIT_INTERRUPTED = 6, 130
@@ -34,6 +49,7 @@ _EXITS: tuple[tuple[int, tuple[type[BaseException], ...]], ...] = (
             errors.UnknownTopicOrPartition,
             errors.GroupNotFound,
             errors.TransactionalIdNotFound,
+            errors.UnknownToken,
             errors.NoOffset,
             FileNotFoundError,
         ),
@@ -46,6 +62,9 @@ _EXITS: tuple[tuple[int, tuple[type[BaseException], ...]], ...] = (
             errors.ProducerFenced,
             errors.InvalidProducerEpoch,
             errors.ConcurrentTransactions,
+            errors.OutcomeConflict,
+            errors.PreparedTransactionPending,
+            errors.PositionConflict,
             errors.FencedInstanceId,
             errors.FencedMemberEpoch,
             errors.IllegalGeneration,
@@ -60,7 +79,7 @@ _EXITS: tuple[tuple[int, tuple[type[BaseException], ...]], ...] = (
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code that an error ends the program with."""
+    """Return the exit code of an error."""
     for code, classes in _EXITS:
         if isinstance(error, classes):
             return code
@@ -70,28 +89,44 @@ def exit_code_of(error: BaseException) -> int:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "-d", "--dir", "directory", envvar="EOSLOG_DIR", default=".", show_envvar=True,
-    show_default="the current one", help="The log's directory.",
-)  # fmt: skip
-@click.option(
-    "--format", "form", type=click.Choice(FORMATS), default=None,
-    show_default="table on a terminal, else jsonl", help="How to print data.",
-)  # fmt: skip
 @click.version_option(eoslog.__version__, prog_name="eoslog")
-@click.pass_context
-def root(context: click.Context, directory: str, form: str | None) -> None:
-    """A log with exactly-once semantics, in a directory.
+def root() -> None:
+    r"""Read, write and maintain an exactly-once log in a directory.
 
-    Exit codes: 0 ok, 1 runtime, 2 usage, 3 not found, 4 conflict or fenced, 5 corruption found,
-    6 timed out, 130 interrupted.
+    Commands print tables on a terminal and JSON lines into a pipe; see --format.
+
+    Exit codes: 0 success, 1 runtime error, 2 wrong usage, 3 not found, 4 conflict or fenced,
+    5 damage found, 6 timed out, 130 interrupted.
+
+    \b
+    Examples:
+      eoslog -d shop topic create orders --partitions 3
+      echo "3 apples" | eoslog -d shop produce orders
+      eoslog -d shop consume orders
     """
-    context.obj = Face(directory, form)
 
 
-for chapter in (maintenance, topics, data, groups, transactions, moving, histories, bench):
-    for command in chapter.COMMANDS:
+modules = (
+    maintenance,
+    care,
+    topics,
+    config,
+    consume,
+    groups,
+    transactions,
+    positions,
+    produce,
+    databases,
+    apps,
+    why,
+    moving,
+    histories,
+    bench,
+)
+for module in modules:
+    for command in module.COMMANDS:
         root.add_command(command)
+at_every_level(root)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -105,7 +140,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.Abort as error:
         # click makes one of SIGINT, at a prompt too, and one of the answer "no".
         interrupted = KeyboardInterrupt in (type(error.__cause__), type(error.__context__))
-        said = "interrupted" if interrupted else "not done; use -y to do it without being asked"
+        said = "interrupted" if interrupted else "nothing was changed; add -y to skip the question"
         print(f"eoslog: {said}", file=sys.stderr)
         code = EXIT_INTERRUPTED if interrupted else EXIT_RUNTIME
     except KeyboardInterrupt:
@@ -114,8 +149,31 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (errors.EoslogError, OSError) as error:
         print(f"eoslog: {error}", file=sys.stderr)
         code = exit_code_of(error)
+    except UnicodeEncodeError as error:  # of an argument: what is printed is escaped
+        print(
+            f"eoslog: {shown(error.object)} has lone surrogates, which {error.encoding} cannot "
+            "encode; give other text",
+            file=sys.stderr,
+        )
+        code = EXIT_USAGE
+    except Exception as error:
+        code = _unexpected(error)
     _let_go_of_stdout()
     return code
+
+
+def _unexpected(error: Exception) -> int:
+    """One line on an error that no command foresees; its traceback on request."""
+    if os.environ.get("EOSLOG_TRACEBACK"):
+        traceback.print_exception(error)
+    context = click.get_current_context(silent=True)
+    command = context.command_path if context else "eoslog"
+    text = " ".join(printable(f"{type(error).__name__}: {error}").split())
+    print(
+        f"{command}: unexpected {text}; set EOSLOG_TRACEBACK=1 for the traceback, and report it",
+        file=sys.stderr,
+    )
+    return EXIT_RUNTIME
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -144,7 +202,7 @@ def _streams() -> None:
 
 
 def _let_go_of_stdout() -> None:
-    """Python flushes at exit, and would complain again about a stdout that takes nothing."""
+    """Prevent a second error at exit, when Python flushes a closed stdout."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,12 +1,18 @@
-"""`eoslog group`."""
+"""`eoslog group`: list, show, reset and delete consumer groups."""
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import click
 
-from eoslog.commands.face import Face, partitions_of
+from eoslog import TopicPartition
+from eoslog.commands.context import CliContext, partitions_of
+from eoslog.commands.offset_range import in_range
+from eoslog.commands.why import blocked_by
+from eoslog.errors import GroupNotFound
+from eoslog.model import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from eoslog import Log
@@ -14,14 +20,14 @@ if TYPE_CHECKING:
 
 @click.group()
 def group() -> None:
-    """List, look at, reset and delete consumer groups."""
+    """List, show, reset and delete consumer groups."""
 
 
 @group.command("list")
 @click.pass_obj
-def list_groups(face: Face) -> None:
-    """List the groups."""
-    with face.log() as log:
+def list_groups(face: CliContext) -> None:
+    """List the groups with state, generation, members and partitions."""
+    with face.log(reads=True) as log:
         rows = []
         for name in log.groups():
             about = log.describe_group(name)
@@ -39,11 +45,17 @@ def list_groups(face: Face) -> None:
 
 @group.command("describe")
 @click.argument("name", metavar="GROUP")
-@click.option("--members", is_flag=True, help="The members in place of the offsets.")
+@click.option("--members", is_flag=True, help="Show the members instead of the offsets.")
 @click.pass_obj
-def describe(face: Face, name: str, members: bool) -> None:
-    """Show a group's offsets and lag, or its members."""
-    with face.log() as log:
+def describe(face: CliContext, name: str, members: bool) -> None:
+    r"""Show a group's offsets, lag and blockers, or its members.
+
+    \b
+    Examples:
+      eoslog -d shop group describe billing
+      eoslog -d shop group describe billing --members
+    """
+    with face.log(reads=True) as log:
         about = log.describe_group(name)
         face.say(f"group {name}: {about.state}, generation {about.generation}")
         if members:
@@ -64,35 +76,74 @@ def describe(face: Face, name: str, members: bool) -> None:
         owners = {tp: member.member_id for member in about.members for tp in member.assigned}
         rows = []
         lags = log.lag(name)
-        for at, committed in sorted(about.offsets.items()):
+        blocked = {TopicPartition(b.topic, b.partition or 0) for b in about.blocked_by if b.topic}
+        for at in sorted({*about.offsets, *blocked}):
+            committed = about.offsets.get(at)
             rows.append(
                 {
                     "topic": at.topic,
                     "partition": at.partition,
-                    "offset": committed.offset,
+                    "offset": None if committed is None else committed.offset,
                     "end": log.offsets(at.topic, at.partition).last_stable if at in lags else None,
                     "lag": lags.get(at),  # None: the topic was deleted, its offsets are still there
                     "member": owners.get(at),
+                    "blocked_by": blocked_by(
+                        face,
+                        [
+                            blocker
+                            for blocker in about.blocked_by
+                            if (blocker.topic, blocker.partition) == (at.topic, at.partition)
+                        ],
+                    ),
                 }
             )
-        face.show(rows, ("topic", "partition", "offset", "end", "lag", "member"))
+        face.show(rows, ("topic", "partition", "offset", "end", "lag", "member", "blocked_by"))
 
 
 @group.command("reset")
 @click.argument("name", metavar="GROUP")
-@click.option("-t", "--topic", "topics", multiple=True, required=True, help="Repeatable.")
-@click.option("-p", "--partition", "only", type=int, multiple=True, help="Only these partitions.")
-@click.option("--to", required=True, metavar="earliest|latest|OFFSET|@MS", help="@MS is a time.")
-@click.option("--dry-run", is_flag=True, help="Only show.")
+@click.option(
+    "-t", "--topic", "topics", multiple=True, required=True, help="Reset this topic; repeatable."
+)
+@click.option(
+    "-p",
+    "--partition",
+    "only",
+    type=int,
+    multiple=True,
+    help="Reset only this partition; repeatable.",
+)
+@click.option(
+    "--to",
+    required=True,
+    metavar="earliest|latest|OFFSET|@MS",
+    help="New offset; @MS is a time in ms since 1970.",
+)
+@click.option("--create", is_flag=True, help="Create the group if it does not exist.")
+@click.option("--dry-run", is_flag=True, help="Show the new offsets without setting them.")
 @click.pass_obj
 def reset(
-    face: Face, name: str, topics: tuple[str, ...], only: tuple[int, ...], to: str, dry_run: bool
+    face: CliContext,
+    name: str,
+    topics: tuple[str, ...],
+    only: tuple[int, ...],
+    to: str,
+    create: bool,
+    dry_run: bool,
 ) -> None:
-    """Set a group's offsets; the group must have no members."""
+    r"""Set a group's committed offsets; the group must not have members.
+
+    Exit code 2 if no partition contains the offset, 3 if the group does not exist.
+
+    \b
+    Examples:
+      eoslog -d shop group reset billing -t orders --to earliest --dry-run
+      eoslog -d shop group reset billing -t orders -p 0 --to 1500
+    """
     with face.log() as log:
-        targets = {
-            tp: _target(log, tp.topic, tp.partition, to) for tp in partitions_of(log, topics, only)
-        }
+        if not create:
+            _known(log, name)
+        targets = _targets(log, partitions_of(log, topics, only), to)
         if not dry_run:
             log.reset_offsets(name, targets)
         rows = [{"topic": tp.topic, "partition": tp.partition, "offset": offset}
@@ -100,37 +151,45 @@ def reset(
         face.show(rows, ("topic", "partition", "offset"))
 
 
-def _target(log: Log, topic: str, partition: int, to: str) -> int:
-    at = log.offsets(topic, partition)
-    if to == "earliest":
-        return at.log_start
-    if to == "latest":
-        return at.last_stable
+def _known(log: Log, name: str) -> None:
+    """Raise GroupNotFound with the nearest name if the group does not exist."""
+    groups = log.groups()
+    if name not in groups:
+        near = get_close_matches(name, groups, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise GroupNotFound(f"group {name!r} does not exist; {hint}add --create to create it")
+
+
+def _targets(log: Log, every: list[TopicPartition], to: str) -> dict[TopicPartition, int]:
+    ends = {tp: log.offsets(tp.topic, tp.partition) for tp in every}
+    if to == EARLIEST:
+        return {tp: at.log_start for tp, at in ends.items()}
+    if to == LATEST:
+        return {tp: at.last_stable for tp, at in ends.items()}
     try:
-        if to.startswith("@"):
-            found = log.offset_for_time(topic, partition, int(to[1:]))
-            return at.last_stable if found is None or found < 0 else found
-        asked = int(to)
-        found = min(max(asked, at.log_start), at.last_stable)
-        if found != asked:
-            Face.say(
-                f"{topic}-{partition} holds offsets {at.log_start} to {at.last_stable}: {asked} "
-                f"becomes {found}"
-            )
-        return found
+        number = int(to.removeprefix("@"))
     except ValueError:
         raise click.BadParameter(
-            f"expected earliest, latest, an offset or @MS, got {to!r}"
+            f"--to must be earliest, latest, an offset or @MS, got {to!r}"
         ) from None
+    if not to.startswith("@"):
+        ranges = {tp: (at.log_start, at.last_stable) for tp, at in ends.items()}
+        return in_range("--to", number, ranges)
+    return {
+        tp: min(log.offset_for_time(tp.topic, tp.partition, number), at.last_stable)
+        for tp, at in ends.items()
+    }
 
 
 @group.command("delete")
 @click.argument("name", metavar="GROUP")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--force", is_flag=True, help="Also one that holds versions of Spark's writes.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")
+@click.option(
+    "--force", is_flag=True, help="Delete even a group of Spark write versions or publishing ids."
+)
 @click.pass_obj
-def delete(face: Face, name: str, yes: bool, force: bool) -> None:
-    """Forget a group and its offsets; it must have no members."""
+def delete(face: CliContext, name: str, yes: bool, force: bool) -> None:
+    """Delete a group and its offsets; the group must not have members."""
     with face.log() as log:
         log.describe_group(name)
         if not yes:

@@ -1,51 +1,77 @@
-"""`eoslog init, dump, check, repair, backup, locks, stats, durability, demo`."""
+"""The commands init, dump, backup, locks, stats, compact, durability and demo."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import click
 
 import eoslog
-from eoslog.commands.face import EXIT_CORRUPT, Face, counted
-
-READ_ONLY_ANYWAY = click.option(
-    "--read-only-anyway", is_flag=True, help="Read though a broker is running on the directory."
-)
+from eoslog.commands.care import READ_ONLY_ANYWAY, show_problems, working
+from eoslog.commands.context import EXIT_CORRUPT, CliContext, counted
 
 
 @click.command()
 @click.option(
     "--durability", type=click.Choice(["strict", "os"]), default=None, show_default="strict",
-    help="strict: acknowledged means on the disk; os: in the page cache.",
+    help="strict: acknowledged data survives power loss; os: it survives a killed process.",
+)  # fmt: skip
+@click.option(
+    "--mode", callback=lambda _, __, value: _mode(value), metavar="OCTAL", show_default="700",
+    help="Permissions of the directory and its files, regardless of the umask; 770 shares them "
+    "with the users of its group.",
 )  # fmt: skip
 @click.pass_obj
-def init(face: Face, durability: str | None) -> None:
-    """Make the directory a log; harmless where it is one."""
-    with eoslog.open(face.directory, durability=durability) as log:
+def init(face: CliContext, durability: str | None, mode: int | None) -> None:
+    r"""Create the log of -d; an existing log is not changed.
+
+    \b
+    Examples:
+      eoslog -d shop init
+      eoslog -d shop init --durability os --mode 770
+    """
+    with eoslog.open(face.directory, durability=durability, mode=mode) as log:
         face.say(f"{os.path.abspath(face.directory)}: durability {log.durability}")
+
+
+def _mode(value: str | None) -> int | None:
+    if value is None:
+        return None
+    try:
+        return int(value.removeprefix("0o"), 8)
+    except ValueError:
+        raise click.BadParameter(f"expected octal digits such as 770, got {value!r}") from None
 
 
 @click.command()
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True))
-@click.option("--records/--no-records", default=True, help="Decode the records too.")
+@click.option("--records/--no-records", default=True, help="Decode the records of each batch.")
 @click.option(
-    "--decoder", type=click.Choice(["offsets", "transactions"]), default=None,
-    help="Decode the records of __consumer_offsets or __transaction_state further.",
+    "--decoder", default=None,
+    type=click.Choice(["offsets", "transactions", "staged", "positions"]),
+    help="Decode the keys and values of __consumer_offsets, __transaction_state, "
+    "__staged_transactions or __positions.",
 )  # fmt: skip
 @READ_ONLY_ANYWAY
 @click.pass_obj
 def dump(
-    face: Face, paths: tuple[str, ...], records: bool, decoder: str | None, read_only_anyway: bool
+    face: CliContext,
+    paths: tuple[str, ...],
+    records: bool,
+    decoder: str | None,
+    read_only_anyway: bool,
 ) -> None:
-    """Decode Kafka's files.
+    r"""Decode Kafka's files and print their contents.
 
-    FILE... are .log, .index, .timeindex, .txnindex or .snapshot files, or partition directories.
-    They may be eoslog's or those of a real broker. Exit code 5 if something is damaged.
+    FILE is a .log, .index, .timeindex, .txnindex or .snapshot file, or a partition directory, of
+    eoslog or of a broker. Exit code 5 if a file is damaged.
+
+    \b
+    Examples:
+      eoslog dump shop/orders-0
+      eoslog --format json dump shop/orders-0/00000000000000000000.log | jq .batches
     """
     found = {
         path: eoslog.inspect(
@@ -82,7 +108,7 @@ _BATCH = (
 )  # fmt: skip
 
 
-def _dump_tables(face: Face, content: dict[str, Any]) -> None:
+def _dump_tables(face: CliContext, content: dict[str, Any]) -> None:
     single = {k: v for k, v in content.items() if not isinstance(v, list | dict)}
     if single and face.form == "table":
         face.show_one(single)
@@ -116,83 +142,24 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument(
-    "paths", metavar="[PATH]...", nargs=-1, type=click.Path(exists=True, file_okay=False)
-)
-@click.option("--full", is_flag=True, help="Decode every record too, not only the checksums.")
-@READ_ONLY_ANYWAY
-@click.pass_obj
-def check(face: Face, paths: tuple[str, ...], full: bool, read_only_anyway: bool) -> None:
-    """Read everything and say what is wrong.
-
-    PATH... are directories of a real broker, or partition directories, instead of the log of -d.
-    Exit code 5 if anything is wrong.
-    """
-    with _working(face, "check"):
-        if paths:
-            report = eoslog.check(*paths, full=full, read_only_anyway=read_only_anyway)
-        else:
-            with face.log(read_only=True) as log:
-                report = log.check(full=full)
-    show_problems(face, report.problems)
-    face.say(
-        f"{counted(report.partitions, 'partition')}, "
-        f"{report.batches} {'batch' if report.batches == 1 else 'batches'}, "
-        f"{counted(report.records, 'record')}: "
-        + ("all well" if report.ok else counted(len(report.problems), "problem"))
-    )
-    if not report.ok:
-        raise click.exceptions.Exit(EXIT_CORRUPT)
-
-
-@click.command()
-@click.argument("path", required=False, type=click.Path(exists=True, file_okay=False))
-@click.option(
-    "--mode", type=click.Choice(["report", "cut", "as-kafka"]), show_default="report",
-    help="report: change nothing; cut: drop what is damaged; as-kafka: what a broker would do.",
-)  # fmt: skip
-@click.option("--cut", is_flag=True, help="The same as --mode cut.")
-@click.option("--as-kafka", is_flag=True, help="The same as --mode as-kafka.")
-@click.pass_obj
-def repair(face: Face, path: str | None, mode: str | None, cut: bool, as_kafka: bool) -> None:
-    """Find damage in PATH (default: the directory of -d) and mend it, as --mode says.
-
-    Nobody may have the directory open. With --as-kafka it may be a stopped broker's log directory,
-    or one partition directory of it.
-
-    Exit code 5 if there is damage and it was only reported.
-    """
-    asked = {
-        name
-        for name, given in ((mode or "report", mode), ("cut", cut), ("as-kafka", as_kafka))
-        if given
-    }
-    if len(asked) > 1:
-        raise click.UsageError("--mode, --cut and --as-kafka exclude each other")
-    chosen = asked.pop() if asked else "report"
-    with _working(face, f"repair ({chosen})"):
-        report = eoslog.repair(path or face.directory, mode=chosen)
-    show_problems(face, report.problems)
-    gone = f", {counted(report.bytes_cut, 'byte')} cut" if report.bytes_cut else ""
-    found = counted(len(report.problems), "problem")
-    face.say(f"{counted(report.partitions, 'partition')}, {found}{gone}")
-    if not report.ok and chosen == "report":
-        raise click.exceptions.Exit(EXIT_CORRUPT)
-
-
-@click.command()
 @click.argument("target", type=click.Path())
-@click.option("--check/--no-check", default=True, help="Read the copy again by its checksums.")
+@click.option("--check/--no-check", default=True, help="Verify the checksums of the copy.")
 @click.pass_obj
-def backup(face: Face, target: str, check: bool) -> None:
-    """Copy the log into the new directory TARGET while it is in use.
+def backup(face: CliContext, target: str, check: bool) -> None:
+    r"""Copy the log into the new directory TARGET while it is in use.
 
-    The copy is the log at one instant: what was committed by then is in it, whole, and what was
-    open is aborted in it. Restore it by opening it, or by moving it to the log's place.
+    The copy is consistent at one point in time. It contains every transaction that was committed
+    by then; transactions that were open are aborted in it. To restore, open the copy, or move it
+    to the log's path.
 
-    Exit code 5 if the check finds damage: it is in the log too.
+    Exit code 5 if the check finds damage, which the log then has too.
+
+    \b
+    Examples:
+      eoslog -d shop backup /backups/shop-monday
+      eoslog -d /backups/shop-monday stats
     """
-    with face.log() as log, face.progress(of="bytes") as bar:
+    with face.log(reads=True) as log, face.progress(of="bytes") as bar:
         task = bar.add_task("backup", total=None)
         report = log.backup(
             target, check=check,
@@ -204,73 +171,46 @@ def backup(face: Face, target: str, check: bool) -> None:
         raise click.exceptions.Exit(EXIT_CORRUPT)
 
 
-def show_problems(face: Face, problems: Any) -> None:
-    """Print what a check, a repair or an import found."""
-    columns = ("path", "position", "message", "lost_records")
-    rows = [{name: getattr(problem, name) for name in columns} for problem in problems]
-    if rows or face.form in ("json", "csv"):
-        face.show(rows, columns)
-
-
-@contextlib.contextmanager
-def _working(face: Face, what: str) -> Iterator[None]:
-    with face.progress(of="") as bar:
-        bar.add_task(what, total=None)
-        yield
-
-
 @click.command()
 @click.pass_obj
-def locks(face: Face) -> None:
-    """List the processes that have the directory open.
+def locks(face: CliContext) -> None:
+    """List the processes that have the log open, with their append locks.
 
-    With the append locks that they hold: one that is held for long belongs to a process that is
-    stopped or stuck. It is never overtaken, others get a LockTimeout that names it.
+    A lock that is held for seconds belongs to a process that is suspended or stuck. The lock is
+    never broken: other processes get a LockTimeout that names the holder.
     """
-    place = os.path.realpath(face.directory)
-    if not os.path.exists(os.path.join(place, "meta.properties")):
-        raise FileNotFoundError(f"{place} is no log (`eoslog init` makes one)")
-    held_by = _append_locks(place)
-    rows = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        opened = set()
-        with contextlib.suppress(OSError):
-            for fd in os.listdir(f"/proc/{name}/fd"):
-                target = os.readlink(f"/proc/{name}/fd/{fd}")
-                if target.startswith(place + os.sep):
-                    opened.add(os.path.relpath(target, place))
-        if "eoslog.process" in opened:
-            with open(f"/proc/{name}/cmdline", "rb") as file:
-                command = file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-            partitions = {path.split(os.sep)[0] for path in opened if os.sep in path}
-            rows.append(
-                {
-                    "pid": int(name),
-                    "partitions": len(partitions),
-                    "holds": held_by.get(int(name), []),
-                    "command": command,
-                }
-            )
-    face.show(sorted(rows, key=lambda row: row["pid"]), ("pid", "partitions", "holds", "command"))
-
-
-def _append_locks(place: str) -> dict[int, list[str]]:
-    """By process id, "topic-partition for 1.5 s" of each append lock held at this moment."""
-    found: dict[int, list[str]] = {}
-    with eoslog.open(place, read_only=True) as log:
+    with face.log(read_only=True) as log:
+        held_by: dict[int, list[str]] = {}
         for partition, held in log.locks().items():
-            found.setdefault(held.pid, []).append(f"{partition} for {held.seconds:.1f} s")
-    return found
+            text = f"{partition} for {held.seconds:.1f} s"
+            held_by.setdefault(held.pid, []).append(text)
+        rows = [
+            {
+                "pid": process.pid,
+                "partitions": process.partitions,
+                "holds": held_by.get(process.pid, []),
+                "stopped": process.stopped,
+                "command": process.command,
+            }
+            for process in log.processes()
+            if not process.read_only
+        ]
+    face.show(rows, ("pid", "partitions", "holds", "stopped", "command"))
 
 
 @click.command()
 @click.pass_obj
-def stats(face: Face) -> None:
-    """Print counts, sizes and lags.
+def stats(face: CliContext) -> None:
+    r"""Print counts, sizes and lags.
 
-    Exit code 5 if partitions are offline: they are named, the others are shown.
+    Exit code 5 if a partition is offline. Offline partitions are named on stderr.
+
+    \b
+    Examples:
+      eoslog -d shop stats
+      eoslog -d shop --format json stats | jq .groups
     """
-    with face.log() as log:
+    with face.log(reads=True) as log:
         found = log.stats()
     offline = found["offline"]
     if face.form in ("json", "jsonl"):
@@ -285,18 +225,30 @@ def stats(face: Face) -> None:
 
 
 @click.command()
-@click.option("-t", "--topic", default=None, help="One topic, an internal one too; all without.")
 @click.option(
-    "--roll", is_flag=True, help="Seal the active segments first: they are never cleaned."
+    "-t",
+    "--topic",
+    default=None,
+    help="Clean only this topic, which may be internal.  [default: all topics]",
+)
+@click.option(
+    "--roll",
+    is_flag=True,
+    help="Roll the active segments first, because active segments are never cleaned.",
 )
 @click.pass_obj
-def compact(face: Face, topic: str | None, roll: bool) -> None:
-    """Clean now: compaction and retention.
+def compact(face: CliContext, topic: str | None, roll: bool) -> None:
+    r"""Apply compaction and retention now.
 
-    What goes is what the topics' policies say. Other processes may have the directory open; they do
-    the same by themselves when it is due.
+    Deletes what the topics' policies say. Other processes may have the directory open; each applies
+    the policies on its own when they are due.
+
+    \b
+    Examples:
+      eoslog -d shop compact
+      eoslog -d shop compact --topic orders --roll
     """
-    with face.log() as log, _working(face, "compact"):
+    with face.log() as log, working(face, "compact"):
         freed = log.clean(topic, roll=roll)
     face.show(
         [
@@ -309,33 +261,37 @@ def compact(face: Face, topic: str | None, roll: bool) -> None:
 
 @click.command()
 @click.pass_obj
-def durability(face: Face) -> None:
-    """Print what an acknowledgement means in this directory."""
+def durability(face: CliContext) -> None:
+    """Print the log's durability and what an acknowledged write survives."""
     with face.log(read_only=True) as log:
         kept = log.durability
     meaning = {
-        "strict": "on the disk: survives a power cut",
-        "os": "in the page cache: survives a kill",
+        "strict": "on the disk: survives power loss",
+        "os": "in the page cache: survives a killed process",
     }
     face.show_one({"durability": kept, "acknowledged": meaning[kept]})
 
 
 @click.group()
 def demo() -> None:
-    """See it at work."""
+    """Run a demonstration."""
 
 
 @demo.command("flights")
 @click.option(
-    "--dir", "place", default=None, help="Where to work; emptied first if it is a demo's."
+    "--dir",
+    "place",
+    default=None,
+    help="Directory to work in; a directory of an earlier demo is emptied first.",
 )
-@click.option("--keep", is_flag=True, help="Leave the directory to play with.")
-@click.option("--limit", type=int, help="Only so many flights.")
-@click.option("--no-spark", is_flag=True, help="Aggregate with Arrow instead.")
+@click.option("--keep", is_flag=True, help="Keep the directory afterwards.")
+@click.option("--limit", type=int, help="Use only this number of flights.")
+@click.option("--no-spark", is_flag=True, help="Aggregate with Arrow instead of Spark.")
 def flights(place: str | None, keep: bool, limit: int | None, no_spark: bool) -> None:
-    """Take 336,776 flights through kills and zombies.
+    """Process 336,776 flights while workers are killed and fenced.
 
-    Lost acknowledgements, aborts and a crash too; at the end every one is counted exactly once.
+    Acknowledgements are lost, transactions abort, and a process crashes. At the end every flight
+    is counted exactly once.
     """
     from eoslog.demo import flights as job
 
@@ -345,4 +301,4 @@ def flights(place: str | None, keep: bool, limit: int | None, no_spark: bool) ->
         raise click.exceptions.Exit(code)
 
 
-COMMANDS = (init, dump, check, repair, backup, locks, stats, compact, durability, demo)
+COMMANDS = (init, dump, backup, locks, stats, compact, durability, demo)

@@ -1,4 +1,4 @@
-"""`eoslog topic` and `eoslog offsets`."""
+"""`eoslog topic` and `eoslog offsets`: create, show, change and delete topics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eoslog.commands.face import Face, config_option, counted, key_values
+from eoslog.commands.context import CliContext, config_option, counted, key_values
 
 if TYPE_CHECKING:
     from eoslog import Log
@@ -16,34 +16,41 @@ if TYPE_CHECKING:
 
 @click.group()
 def topic() -> None:
-    """Make, list, look at, change and delete topics."""
+    """Create, list, show, change and delete topics."""
 
 
 @topic.command("create")
 @click.argument("name")
-@click.option("-p", "--partitions", type=int, default=1, show_default=True)
-@click.option("--if-not-exists", is_flag=True, help="Leave one that is there as it is.")
+@click.option("-p", "--partitions", type=int, default=1, show_default=True,
+              help="Number of partitions.")  # fmt: skip
+@click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 @config_option
 @click.pass_obj
 def create(
-    face: Face, name: str, partitions: int, if_not_exists: bool, config: tuple[str, ...]
+    face: CliContext, name: str, partitions: int, if_not_exists: bool, config: tuple[str, ...]
 ) -> None:
-    """Make a topic."""
+    r"""Create a topic.
+
+    \b
+    Examples:
+      eoslog -d shop topic create orders --partitions 3
+      eoslog -d shop topic create orders -c retention.ms=604800000
+    """
     with face.log() as log:
         there = name in log.topics()
         made = log.create_topic(name, partitions, key_values(config), exist_ok=if_not_exists)
         has = counted(len(made.partitions), "partition")
-        face.say(f"{name} is there, with {has}" if there else f"created {name} with {has}")
+        face.say(f"{name} exists, with {has}" if there else f"created {name} with {has}")
 
 
 @topic.command("list")
 @click.pass_obj
-def list_topics(face: Face) -> None:
-    """List the topics.
+def list_topics(face: CliContext) -> None:
+    """List the topics with their partitions and record counts.
 
-    Exit code 5 if partitions are offline: they are counted, and named on stderr.
+    Exit code 5 if a partition is offline. Offline partitions are named on stderr.
     """
-    with face.log() as log:
+    with face.log(reads=True) as log:
         offline = log.offline_partitions()
         rows = []
         for name in log.topics():
@@ -64,9 +71,9 @@ def list_topics(face: Face) -> None:
 @topic.command("describe")
 @click.argument("name")
 @click.pass_obj
-def describe(face: Face, name: str) -> None:
+def describe(face: CliContext, name: str) -> None:
     """Show a topic's id, configuration and partitions."""
-    with face.log() as log:
+    with face.log(reads=True) as log:
         about = log.describe_topic(name)
         partitions = list(_offsets(log, name))
         if face.form in ("json", "jsonl"):
@@ -88,10 +95,16 @@ def describe(face: Face, name: str) -> None:
 
 @topic.command("delete")
 @click.argument("name")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")
 @click.pass_obj
-def delete(face: Face, name: str, yes: bool) -> None:
-    """Delete a topic and its records."""
+def delete(face: CliContext, name: str, yes: bool) -> None:
+    r"""Delete a topic and its records.
+
+    \b
+    Examples:
+      eoslog -d shop topic delete orders
+      eoslog -d shop topic delete orders -y
+    """
     with face.log() as log:
         log.describe_topic(name)
         if not yes:
@@ -102,18 +115,31 @@ def delete(face: Face, name: str, yes: bool) -> None:
 
 @topic.command("alter")
 @click.argument("name")
-@click.option("-p", "--partitions", type=int, help="Grow to so many partitions.")
-@click.option("--unset", multiple=True, metavar="KEY", help="Take a key back to its default.")
+@click.option(
+    "-p", "--partitions", type=int, help="Increase the number of partitions to this total."
+)
+@click.option(
+    "--unset",
+    multiple=True,
+    metavar="KEY",
+    help="Reset a configuration key to its default; repeatable.",
+)
 @config_option
 @click.pass_obj
 def alter(
-    face: Face,
+    face: CliContext,
     name: str,
     partitions: int | None,
     unset: tuple[str, ...],
     config: tuple[str, ...],
 ) -> None:
-    """Change a topic's configuration, or add partitions."""
+    r"""Change a topic's configuration, or add partitions.
+
+    \b
+    Examples:
+      eoslog -d shop topic alter orders -c retention.ms=86400000
+      eoslog -d shop topic alter orders --partitions 6 --unset retention.ms
+    """
     changes: dict[str, Any] = {**key_values(config), **dict.fromkeys(unset)}
     if not changes and partitions is None:
         raise click.UsageError("nothing to change: give -c, --unset or --partitions")
@@ -128,17 +154,21 @@ def alter(
 @click.command()
 @click.argument("name", metavar="TOPIC")
 @click.option(
-    "--at", "timestamp_ms", type=int, help="Also the first offset at or after this time (ms)."
+    "--at",
+    "timestamp_ms",
+    type=int,
+    metavar="MS",
+    help="Also print the first offset at or after this time, in ms since 1970.",
 )
 @click.pass_obj
-def offsets(face: Face, name: str, timestamp_ms: int | None) -> None:
-    """Show where a topic's partitions begin and end."""
-    with face.log() as log:
+def offsets(face: CliContext, name: str, timestamp_ms: int | None) -> None:
+    """Print the log start, last stable offset and end of each partition."""
+    with face.log(reads=True) as log:
         face.show(_offsets(log, name, timestamp_ms))
 
 
 def _id(topic_id: bytes) -> str:
-    """As Kafka prints it."""
+    """Return a topic id as Kafka prints it."""
     return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
 
 

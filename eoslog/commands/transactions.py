@@ -1,4 +1,4 @@
-"""`eoslog txn`."""
+"""`eoslog txn`: list, show, abort and decide transactions."""
 
 from __future__ import annotations
 
@@ -6,31 +6,39 @@ import time
 
 import click
 
-from eoslog import TransactionDescription
-from eoslog.commands.face import Face
-from eoslog.errors import TransactionalIdNotFound
+from eoslog import Outcome, TransactionDescription
+from eoslog.commands.context import CliContext
+from eoslog.errors import OutcomeConflict, TransactionalIdNotFound
 
 
 @click.group()
 def txn() -> None:
-    """List, look at and abort transactions."""
+    """List, show, abort and decide transactions."""
 
 
-def _find(face: Face, name: str) -> TransactionDescription:
-    with face.log() as log:
+def _find(face: CliContext, name: str, *, reads: bool = False) -> TransactionDescription:
+    with face.log(reads=reads) as log:
         for found in log.transactions(open_only=False):
             if found.transactional_id == name:
                 return found
-    raise TransactionalIdNotFound(f"no transactional id {name!r}")
+    raise TransactionalIdNotFound(
+        f"transactional id {name!r} does not exist; `eoslog txn list --all` lists the known ones"
+    )
 
 
 @txn.command("list")
-@click.option("--all", "every", is_flag=True, help="Also ids without an open transaction.")
+@click.option("--all", "every", is_flag=True, help="List ids without an open transaction too.")
 @click.pass_obj
-def list_transactions(face: Face, every: bool) -> None:
-    """List open transactions, or all transactional ids."""
+def list_transactions(face: CliContext, every: bool) -> None:
+    r"""List open transactions, or all transactional ids.
+
+    \b
+    Examples:
+      eoslog -d shop txn list
+      eoslog -d shop --format jsonl txn list --all | jq .pid
+    """
     now = time.time_ns() // 1_000_000
-    with face.log() as log:
+    with face.log(reads=True) as log:
         rows = [
             {
                 "transactional_id": found.transactional_id,
@@ -39,18 +47,22 @@ def list_transactions(face: Face, every: bool) -> None:
                 "epoch": found.producer_epoch,
                 "age_s": None if found.start_time_ms < 0 else (now - found.start_time_ms) // 1000,
                 "partitions": len(found.partitions),
+                "pid": found.pid,
+                "command": found.command,
+                "token": found.token,
             }
             for found in log.transactions(open_only=not every)
         ]
-    face.show(rows, ("transactional_id", "state", "producer_id", "epoch", "age_s", "partitions"))
+    columns = ("transactional_id", "state", "producer_id", "epoch", "age_s", "partitions")
+    face.show(rows, (*columns, "pid", "command", "token"))
 
 
 @txn.command("describe")
 @click.argument("name", metavar="ID")
 @click.pass_obj
-def describe(face: Face, name: str) -> None:
-    """Show a transactional id."""
-    found = _find(face, name)
+def describe(face: CliContext, name: str) -> None:
+    """Show the state of a transactional id and its last transaction."""
+    found = _find(face, name, reads=True)
     face.show_one(
         {
             "transactional_id": found.transactional_id,
@@ -61,6 +73,9 @@ def describe(face: Face, name: str) -> None:
             "start_time_ms": found.start_time_ms,
             "last_update_ms": found.last_update_ms,
             "partitions": [str(tp) for tp in sorted(found.partitions)],
+            "pid": found.pid,
+            "command": found.command,
+            "token": found.token,
         }
     )
 
@@ -68,16 +83,86 @@ def describe(face: Face, name: str) -> None:
 @txn.command("abort")
 @click.argument("name", metavar="ID")
 @click.pass_obj
-def abort(face: Face, name: str) -> None:
-    """Abort an open transaction; its producer is fenced.
+def abort(face: CliContext, name: str) -> None:
+    """Abort an open transaction and fence its producer.
 
-    Exit code 3 if none is open.
+    Exit code 3 if the id has no open transaction, 4 if its transaction is prepared: decide that
+    with `eoslog txn resolve`.
     """
     _find(face, name)
     with face.log() as log:
         if not log.abort_transaction(name):
-            raise TransactionalIdNotFound(f"{name!r} has no open transaction: nothing was aborted")
+            raise TransactionalIdNotFound(f"{name!r} has no open transaction; nothing was aborted")
     face.say(f"aborted {name}")
+
+
+@txn.command("pending")
+@click.option("--resolver", metavar="NAME", help="List only those of this resolver.")
+@click.pass_obj
+def pending(face: CliContext, resolver: str | None) -> None:
+    r"""List the prepared transactions that are not decided, the oldest first.
+
+    A state PARKED means that its resolver was asked as often as allowed. Decide it with `resolve`,
+    or ask again with `recheck`.
+
+    \b
+    Examples:
+      eoslog -d shop txn pending
+      eoslog -d shop txn pending --resolver orders-db | jq -r .token
+    """
+    with face.log(reads=True) as log:
+        rows = [
+            {
+                "token": found.token,
+                "state": found.state,
+                "mode": found.mode,
+                "age_s": int(found.age),
+                "checks": found.checks,
+                "resolver": found.resolver,
+                "due_at": found.due_at,
+                "meta": found.meta,
+            }
+            for found in log.pending(resolver)
+        ]
+    face.show(rows, ("token", "state", "mode", "age_s", "checks", "resolver", "due_at", "meta"))
+
+
+@txn.command("resolve")
+@click.argument("token")
+@click.argument("outcome", type=click.Choice(["commit", "abort"]))
+@click.pass_obj
+def resolve(face: CliContext, token: str, outcome: str) -> None:
+    r"""Decide a prepared transaction. The decision is final.
+
+    The same decision again succeeds. Exit code 3 if the log does not know the token, 4 if the
+    transaction was decided the other way.
+
+    \b
+    Example:
+      eoslog -d shop txn resolve xZhUXWMTT9aBmBSkvHEhPA:12:0:3 commit
+    """
+    with face.log() as log:
+        log.resolve(token, Outcome(outcome))
+    face.say(f"{outcome}: {token}")
+
+
+@txn.command("recheck")
+@click.argument("token")
+@click.pass_obj
+def recheck(face: CliContext, token: str) -> None:
+    """Ask the resolver of a prepared transaction again.
+
+    The checks of a parked one begin from the start. The next process that has registered the
+    resolver asks it. Exit code 3 if the log does not know the token, 4 if the transaction is
+    decided.
+    """
+    with face.log() as log:
+        if not log.recheck(token):
+            raise OutcomeConflict(
+                f"token {token!r}: the transaction is decided already; log.outcome(token) is the "
+                "decision"
+            )
+    face.say(f"to be checked: {token}")
 
 
 COMMANDS = (txn,)

@@ -1,5 +1,5 @@
-"""Coordinators: who decides what happens to a transaction and to a group.
+"""The transaction coordinator and the group coordinator.
 
-Each is the leader of its internal partitions: its state is the fold of their records, and a
-decision is one conditional append to them. `host.Host` is what they need of the engine.
+The state of a coordinator is the fold of the records in its internal partitions. A decision is one
+conditional append to them. `host.Host` describes the part of the engine that coordinators use.
 """

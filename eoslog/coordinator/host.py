@@ -1,19 +1,28 @@
-"""What coordinators need from the floor above: the engine, seen through a narrow window.
+"""Protocols for the part of the engine, the layer above, that coordinators use.
 
-Imports go down only, so the engine is described here and handed in by whoever wires the process.
+Imports go down only, so the engine is described here, and is passed to the coordinators when they
+are created. Both coordinators use `Host`; each has its own protocol, `TransactionHost` or
+`GroupHost`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from eoslog.coordinator.producer_ids import ProducerIds
-from eoslog.storage.metadata import FoldedLog
+from eoslog.coordinator.trace import Trace
+from eoslog.model import TopicPartition
+from eoslog.storage.log.published_end import PublishedEnd
+from eoslog.storage.metadata.image import TopicInfo
+from eoslog.storage.metadata.metadata_log import FoldedLog
+
+HEARTBEAT_INTERVAL_S = 1.0
+"""How often a process that has the log open sends its heartbeat."""
 
 
 class HostLog(FoldedLog, Protocol):
-    """One open partition; `storage.PartitionLog` is one."""
+    """One open partition; `storage.PartitionLog` implements it."""
 
     topic: str
     partition: int
@@ -21,34 +30,45 @@ class HostLog(FoldedLog, Protocol):
 
     @property
     def cleaned_to(self) -> int:
-        """A fold that stands below this offset, and began before it rose, must begin anew."""
-        ...
+        """The offset up to which the log is cleaned.
+
+        A fold must start again if it began before this offset rose, and its next offset is below:
+        the records in between may be cleaned away.
+        """
 
     @property
     def last_stable_offset(self) -> int:
-        """First offset that an open transaction holds back, or the high watermark."""
+        """The first offset of an open transaction, or the high watermark."""
 
     @property
     def stable_end(self) -> int:
-        """First offset that an open transaction holds back, or the log end."""
+        """The first offset of an open transaction, or the log end."""
+
+    def wait(self, beyond: int, timeout: float, *, of: PublishedEnd = ...) -> bool:
+        """Wait until a published end is beyond an offset; False after `timeout` seconds."""
 
     def repair(self) -> None:
-        """Undo or finish what a process left that died with the append lock."""
+        """Undo or complete the append of a process that exited with the append lock held."""
 
     def open_transactions(self) -> list[tuple[int, int, int, int]]:
-        """(producer id, epoch, first offset, last offset) of what is undecided here."""
+        """(producer id, epoch, first offset, last offset) of each undecided transaction."""
 
     def open_transaction(self, producer_id: int) -> tuple[int, int, int] | None:
-        """(epoch, first offset, last offset) of what a producer has undecided here."""
+        """(epoch, first offset, last offset) of a producer's undecided transaction."""
 
     def producer_entry(self, producer_id: int) -> tuple[int, int, int, int] | None:
-        """(epoch, coordinator epoch, first, last data offset of what it has open: -1, nothing)."""
+        """The state of a producer, or None.
+
+        The parts are (epoch, coordinator epoch, first and last offset of open data or -1).
+        """
 
 
 class Host(Protocol):
-    """A directory open in this process; `engine.Engine` is one."""
+    """The part of an open directory that both coordinators use.
 
-    producer_ids: ProducerIds
+    `engine.Engine` implements it.
+    """
+
     read_only: bool
 
     @property
@@ -57,36 +77,160 @@ class Host(Protocol):
 
     @property
     def process_nonce(self) -> int:
-        """What tells this process from others that had the entry before."""
-
-    @property
-    def durability(self) -> str:
-        """`strict` or `os`."""
-
-    def partition(self, topic: str, partition: int) -> Any:
-        """The open partition.
-
-        Raises:
-            UnknownTopicOrPartition: there is none, or it was deleted.
-        """
-
-    def transaction_partition(self, transactional_id: str) -> Any:
-        """The `__transaction_state` partition of an id, made at first use."""
-
-    def transaction_partitions(self) -> Sequence[Any]:
-        """Every `__transaction_state` partition that exists."""
-
-    def open_logs(self) -> Sequence[Any]:
-        """Every partition that this process has open."""
-
-    def group_partition(self, group_id: str) -> Any:
-        """The `__consumer_offsets` partition of a group, made at first use."""
+        """A number that distinguishes this process from earlier ones with the same entry."""
 
     def process_alive(self, number: int, nonce: int) -> bool:
-        """Whether that very instance of a process still holds its lock."""
+        """Whether the process with that number and nonce still holds its lock."""
+
+    def group_partition(self, group_id: str) -> HostLog:
+        """The `__consumer_offsets` partition of a group, created at first use."""
+
+    def clock_ms(self) -> int:
+        """The wall clock in milliseconds since the epoch."""
+
+
+class TransactionHost(Host, Protocol):
+    """The part of a directory that the transaction coordinator uses."""
+
+    producer_ids: ProducerIds
+
+    def partition(self, topic: str, partition: int) -> HostLog:
+        """Return the open partition.
+
+        Raises:
+            UnknownTopicOrPartition: if it does not exist, or was deleted.
+        """
+
+    def transaction_partition(self, transactional_id: str) -> HostLog:
+        """The `__transaction_state` partition of an id, created at first use."""
+
+    def transaction_partition_at(self, number: int) -> HostLog:
+        """A `__transaction_state` partition by its number, created at first use."""
+
+    def transaction_partitions(self) -> Sequence[HostLog]:
+        """All existing `__transaction_state` partitions."""
+
+    def transaction_ends(self) -> list[int]:
+        """The published log end of each of them; -1 if this session has not used it."""
+
+    def internal_topic(self, name: str) -> HostLog:
+        """Partition 0 of an internal topic that is created at its first use.
+
+        Raises:
+            IllegalState: if the log was opened with read_only=True, and the topic does not exist.
+            InvalidTopic: if an ordinary topic has the name.
+        """
+
+    def existing_internal_topic(self, name: str) -> HostLog | None:
+        """The same, without creating it: None if the topic was never used."""
+
+    def open_logs(self) -> Sequence[HostLog]:
+        """All partitions that this process has open."""
 
     def flush_many(self, targets: Sequence[tuple[Any, int]]) -> None:
         """Flush several partitions in parallel, each to its offset."""
 
-    def clock_ms(self) -> int:
-        """Wall clock."""
+    def process_text(self, owner: tuple[int, int]) -> str:
+        """Describe a process by its number and nonce, for messages."""
+
+
+class PartitionResolver(Protocol):
+    """The part of the transaction coordinator's resolver that positions use."""
+
+    def resolve_blockers(self, log: HostLog, *, grace_s: float = ...) -> int:
+        """End overdue or decided transactions of a partition, and return how many."""
+
+
+class PositionTransactions(Protocol):
+    """The part of the transaction coordinator that positions use."""
+
+    @property
+    def resolver(self) -> PartitionResolver:
+        """Ends transactions that are due."""
+
+    def add_partitions_to_txn(
+        self, transactional_id: str, producer_id: int, producer_epoch: int,
+        partitions: Iterable[TopicPartition],
+    ) -> tuple[Any, int]:  # fmt: skip
+        """Add partitions to a transaction; return the condition of an append to them.
+
+        Kafka's AddPartitionsToTxn (24).
+        """
+
+
+class PositionHost(Host, Protocol):
+    """The part of a directory that named positions use."""
+
+    @property
+    def transactions(self) -> PositionTransactions:
+        """The transaction coordinator."""
+
+    def internal_topic(self, name: str) -> HostLog:
+        """Partition 0 of an internal topic that is created at its first use."""
+
+    def existing_internal_topic(self, name: str) -> HostLog | None:
+        """The same, without creating it: None if the topic was never used."""
+
+
+class Topics(Protocol):
+    """The user topics of a directory; `storage.MetadataLog` implements it."""
+
+    @property
+    def topics(self) -> Mapping[str, TopicInfo]:
+        """The topics by name, as of the last refresh."""
+
+    def refresh(self) -> None:
+        """Read the changes since the last refresh."""
+
+
+class OffsetTransactions(Protocol):
+    """The part of the transaction coordinator that the group coordinator uses."""
+
+    @property
+    def events(self) -> Trace:
+        """The trace of requests."""
+
+    def add_offsets_to_txn(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str
+    ) -> tuple[Any, int]:
+        """Add a group's partition; return the condition of an append.
+
+        Kafka's AddOffsetsToTxn (25).
+        """
+
+    def resolve_blockers(self, log: HostLog) -> int:
+        """End overdue or decided transactions of a partition, and return how many."""
+
+
+class GroupHost(Host, Protocol):
+    """The part of a directory that the group coordinator uses."""
+
+    @property
+    def transactions(self) -> OffsetTransactions:
+        """The transaction coordinator."""
+
+    @property
+    def metadata(self) -> Topics:
+        """The topics that members may subscribe to."""
+
+    def topic(self, name: str) -> TopicInfo:
+        """Return a topic from the current metadata.
+
+        Raises:
+            UnknownTopicOrPartition: if it does not exist.
+        """
+
+    def group_partitions(self) -> Sequence[HostLog]:
+        """All existing `__consumer_offsets` partitions."""
+
+    def process_heartbeat_age(self, number: int) -> float:
+        """Seconds since the last heartbeat of the process with that entry."""
+
+    def process_pid(self, number: int, nonce: int) -> int | None:
+        """The process id at its registration; None if another process has the entry now."""
+
+    def note_idle_member(self, member: int, since_ms: int) -> None:
+        """Publish the member of this process with the oldest poll; 0: none."""
+
+    def schedule(self, what: str, interval_s: float, run: Callable[[], object]) -> None:
+        """Call `run` every `interval_s` seconds in a thread of its own."""

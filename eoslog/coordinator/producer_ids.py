@@ -1,8 +1,9 @@
-"""Producer ids for this process, from blocks that the metadata log hands out.
+"""Producer ids for this process, from blocks allocated in the metadata log.
 
-A block is durable in the metadata log before an id of it is used, so that no crash hands an id
-out twice; what a process leaves of its block is lost, ids are plenty. The next block is fetched
-beside the work when nine tenths of one are used, so that nobody waits for its flush.
+A block is durable in the metadata log before an id of it is used, so no crash can issue an id
+twice. The rest of a process's block is lost when it exits, which is acceptable because there are
+2^63 ids. The next block is allocated in the background when nine tenths of a block are used, so
+that no caller waits for its flush.
 
 Source: KIP-730; Kafka RPCProducerIdManager.
 """
@@ -18,13 +19,13 @@ _PREFETCH_LEFT = 0.1
 
 
 class ProducerIds:
-    """Hands out producer ids, each once.
+    """Allocates producer ids, each once.
+
+    Thread-safe. Other processes have other blocks.
 
     Args:
-        allocate: takes the next block, durable on return (`MetadataLog.allocate_producer_ids`).
-        aside: runs something on another thread, or drops it; by default it is dropped.
-
-    Thread-safe; other processes take other blocks.
+        allocate: allocates the next block, durable on return (`MetadataLog.allocate_producer_ids`).
+        aside: runs a function in another thread, or drops it; the default drops it.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class ProducerIds:
         allocate: Callable[[], range],
         aside: Callable[[Callable[[], None]], None] = lambda _: None,
     ) -> None:
-        """Start without a block: most processes never need one."""
+        """Start without a block, because most processes never need one."""
         self._allocate = allocate
         self._aside = aside
         self._lock = threading.Lock()
@@ -41,10 +42,10 @@ class ProducerIds:
         self._next = range(0)
 
     def next_producer_id(self) -> int:
-        """The next id.
+        """Return the next id.
 
         Raises:
-            CoordinatorLoadInProgress: no block could be taken now; retriable.
+            CoordinatorLoadInProgress: if no block could be allocated now; retriable.
         """
         with self._lock:
             if not self._block:
@@ -61,7 +62,9 @@ class ProducerIds:
         except KafkaError as error:
             if not error.retriable:
                 raise
-            raise CoordinatorLoadInProgress(f"no block of producer ids: {error}") from error
+            raise CoordinatorLoadInProgress(
+                f"producer ids: no block could be allocated ({error}); retry"
+            ) from error
 
     def _fetch(self) -> None:
         if self._next:

@@ -1,21 +1,22 @@
-"""Events about requests, for whoever listens; nothing is built when nobody does."""
+"""Events about requests for listeners; without a listener, no event is created."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from eoslog._util.arguments import shown
 from eoslog.errors import ConfigError
+from eoslog.shown_paths import get_logger
 
-logger = logging.getLogger("eoslog.trace")
+logger = get_logger("eoslog.trace")
 
-Listener = Callable[[dict[str, Any]], None]
+TraceListener = Callable[[dict[str, Any]], None]
 
 
 class _Unheard(AbstractContextManager[dict[str, Any]]):
-    """A request that nobody hears of."""
+    """A request without listeners."""
 
     def __enter__(self) -> dict[str, Any]:
         return {}
@@ -28,16 +29,20 @@ _UNHEARD = _Unheard()
 
 
 class Trace:
-    """A list of listeners. Adding one is rare, so the list is replaced, never changed."""
+    """A list of listeners, which is replaced as a whole when one is added or removed."""
 
     def __init__(self) -> None:
-        """Nobody listens."""
-        self._listeners: tuple[Listener, ...] = ()
+        """Start without listeners."""
+        self._listeners: tuple[TraceListener, ...] = ()
 
-    def add(self, listener: Listener) -> Callable[[], None]:
-        """Add a listener; the returned function removes it. ConfigError if it cannot be called."""
+    def add(self, listener: TraceListener) -> Callable[[], None]:
+        """Add a listener, and return a function that removes it.
+
+        Raises:
+            ConfigError: if the listener is not callable.
+        """
         if not callable(listener):
-            raise ConfigError(f"trace: expected a function, got {listener!r}")
+            raise ConfigError(f"trace: expected a function, got {shown(listener)}")
         self._listeners = (*self._listeners, listener)
 
         def remove() -> None:
@@ -47,24 +52,24 @@ class Trace:
 
     @property
     def heard(self) -> bool:
-        """Whether anybody listens."""
+        """Whether there is a listener."""
         return bool(self._listeners)
 
     def emit(self, request: str, transactional_id: str | None, **details: Any) -> None:
-        """Tell every listener; what one raises is logged, the request is none of its business."""
+        """Call every listener; an exception is logged and does not affect the request."""
         for listener in self._listeners:
             try:
                 listener({"request": request, "transactional_id": transactional_id, **details})
             except Exception:
-                logger.exception("a listener of log.trace failed at %s", request)
+                logger.exception("%s: a listener of log.trace failed, continuing", request)
 
     def request(
         self, name: str, transactional_id: str | None, producer_id: int = -1,
         producer_epoch: int = -1, **details: Any,
     ) -> AbstractContextManager[dict[str, Any]]:  # fmt: skip
-        """One request: the event goes out when it is answered, with `error` None or the exception.
+        """Emit an event when the `with` block ends; its `error` is None or the exception.
 
-        The body may put what it answered into the dict that it is given.
+        The block can add its results to the dict that it gets.
         """
         if not self._listeners:
             return _UNHEARD

@@ -1,1 +1,1 @@
-"""`eoslog demo`: real data put through every promise of the log, checked to the last digit."""
+"""`eoslog demo`: real data through every guarantee of the log, fully checked."""

@@ -13,10 +13,16 @@ def main(argv: list[str] | None = None) -> int:
     """Parse the demo's options and run it; the exit code of the run is returned."""
     parser = argparse.ArgumentParser(prog="python -m eoslog.demo", description=__doc__)
     parser.add_argument("name", nargs="?", default="flights", choices=["flights"])
-    parser.add_argument("--dir", default=flights.DEFAULT_DIRECTORY, help="where the log is made")
-    parser.add_argument("--keep", action="store_true", help="keep the directory to play with")
-    parser.add_argument("--limit", type=int, default=None, help="only the first LIMIT flights")
-    parser.add_argument("--no-spark", action="store_true", help="aggregate with Arrow instead")
+    parser.add_argument(
+        "--dir",
+        default=flights.DEFAULT_DIRECTORY,
+        help="Directory of the log. [default: %(default)s]",
+    )
+    parser.add_argument("--keep", action="store_true", help="Keep the directory afterwards.")
+    parser.add_argument(
+        "--limit", type=int, default=None, help="Use only the first LIMIT flights. [default: all]"
+    )
+    parser.add_argument("--no-spark", action="store_true", help="Aggregate without Spark.")
     options = parser.parse_args(argv)
     try:
         return _run(options)

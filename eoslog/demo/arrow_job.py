@@ -1,4 +1,4 @@
-"""The aggregate without Spark: the same join in Arrow, written by one transaction."""
+"""The aggregate without Spark: the same join in Arrow, in one transaction."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Child processes of the demo: started, listened to, told to go on, killed.
+"""Child processes of the demo: their start, messages, orders and kill.
 
-A child prints one JSON object a line on stdout and reads orders, one word a line, from stdin. It
-works on when its parent has died only until it next speaks or listens.
+A child prints one JSON object per line on stdout and reads orders, one word per line, from stdin.
+After the death of its parent, it runs only until it next writes a message or reads an order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def say(event: str, **fields: Any) -> None:
 
 
 def listen() -> str:
-    """Wait for the parent's next order (in the child); an empty string when it has gone."""
+    """Wait in the child for the next order; an empty string if the parent exited."""
     return sys.stdin.readline().strip()
 
 
@@ -88,7 +88,7 @@ class Child:
             self._process.stdin.write(order + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended; whoever waits for it learns how
+            pass  # the child has exited; the wait for it returns how
 
     def kill(self) -> int:
         """Send SIGKILL, reap, and return the exit status (-9)."""
@@ -164,7 +164,7 @@ def _environment() -> Mapping[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path),
-        "PYTHONSAFEPATH": "1",  # not the source tree that may lie in the working directory
+        "PYTHONSAFEPATH": "1",  # not a source tree in the working directory
         "PYTHONUNBUFFERED": "1",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,

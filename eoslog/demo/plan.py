@@ -1,4 +1,4 @@
-"""The names, schemas and the script of faults that all processes of the demo share."""
+"""Names, schemas and the script of faults, shared by all processes of the demo."""
 
 from __future__ import annotations
 

@@ -68,7 +68,10 @@ def draw(result: pd.DataFrame, path: str | Path) -> None:
 
 
 def pivot(result: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
-    """Return the mean arrival delay by carrier (latest first) and hour, and flights by carrier."""
+    """Return mean arrival delays by carrier and hour, and flights by carrier.
+
+    The carriers with the greatest mean delay come first.
+    """
     frame = result.astype({"flights": "float", "arr_delay": "float", "hour": "int"})
     frame = frame.assign(mean=frame["arr_delay"] / frame["flights"])
     grid = frame.pivot(index="carrier", columns="hour", values="mean")

@@ -1,15 +1,15 @@
-"""What was killed, aborted, fenced and deduplicated: counted in the log, not by the demo."""
+"""Kills, aborts, fencings and duplicates, counted in the log, not by the demo."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eoslog.coordinator.transaction_state import Cause
+from eoslog.coordinator.transactions.state import Cause
 from eoslog.demo import faults, plan
 
 if TYPE_CHECKING:
-    from eoslog.demo.evidence import Evidence, Transaction
+    from eoslog.demo.evidence import Evidence, FoundTransaction
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Row:
 
 
 def rows(evidence: Evidence) -> list[Row]:
-    """Count every fault and its outcome; a zero anywhere means that the run proved nothing."""
+    """Count every fault and its outcome; a zero means that the run proved nothing."""
     ingest, workers = evidence.of("ingest"), evidence.of("worker")
     killed = {note["writer"] for note in evidence.noted(faults.KILLED)}
     fenced = {note["writer"] for note in fenced_zombies(evidence)}
@@ -89,7 +89,7 @@ def rows(evidence: Evidence) -> list[Row]:
     ]
 
 
-def is_cut_off(evidence: Evidence, transaction: Transaction) -> bool:
+def is_cut_off(evidence: Evidence, transaction: FoundTransaction) -> bool:
     """Say whether another process ended a transaction, and its writer wrote no more."""
     return (
         transaction.aborted
@@ -100,7 +100,7 @@ def is_cut_off(evidence: Evidence, transaction: Transaction) -> bool:
 
 
 def fenced_zombies(evidence: Evidence) -> list[dict[str, str]]:
-    """Return the notes of fenced writers that left nothing in the log behind their fence."""
+    """Return the notes of fenced writers that wrote nothing after their fencing."""
     found = []
     for note in evidence.noted(faults.FENCED):
         last = evidence.last_of(note["writer"])
@@ -121,10 +121,10 @@ def fenced_zombies(evidence: Evidence) -> list[dict[str, str]]:
 
 
 def resent_batches(evidence: Evidence) -> dict[tuple[str, int, int], int]:
-    """Return the batches that were sent twice and lie in the log once, with their counts.
+    """Return the batches that were sent twice and logged once, with their counts.
 
     A note names places where the log answered a resend with "duplicate". It counts if a batch of
-    that writer lies there; that no sequence occurs twice is a check of its own.
+    that writer is at that place. A separate check confirms that no sequence occurs twice.
     """
     found: dict[tuple[str, int, int], int] = {}
     for note in evidence.noted(faults.RESENT):
@@ -135,9 +135,9 @@ def resent_batches(evidence: Evidence) -> dict[tuple[str, int, int], int]:
     return found
 
 
-def _row(what: str, transactions: list[Transaction], proof: str) -> Row:
+def _row(what: str, transactions: list[FoundTransaction], proof: str) -> Row:
     return Row(what, len(transactions), sum(t.records for t in transactions), proof)
 
 
-def _wrote(transaction: Transaction, topic: str) -> bool:
+def _wrote(transaction: FoundTransaction, topic: str) -> bool:
     return transaction.committed and any(batch.topic == topic for batch in transaction.batches)

@@ -1,4 +1,4 @@
-"""The Spark job: join flights with delays, aggregate by carrier and hour, write, read back."""
+"""The Spark job: join flights with delays, aggregate, write and read back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESULT_SCHEMA = "carrier STRING, hour INT, flights LONG, dep_delay LONG, arr_del
 
 
 def session(scratch: str) -> SparkSession:
-    """Start Spark on this machine's two first cores, with nothing written outside `scratch`."""
+    """Start Spark on this machine's first two cores; it writes only in `scratch`."""
     from pyspark.sql import SparkSession
 
     spark = (

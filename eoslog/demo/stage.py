@@ -1,4 +1,4 @@
-"""The director: starts the demo's processes, lets the faults strike, and adds up at the end."""
+"""The parent process of the demo: starts processes, causes faults, and reports."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ class Stage:
             self.print(f"kept for a look: {self.directory}")
 
     def print(self, text: str) -> None:
-        """Say something to the user beside the progress bars."""
+        """Print a message to the user above the progress bars."""
         self._console.print(text, highlight=False)
 
     # -- step 1: ingest and transform, with all the faults
 
     def ingest_and_transform(self) -> None:
-        """Run producer instances and workers until every flight has gone through both topics."""
+        """Run producer instances and workers until both topics have every flight."""
         rows = self.script.rows
         self._ingested = self._progress.add_task("ingest into flights", total=rows)
         self._transformed = self._progress.add_task("transform into delays", total=rows)
@@ -157,7 +157,7 @@ class Stage:
         return child
 
     def _kill(self, child: Child, role: str) -> None:
-        """Kill a process that stands in mid-transaction and note it."""
+        """Kill a process that paused in a transaction, and note the kill."""
         name, _, instance = role.rpartition("-")
         status = child.kill()
         if status != -9:
@@ -166,7 +166,7 @@ class Stage:
         self.notes.note(faults.KILLED, writer, status=status)
 
     def _replace_worker(self) -> None:
-        """Kill the first worker as soon as it stands in mid-transaction; start another."""
+        """Kill the first worker when it pauses in a transaction; start another."""
         doomed = self._doomed
         if doomed is None or "paused" not in doomed.said:
             return

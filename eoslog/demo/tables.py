@@ -1,4 +1,4 @@
-"""Topics as pandas frames, and what the frames ought to be, computed from the data set alone."""
+"""Topics as pandas frames, and the expected frames, computed from the data set."""
 
 from __future__ import annotations
 

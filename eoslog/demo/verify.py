@@ -1,4 +1,4 @@
-"""The reckoning: every count, sum and single value found in the log against the data set itself."""
+"""The final check: every count, total and value in the log against the data set."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def unlike(left: pd.Series, right: pd.Series) -> int:
 
 
 def misplaced(found: pd.DataFrame) -> int:
-    """Count keyed records that lie in another partition than every Kafka client would choose."""
+    """Count keyed records in a partition that no Kafka client would choose."""
     keyed = found[found["_key"].notna()]
     homes = {
         key: _core.partition_for_key(key.encode(), plan.FLIGHTS_PARTITIONS)
@@ -166,7 +166,7 @@ def misplaced(found: pd.DataFrame) -> int:
 
 
 def disordered(found: pd.DataFrame, within: list[str]) -> int:
-    """Count records whose id is not above that of their predecessor, by place in the log."""
+    """Count records whose id is not above that of the record before them."""
     placed = found.sort_values(["_partition", "_offset"])
     steps = placed.groupby(within, sort=False)["id"].diff()
     return int((steps.dropna() <= 0).sum())

@@ -1,6 +1,6 @@
-"""A worker process: consumes `flights`, derives delays, produces them into `delays`.
+"""A worker process: consumes `flights` and produces their delays into `delays`.
 
-What it read, what it wrote and where it goes on are one transaction; two of them share a group.
+One transaction contains the results and the position in the input. Two workers share a group.
 """
 
 from __future__ import annotations

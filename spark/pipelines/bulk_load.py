@@ -5,10 +5,10 @@ r"""Bulk load: a CSV or Parquet file into a topic, as one transaction, once.
 
 Each row becomes a JSON value, under the key and the time of the columns named. The load is one
 transaction over all partitions: readers see all of it or nothing. `--name` and `--version` make it
-idempotent: run it again after a crash, by a scheduler that isn't sure, or twice at once, and the
-rows are there once. They are sorted by time first: tasks are published in their order, so each
-partition of the topic is in the order of time, which a streaming job behind it needs if its
-watermark is not to drop rows as late.
+idempotent: if it runs again after a crash, or twice at the same time, the rows are written once.
+They are sorted by time first. Tasks are published in their order, so each partition of the topic is
+in the order of time. A downstream streaming job needs this so that its watermark does not drop rows
+as late.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load(
     spark: SparkSession, source: str, directory: str, topic: str, *, key: str, time: str,
     name: str, version: int,
 ) -> None:  # fmt: skip
-    """Write the rows of `source` into `topic`, unless this version of `name` is there already."""
+    """Write the rows of `source` into `topic`, unless it has this version of `name`."""
     writer = records(read(spark, source), key, time).write.format("eoslog")
     writer = writer.options(path=directory, topic=topic, compression="zstd")
     writer.options(txnAppId=name, txnVersion=version).mode("append").save()

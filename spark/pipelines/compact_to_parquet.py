@@ -5,10 +5,10 @@
     TABLE/data/VERSION-TOKEN/*.parquet     what one run wrote
     TABLE/manifest/VERSION.json            the runs that count: offsets, folder, number of rows
 
-A run reads from where the last manifest ends to a snapshot of the topic, writes its files under a
-name of its own, and then makes the next manifest with `link`, which fails if that number is there:
-the one step that decides. A run that dies before leaves files that nobody names, removed by the
-next; one that loses the race removes its own. Readers ask `files` what counts, or read one version.
+A run reads from the end of the last manifest to a snapshot of the topic and writes its files under
+a name of its own. Then it creates the next manifest with `link`, which fails if that number exists:
+this step decides. A run that dies earlier leaves files without a manifest, which the next run
+removes. A run that loses the race removes its own. Readers list `files`, or read one version.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def files(table: Path) -> list[str]:
 
 
 def snapshot(directory: str, topic: str, known: dict[str, int]) -> dict[str, tuple[int, int]]:
-    """Where each partition goes on, and where whole transactions end now."""
+    """Return where each partition resumes, and where complete transactions end now."""
     import eoslog
 
     with eoslog.open(directory, create=False) as log:
@@ -52,10 +52,10 @@ def snapshot(directory: str, topic: str, known: dict[str, int]) -> dict[str, tup
 
 
 def compact(spark: SparkSession, directory: str, topic: str, table: Path) -> int:
-    """Add what is new in `topic` to the table; returns how many rows, 0 if nothing was new.
+    """Add the new records of `topic` to the table; return the number of rows.
 
     Raises:
-        RuntimeError: Another run was faster; run again. Or the topic was made anew.
+        RuntimeError: if another run was faster (run again), or if the topic was re-created.
     """
     done = manifests(table)
     (table / "manifest").mkdir(parents=True, exist_ok=True)
@@ -64,8 +64,8 @@ def compact(spark: SparkSession, directory: str, topic: str, table: Path) -> int
     beyond = {p: span for p, span in ranges.items() if span[0] > span[1]}
     if beyond:
         raise RuntimeError(
-            f"{table}: it has more of {topic!r} than there is, partition: (rows taken to, end) "
-            f"{beyond}; the topic was made anew, so take another --out"
+            f"{table}: the table has more records of {topic!r} than the topic, partition: (next "
+            f"offset, end) {beyond}; the topic was re-created, so choose another --out"
         )
     if all(start == end for start, end in ranges.values()):
         return 0
@@ -84,7 +84,7 @@ def compact(spark: SparkSession, directory: str, topic: str, table: Path) -> int
     manifest = {"topic": topic, "version": version, "folder": folder, "rows": rows, "ends": ends}
     if not _decide(table, version, manifest):
         shutil.rmtree(table / "data" / folder)
-        raise RuntimeError(f"{table}: version {version} was made by another run meanwhile")
+        raise RuntimeError(f"{table}: another run wrote version {version} first; run this again")
     _sweep(table)
     return rows
 
@@ -117,7 +117,7 @@ def _decide(table: Path, version: int, manifest: dict[str, Any]) -> bool:
 
 
 def _sweep(table: Path) -> None:
-    """Remove what runs left that died before they decided: old versions without a manifest."""
+    """Remove the files of runs that died early: old versions without a manifest."""
     done = manifests(table)
     named = {one["folder"] for one in done}
     for path in (table / "data").iterdir():

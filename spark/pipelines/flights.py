@@ -1,4 +1,4 @@
-"""All pipelines on the 336,776 flights of New York 2013, one after the other, with checks.
+"""All pipelines on the 336,776 flights of New York 2013 in sequence, with checks.
 
     python spark/pipelines/flights.py [--limit ROWS]
 
@@ -60,7 +60,7 @@ def values(directory: str, topic: str) -> list[bytes]:
 def main() -> int:
     """Run them all; 0 if everything agrees."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--limit", type=int, help="only so many flights")
+    parser.add_argument("--limit", type=int, help="Use only the first N flights. [default: all]")
     limit = parser.parse_args().limit
     with tempfile.TemporaryDirectory(prefix="eoslog-pipelines-") as scratch:
         return run(Path(scratch), limit)
@@ -96,8 +96,8 @@ def run(scratch: Path, limit: int | None) -> int:
                     query.awaitTermination()
                     return
                 except StreamingQueryException as error:
-                    # A busy machine may take longer to start a Python worker than Spark waits. Run
-                    # again it goes on where it was.
+                    # A busy machine may take longer to start a Python worker than Spark waits. A
+                    # second run resumes where the first one ended.
                     if "connect back" not in str(error) or attempt == 2:
                         raise
                     print("  a worker was too slow: the query is started again", flush=True)
@@ -128,7 +128,7 @@ def run(scratch: Path, limit: int | None) -> int:
 
 
 def in_june(fields: list[bytes]) -> bool:
-    """Whether a line of the file is of a flight whose hour lies in June."""
+    """Return whether a line of the file is of a flight whose hour is in June."""
     return fields[-1].strip().strip(b'"').startswith(b"2013-06")
 
 

@@ -3,10 +3,10 @@ r"""Replay: the records of a span of time from one topic into another, once.
     spark-submit spark/pipelines/replay.py --dir DIR --source flights --target again \
         --from 2013-06-01 --until 2013-07-01
 
-Key, value, partition and timestamp stay; offsets are the target's. The span is found by the time
-index, so nothing before it is read, and each record is compared with it besides: records need not
-lie in order of their times. The span is the version: a second replay of it into the same target
-writes nothing.
+Key, value, partition and timestamp stay; offsets are the target's. The time index finds the start
+of the span, so no earlier record is read. Each record is also compared with the span, because
+records need not be in order of their times. The span is the version: a second replay of it into the
+same target writes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def milliseconds(day: str) -> int:
 def replay(
     spark: SparkSession, directory: str, source: str, target: str, since: str, until: str
 ) -> None:
-    """Write what is in `source` of [since, until) into `target`, unless that was done before."""
+    """Copy the records of [since, until) from `source` into `target`, once."""
     first, last = milliseconds(since), milliseconds(until)
     frame = spark.read.format("eoslog").options(
         path=directory, subscribe=source, startingTimestamp=first,

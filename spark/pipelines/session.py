@@ -1,4 +1,4 @@
-"""The Spark session of the pipelines, where none runs: two slots of this machine, no network."""
+"""The local Spark session of the pipelines: two slots, no network."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-r"""Streaming aggregation, topic to topic, exactly once: flights and delays per carrier and week.
+r"""Exactly-once streaming aggregation of flights and delays by carrier and week.
 
     spark-submit spark/pipelines/windowed_delays.py --dir DIR --source flights --target weekly \
         --checkpoint CHECKPOINT
 
-Every micro-batch ends at a snapshot of the source, so that it holds whole transactions, and is
-published by the sink once, keyed by (query id, batch id). A window is written when the watermark
-has passed its end, so each appears in the target exactly once, whatever is killed meanwhile: start
-the job again with the same checkpoint. It runs through what is there and ends (`availableNow`); for
-a service, leave out the trigger.
+Every micro-batch ends at a snapshot of the source, so it contains complete transactions. The sink
+publishes it once, with the key (query id, batch id). A window is written when the watermark has
+passed its end, so each appears in the target exactly once. After a crash, start the job again with
+the same checkpoint. It processes the existing records and ends (`availableNow`); for a service,
+leave out the trigger.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(
     spark: SparkSession, directory: str, source: str, target: str, checkpoint: str,
     per_trigger: int = 100_000,
 ) -> StreamingQuery:  # fmt: skip
-    """Aggregate what is in `source` into `target`; returns the query, which ends by itself."""
+    """Aggregate `source` into `target`; return the query, which ends on its own."""
     from pyspark.sql.functions import col, struct, to_json
 
     stream = spark.readStream.format("eoslog").options(

@@ -1,8 +1,9 @@
-"""Spark data source for eoslog; Spark 4 finds `DefaultSource` here by itself, without
-registration.
+"""Spark data source for eoslog.
+
+Spark 4 finds `DefaultSource` in this package without registration.
 """
 
-from pyspark_eoslog.foreach_batch import write_once
 from pyspark_eoslog.source import DefaultSource
+from pyspark_eoslog.write.foreach_batch import write_once
 
 __all__ = ["DefaultSource", "write_once"]

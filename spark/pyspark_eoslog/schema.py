@@ -1,5 +1,6 @@
-"""Columns of the source and the sink: names and types of Spark's Kafka connector, and their Arrow
-forms.
+"""Columns of the source and the sink, and their Arrow forms.
+
+Names and types are those of Spark's Kafka connector.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from eoslog.errors import ConfigError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pyspark_eoslog.options import Options
+    from pyspark_eoslog.options.options import Options
 
 HEADERS = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 )
 
-# Column -> types it may be read as, the first being the default.
+# Column -> types it may be read as; the first is the default.
 SOURCE_TYPES: dict[str, tuple[DataType, ...]] = {
     "key": (BinaryType(), StringType()),
     "value": (BinaryType(), StringType()),
@@ -42,13 +43,13 @@ SOURCE_TYPES: dict[str, tuple[DataType, ...]] = {
     "timestampType": (IntegerType(),),
     "headers": (HEADERS,),
 }
-# What a record may have none of.
+# Columns that may be null.
 NULL_COLUMNS = ("key", "value", "headers")
 SINK_TYPES: dict[str, tuple[DataType, ...]] = {
     name: SOURCE_TYPES[name]
     for name in ("key", "value", "topic", "partition", "headers", "timestamp")
 }
-# What the catalog adds when a table is made.
+# Options that the catalog adds when a table is created.
 CATALOG_OPTIONS = {"provider", "owner", "location", "external", "comment", "is_managed_location"}
 # Spark's column -> the column of `Log.scan`.
 SCAN_COLUMNS = {
@@ -57,10 +58,10 @@ SCAN_COLUMNS = {
 
 
 def source_schema(options: Options) -> StructType:
-    """The schema of a read without a user schema.
+    """Return the schema of a read without a user schema.
 
     Raises:
-        ConfigError: `columns` names a column that there is not.
+        ConfigError: if `columns` names a column that does not exist.
     """
     wanted = options.columns
     if wanted is None:
@@ -86,8 +87,9 @@ TABLE_OPTIONS = "eoslog.options"
 
 
 def with_table_options(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """The columns of a table that is being made: its options lie in their metadata, the one place
-    of a table that Spark hands to a Python source.
+    """Return the columns of a new table with the options in their metadata.
+
+    Spark passes no other part of a table to a Python source.
     """
     kept = {
         name: value
@@ -101,7 +103,7 @@ def with_table_options(schema: StructType, options: Mapping[str, str]) -> Struct
 
 
 def table_options(schema: StructType) -> dict[str, str]:
-    """What `with_table_options` put there; empty for other columns."""
+    """Return the options from `with_table_options`; empty for other columns."""
     for field in schema.fields:
         text = (field.metadata or {}).get(TABLE_OPTIONS)
         if text:
@@ -110,25 +112,24 @@ def table_options(schema: StructType) -> dict[str, str]:
 
 
 def same_columns(schema: StructType | None, other: StructType) -> bool:
-    """Whether names and types are the same, in the same order."""
+    """Return whether names and types are the same, in the same order."""
     return schema is not None and [(one.name, one.dataType.simpleString()) for one in schema] == [
         (one.name, one.dataType.simpleString()) for one in other
     ]
 
 
 def check_source_schema(schema: StructType) -> None:
-    """Checks a schema given by the user: any of the columns, in any order, key and value also as
-    string.
+    """Check a user schema: any columns in any order, key and value also as string.
 
     Raises:
-        ConfigError: Naming the column and the types it may have, or no column at all, or NOT NULL
-            where a record may have none.
+        ConfigError: if a column or its type does not exist, if there is no column, or if a column
+            that may be null is NOT NULL.
     """
     if not schema.fields:
         raise ConfigError(f"the schema has no column: take some of {', '.join(SOURCE_TYPES)}")
     for field in schema.fields:
         _check(field, SOURCE_TYPES, "can't be read")
-        # Spark believes it: a null then ends the job, and `value IS NULL` finds none.
+        # Spark relies on NOT NULL: a null would fail the job, and `value IS NULL` would find none.
         if field.name in NULL_COLUMNS and not field.nullable:
             raise ConfigError(
                 f"column '{field.name}' can't be read as NOT NULL: a record may have none"
@@ -136,11 +137,12 @@ def check_source_schema(schema: StructType) -> None:
 
 
 def check_sink_schema(schema: StructType, topic_option: str | None) -> None:
-    """Checks the DataFrame to be written as Spark's Kafka sink does; columns it doesn't know are
-    not written.
+    """Check the columns of a DataFrame to write, as Spark's Kafka sink does.
+
+    Unknown columns are not written.
 
     Raises:
-        ConfigError: No `value`, no topic anywhere, or a column of the wrong type.
+        ConfigError: if there is no `value`, no topic, or a column has the wrong type.
     """
     names = schema.fieldNames()
     if "value" not in names:
@@ -164,14 +166,13 @@ def _check(field: StructField, known: dict[str, tuple[DataType, ...]], verb: str
 
 
 def _same_shape(given: DataType, wanted: DataType) -> bool:
-    """Equal up to nullability, and to the collation or length of strings."""
-    return given.simpleString() == wanted.simpleString()
+    """Compare types without nullability and the collation or length of strings."""
+    same: bool = given.simpleString() == wanted.simpleString()
+    return same
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The exact Arrow schema that Spark demands of a reader's batches; it compares with
-    `equals`.
-    """
+    """Return the exact Arrow schema of a reader's batches; Spark uses `equals`."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")

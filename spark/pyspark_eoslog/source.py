@@ -1,4 +1,4 @@
-"""The entry point that Spark looks up: one class that hands out readers and writers.
+"""The entry point that Spark looks up: a class that creates readers and writers.
 
 This module imports pyspark's public base class and nothing else: Spark imports every `pyspark_*`
 package to list data sources, and one failing import hides all of them. eoslog itself is imported
@@ -15,42 +15,44 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from pyspark_eoslog.options import Options
-    from pyspark_eoslog.reader import EoslogReader
-    from pyspark_eoslog.splitting import Pinned
-    from pyspark_eoslog.stream_reader import EoslogStreamReader
-    from pyspark_eoslog.stream_writer import EoslogStreamWriter
-    from pyspark_eoslog.writer import EoslogWriter
+    from pyspark_eoslog.options.options import Options
+    from pyspark_eoslog.read.batch import EoslogReader
+    from pyspark_eoslog.read.splitting import Pinned
+    from pyspark_eoslog.read.stream import EoslogStreamReader
+    from pyspark_eoslog.write.batch import EoslogWriter
+    from pyspark_eoslog.write.stream import EoslogStreamWriter
 
 
 _OLDEST = (4, 2)
-"""Of pyspark: the first with limits of a stream's micro-batches and Arrow writers of both kinds."""
+"""Oldest pyspark version: the first with micro-batch limits and both Arrow writers."""
 
 
 class EoslogDataSource(DataSource):
     """`format("eoslog")`: a directory of eoslog topics as a Spark source and sink.
 
-    Where a batch read begins and ends is settled here, at `load()`, and travels with the pickled
-    instance: the same DataFrame gives the same rows however often it is evaluated and however much
-    the log has grown. It can't wait for `schema()`, which Spark skips when the user gives a schema.
+    The start and end of a batch read are fixed in `load()` and travel with the pickled instance.
+    So the same DataFrame gives the same rows at every evaluation, even after the log has grown.
+    `schema()` would be too late, because Spark skips it if the user gives a schema.
 
-    A table of the catalog is read without any option: Spark 4 keeps none for Python sources. They
-    lie in the metadata of the table's columns, put there by `schema()` when the table was made.
+    A table of the catalog is read without any option: Spark 4 keeps none for Python sources. The
+    options are in the metadata of the table's columns, where `schema()` put them when the table was
+    created.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Checks the option names and values, and pins the ranges of a read.
+        """Check the option names and values, and pin the ranges of a read.
 
         Args:
             options: Spark's options; names are case-insensitive.
 
         Raises:
-            ConfigError: An unknown option, a value of the wrong form, or options that exclude each
-            other; a pyspark that is too old. UnknownTopicOrPartition: A topic that is not there.
+            ConfigError: if an option is unknown, a value has the wrong form, options exclude each
+                other, or pyspark is too old.
+            UnknownTopicOrPartition: if a topic does not exist.
         """
         super().__init__(options)
         _check_version()
-        from pyspark_eoslog.options import Options, names_directory
+        from pyspark_eoslog.options.options import Options, names_directory
 
         self._given = dict(options)
         self._ranges: list[Pinned] | None = None
@@ -58,16 +60,17 @@ class EoslogDataSource(DataSource):
         self.parsed: Options | None = None
         if names_directory(options):
             self.parsed = Options.parse(options)
-            if self.parsed.is_read:  # also for a stream, which is not told apart yet
+            if self.parsed.is_read:  # batch or stream: Spark has not yet shown which it is
                 self._pin()
 
     def _pin(self) -> None:
-        """Fixes the ranges. Bounds that don't fit are told when a batch is read: for a stream,
-        which has not been told apart yet, they mean nothing once it has a checkpoint. The same for
-        a topic that is gone, where loss is accepted.
+        """Pin the ranges; keep an error of the bounds until a batch is read.
+
+        At this point the read may still be a stream, for which the bounds have no meaning once it
+        has a checkpoint. The error of a deleted topic is kept too, if loss is accepted.
         """
         from eoslog.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
-        from pyspark_eoslog.planning import pin_ranges
+        from pyspark_eoslog.read.planning import pin_ranges
 
         assert self.parsed is not None
         try:
@@ -79,43 +82,43 @@ class EoslogDataSource(DataSource):
         except UnknownTopicOrPartition as error:
             if self.parsed.fail_on_data_loss:
                 raise
-            self._refused = error  # a stream goes on without it
+            self._refused = error  # a stream does not need the ranges
 
     def _options(self, schema: StructType | None = None) -> Options:
-        """The options given, or those of the table whose columns these are.
+        """Return the given options, or those of the table with these columns.
 
         Raises:
-            ConfigError: There are none.
+            ConfigError: if there are none.
         """
         if self.parsed is None:
-            from pyspark_eoslog.options import Options
+            from pyspark_eoslog.options.options import Options
             from pyspark_eoslog.schema import same_columns, source_schema, table_options
 
             table = table_options(schema) if schema is not None else {}
             parsed = Options.parse({**table, **self._given})
             if table and not same_columns(schema, source_schema(parsed)):
-                # What was selected from a table and saved as another keeps the metadata.
+                # Columns that were selected from a table and saved as another keep the metadata.
                 parsed = Options.parse(self._given)
             self.parsed = parsed
         return self.parsed
 
     @classmethod
     def name(cls) -> str:
-        """What `format` takes."""
+        """Return the name for `format`."""
         return "eoslog"
 
     def schema(self) -> StructType:
-        """The columns of a read, where the user gives no schema."""
+        """Return the columns of a read without a user schema."""
         from pyspark_eoslog.schema import source_schema, with_table_options
 
         schema = source_schema(self._options())
-        # Only the making of a table brings its provider.
+        # Only the creation of a table passes its provider.
         made = any(name.lower() == "provider" for name in self._given)
         return with_table_options(schema, self._given) if made else schema
 
     def reader(self, schema: StructType) -> EoslogReader:
-        """A batch read of the ranges pinned at `load()`."""
-        from pyspark_eoslog.reader import EoslogReader
+        """Create a batch reader of the ranges pinned at `load()`."""
+        from pyspark_eoslog.read.batch import EoslogReader
 
         options = self._options(schema)
         options.require_read()
@@ -129,22 +132,22 @@ class EoslogDataSource(DataSource):
         return EoslogReader(options, schema, self._ranges)
 
     def writer(self, schema: StructType, overwrite: bool) -> EoslogWriter:
-        """A batch write, atomic over all partitions."""
-        from pyspark_eoslog.writer import EoslogWriter
+        """Create a batch writer, atomic over all partitions."""
+        from pyspark_eoslog.write.batch import EoslogWriter
 
         return EoslogWriter(self._options(), schema, overwrite)
 
     def streamReader(self, schema: StructType) -> EoslogStreamReader:
-        """A stream of committed records."""
-        from pyspark_eoslog.stream_reader import EoslogStreamReader
+        """Create a reader of a stream of committed records."""
+        from pyspark_eoslog.read.stream import EoslogStreamReader
 
         options = self._options(schema)
         options.require_read()
         return EoslogStreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> EoslogStreamWriter:
-        """An exactly-once sink; `overwrite` means complete mode, which appends."""
-        from pyspark_eoslog.stream_writer import EoslogStreamWriter
+        """Create an exactly-once sink; `overwrite` means complete mode, which appends."""
+        from pyspark_eoslog.write.stream import EoslogStreamWriter
 
         return EoslogStreamWriter(self._options(), schema)
 

@@ -1,11 +1,15 @@
-"""`eoslog bench`: every figure with its limit, a picture, nothing left behind."""
+"""`eoslog bench` shows every figure with its limit and leaves no files.
+
+It also draws a picture.
+"""
 
 import json
 
 import pytest
 
 import eoslog
-from eoslog.commands import bench, bench_work
+from eoslog.commands import bench
+from eoslog.commands.bench import work
 
 pytest.importorskip("pyarrow")
 
@@ -23,11 +27,11 @@ LATENCIES = {
 @pytest.fixture(autouse=True)
 def few_tries(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench_work, "TRIES", 3)
+    monkeypatch.setattr(work, "TRIES", 3)
 
 
 @pytest.mark.slow
-def test_every_figure_is_there_with_its_unit_and_nothing_is_left(cli, tmp_path):
+def test_bench_reports_every_figure_with_its_unit_and_leaves_no_file(cli, tmp_path):
     outcome = cli(*QUICK, "--picture", "")
     assert outcome.code == 0
     rows = {row["what"]: row for row in outcome.rows}
@@ -43,14 +47,14 @@ def test_every_figure_is_there_with_its_unit_and_nothing_is_left(cli, tmp_path):
 
 
 @pytest.mark.slow
-def test_rate_times_size_is_the_megabytes(cli):
+def test_bench_reports_megabytes_as_rate_times_size(cli):
     for row in cli(*QUICK, "-s", 1000, "--durability", "os", "--picture", "").rows:
         if row["records_per_s"] is not None:
             assert row["MB_per_s"] == pytest.approx(row["records_per_s"] / 1000, rel=0.01, abs=0.2)
 
 
 @pytest.mark.slow
-def test_a_table_and_json_for_whoever_reads(cli):
+def test_bench_prints_a_table_or_json(cli):
     table = cli(*QUICK, "--picture", "", form="table").out
     assert table.splitlines()[0].split() == [
         "what", "records_per_s", "MB_per_s", "median_us", "of_limit", "spread",
@@ -69,24 +73,24 @@ def test_the_picture_is_1200_pixels_wide(cli, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [bench.PICTURE]
 
 
-def test_without_matplotlib_the_default_is_left_out_and_a_wish_is_refused(cli, monkeypatch):
+def test_bench_without_matplotlib_skips_the_default_picture_only(cli, monkeypatch):
     monkeypatch.setattr(bench, "find_spec", lambda name: None)
     outcome = cli(*QUICK)
     assert outcome.code == 0
-    assert "no picture: it needs matplotlib (pip install 'eoslog[demo]')" in outcome.err
+    assert "no picture: it needs matplotlib; pip install matplotlib" in outcome.err
     asked = cli(*QUICK, "--picture", "here.png")
     assert asked.code == 2
-    assert "--picture needs matplotlib: pip install 'eoslog[demo]'" in asked.err
+    assert "--picture needs matplotlib: pip install matplotlib" in asked.err
 
 
-def test_without_pyarrow_the_scan_is_left_out_by_name(cli, monkeypatch):
-    monkeypatch.setattr(bench_work, "find_spec", lambda name: None)
+def test_bench_without_pyarrow_skips_the_scan_and_says_so(cli, monkeypatch):
+    monkeypatch.setattr(work, "find_spec", lambda name: None)
     outcome = cli(*QUICK, "--picture", "")
     assert {row["what"] for row in outcome.rows} == (RATES | LATENCIES) - {"scan() into columns"}
-    assert "scan() is left out: it needs pyarrow (pip install 'eoslog[arrow]')" in outcome.err
+    assert "scan() is left out: it needs pyarrow; pip install pyarrow" in outcome.err
 
 
-def test_records_that_come_back_wrong_end_it(cli, monkeypatch):
+def test_bench_ends_when_records_come_back_wrong(cli, monkeypatch):
     whole = eoslog.Consumer.consume
 
     def others(self, *args, **options):
@@ -99,7 +103,7 @@ def test_records_that_come_back_wrong_end_it(cli, monkeypatch):
     assert "2000 records read are not the 2000 written" in outcome.err
 
 
-def test_it_works_on_the_disk_of_the_directory(cli, place, monkeypatch):
+def test_bench_uses_the_disk_of_the_directory(cli, place, monkeypatch):
     place.mkdir()
     opened = []
     whole = eoslog.open
@@ -114,7 +118,7 @@ def test_it_works_on_the_disk_of_the_directory(cli, place, monkeypatch):
     assert list(place.iterdir()) == []
 
 
-def test_help_teaches(cli):
+def test_bench_help_explains_how_to_read_the_figures(cli):
     text = cli("bench", "--help").out
     for part in ("What to look at:", "Examples:", "eoslog bench --durability os", "--seconds"):
         assert part in text

@@ -1,4 +1,4 @@
-"""The entry: a missing extra is one line, errors become exit codes, interrupts and pipes end well."""
+"""The entry point: missing extras, exit codes, interrupts and closed pipes."""
 
 import subprocess
 import sys
@@ -10,13 +10,16 @@ from eoslog import commands, errors
 
 
 @pytest.mark.parametrize("gone", ["click", "rich"])
-def test_a_missing_extra_is_one_line_that_names_it(monkeypatch, capsys, gone):
+def test_a_missing_extra_is_named_in_one_line(monkeypatch, capsys, gone):
     real = entry.find_spec
     monkeypatch.setattr(entry, "find_spec", lambda name: None if name == gone else real(name))
     assert entry.main(["topic", "list"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == f"eoslog: missing {gone}: pip install 'eoslog[cli]'\n"
+    assert said.err == (
+        f"eoslog: missing {gone}: pip install {gone} "
+        "(or, in a checkout of eoslog, pip install '.[cli]')\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,15 +46,15 @@ def test_every_error_has_its_exit_code(error, code):
     assert commands.exit_code_of(error) == code
 
 
-def test_an_interrupt_is_130(cli, monkeypatch):
+def test_an_interrupt_exits_with_130(cli, monkeypatch):
     def interrupted(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("eoslog.commands.face.eoslog.open", interrupted, raising=False)
+    monkeypatch.setattr("eoslog.commands.context.eoslog.open", interrupted, raising=False)
     assert cli("topic", "list").code == 130
 
 
-def test_an_interrupt_while_it_starts_is_130_too(monkeypatch, capsys):
+def test_an_interrupt_during_start_exits_with_130(monkeypatch, capsys):
     def interrupted(_name):
         raise KeyboardInterrupt
 
@@ -60,14 +63,14 @@ def test_an_interrupt_while_it_starts_is_130_too(monkeypatch, capsys):
     assert capsys.readouterr().err == "eoslog: interrupted\n"
 
 
-def test_commands_that_need_no_numpy_do_not_wait_for_it():
+def test_commands_without_arrays_do_not_import_numpy():
     code = "import sys, eoslog.commands; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_enough_ends_the_program_quietly(shop, place, tmp_path):
+def test_a_closed_pipe_ends_the_program_without_an_error(shop, place, tmp_path):
     lines = tmp_path / "lines"
     lines.write_text("enough to fill a pipe\n" * 3000)
     shop("produce", "orders", lines)
@@ -80,7 +83,7 @@ def test_a_reader_that_has_enough_ends_the_program_quietly(shop, place, tmp_path
 
 
 @pytest.mark.slow
-def test_python_dash_m_is_the_command(place):
+def test_python_dash_m_runs_the_command(place):
     done = subprocess.run(
         [sys.executable, "-m", "eoslog", "--version"], capture_output=True, text=True, timeout=300
     )

@@ -6,10 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
-from eoslog.storage.serde import Writer
+from eoslog.storage.format.serde import Writer
+from tests.paths import KAFKA_DATA as KAFKA
 from tests.reference import codec
 
-KAFKA = Path(__file__).parent.parent / "data" / "kafka"
 TS = 1_700_000_000_000
 
 
@@ -35,11 +35,12 @@ def test_dump_decodes_committed_offsets(cli, tmp_path):
     assert "orders" in cli("dump", path, "--decoder", "offsets", form="table").out
 
 
-def test_check_of_a_brokers_directory(cli, tmp_path):
+def test_check_reports_on_the_directory_of_a_broker(cli, tmp_path):
     root = broker(tmp_path / "broker")
     done = cli("check", "--full", root)
-    assert (done.code, done.out) == (0, "")
-    assert "2 partitions" in done.err
+    (verdict,) = done.rows
+    assert (done.code, verdict["ok"]) == (0, True)
+    assert "2 partitions" in verdict["message"]
     log = root / "plain-0" / f"{0:020}.log"
     data = bytearray(log.read_bytes())
     data[100] ^= 1
@@ -49,11 +50,14 @@ def test_check_of_a_brokers_directory(cli, tmp_path):
     assert done.rows[0]["path"] == str(log)
 
 
-def test_repair_as_kafka_and_import(cli, tmp_path, place):
+def test_repair_as_kafka_prepares_a_directory_for_import(cli, tmp_path, place):
     root = broker(tmp_path / "broker")
     with (root / "plain-0" / f"{108:020}.log").open("ab") as file:
         file.write(b"torn")
-    done = cli("repair", root, "--as-kafka")
+    refused = cli("repair", root, "--as-kafka")
+    assert refused.code == 2
+    assert "then add -y" in refused.err
+    done = cli("repair", root, "--as-kafka", "-y")
     assert done.code == 0
     assert "4 bytes cut" in done.err
     done = cli("import", "kafka-dir", root)
@@ -71,16 +75,16 @@ def test_modes_of_repair_exclude_each_other(cli, tmp_path):
         refused = cli("repair", root, *options)
         assert (refused.code, refused.out) == (2, "")
         assert "exclude each other" in refused.err
-    assert cli("repair", root, "--mode", "as-kafka", "--as-kafka").code == 0
+    assert cli("repair", root, "--mode", "as-kafka", "--as-kafka", "-y").code == 0
 
 
-def test_one_partition_is_in_the_singular(cli, tmp_path):
+def test_a_single_partition_is_counted_in_the_singular(cli, tmp_path):
     root = broker(tmp_path / "broker")
-    assert "1 partition, " in cli("check", root / "plain-0").err
-    assert "2 partitions, " in cli("check", root).err
+    assert "1 partition, " in cli("check", root / "plain-0").out
+    assert "2 partitions, " in cli("check", root).out
 
 
 def test_a_directory_without_histories_is_not_found(cli, tmp_path):
     found = cli("verify-history", tmp_path)
     assert (found.code, found.out) == (3, "")
-    assert f"{tmp_path}: no *.jsonl in it" in found.err
+    assert f"{tmp_path} does not contain a *.jsonl file" in found.err

@@ -1,4 +1,7 @@
-"""What stdout does to a command: full, closed, gone, ASCII, interrupted; a group loses nothing."""
+"""Commands with a stdout that is full, closed, missing, ASCII or interrupted.
+
+A group loses no record.
+"""
 
 import json
 import os
@@ -9,7 +12,7 @@ import sys
 import pytest
 
 from eoslog import TopicPartition
-from eoslog.commands import data
+from eoslog.commands import consume
 
 pytestmark = [pytest.mark.slow]
 LINES = "".join(f"{n:0100}\n" for n in range(3000))
@@ -42,7 +45,7 @@ def filled(shop, tmp_path):
     ("rest", "code", "says"),
     [("| head -n 1", 0, ""), ("> /dev/full", 1, "No space left"), (">&-", 1, "Bad file")],
 )
-def test_a_group_commits_nothing_that_stdout_did_not_take(filled, shell, rest, code, says):
+def test_a_group_commits_no_record_that_stdout_did_not_accept(filled, shell, rest, code, says):
     done = shell(f"consume orders -g g {rest}")
     assert done.returncode == code
     assert says in done.stderr
@@ -52,18 +55,18 @@ def test_a_group_commits_nothing_that_stdout_did_not_take(filled, shell, rest, c
     assert filled("consume", "orders", "-g", "g").rows == []
 
 
-def test_a_group_whose_json_array_is_not_taken_goes_on_at_its_start(filled, shell):
+def test_a_group_restarts_a_json_array_that_stdout_did_not_accept(filled, shell):
     assert shell("--format json consume orders -g g > /dev/full").returncode == 1
     assert len(json.loads(filled("consume", "orders", "-g", "g", form="json").out)) == 3000
 
 
-def test_a_group_that_shall_not_commit_does_not(filled):
+def test_a_group_commits_nothing_with_auto_commit_disabled(filled):
     for _ in range(2):
         found = filled("consume", "orders", "-g", "g", "-n", 2, "-c", "enable.auto.commit=false")
         assert [row["offset"] for row in found.rows] == [0, 1]
 
 
-def test_what_lies_behind_the_end_is_given_back(filled, place):
+def test_records_beyond_the_requested_end_are_not_consumed(filled, place):
     import eoslog
 
     at = TopicPartition("orders", 0)
@@ -72,12 +75,16 @@ def test_what_lies_behind_the_end_is_given_back(filled, place):
         log.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as c,
     ):
         c.assign([at])
-        read = [record for chunk in data._chunks(c, {at: 1500}, None) for record in chunk]
+        read = [
+            record
+            for chunk in consume._chunks(c, {at: 1500}, None, consume._ALL)
+            for record in chunk
+        ]
         assert len(read) == 1500
         assert c.positions() == {at: 1500}
 
 
-def test_an_interrupt_says_so_and_csv_rows_come_as_they_are_read(filled, place):
+def test_an_interrupt_is_reported_and_csv_rows_are_printed_as_they_are_read(filled, place):
     command = [sys.executable, "-m", "eoslog", "-d", str(place), "--format", "csv"]
     with subprocess.Popen(
         [*command, "consume", "orders", "-b", "-f"],
@@ -88,11 +95,14 @@ def test_an_interrupt_says_so_and_csv_rows_come_as_they_are_read(filled, place):
         for number in range(3000):
             assert running.stdout.readline().startswith(f"orders,0,{number},")
         running.send_signal(signal.SIGINT)
-        assert running.stderr.read().strip() == "eoslog: interrupted"
+        told = running.stderr.read().split("\n")
+        assert [line for line in told if line] == [
+            "eoslog: following from the beginning", "eoslog: interrupted",
+        ]  # fmt: skip
     assert running.returncode == 130
 
 
-def test_without_stdout_a_command_that_prints_nothing_works(shop, shell):
+def test_a_command_without_output_works_with_a_closed_stdout(shop, shell):
     assert shell("init >&-").returncode == 0
     assert shell("init >&- 2>&-").returncode == 0
     listed = shell("topic list >&-")

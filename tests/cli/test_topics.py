@@ -10,7 +10,7 @@ import pytest
 import eoslog
 
 
-def test_init_makes_a_log_and_is_harmless_twice(cli, place):
+def test_init_creates_a_log_and_is_idempotent(cli, place):
     first = cli("init")
     assert first.code == 0
     assert "strict" in first.err
@@ -28,19 +28,19 @@ def test_another_durability_is_a_usage_error_that_names_both(cli):
     assert "os" in again.err
 
 
-def test_a_missing_directory_is_not_found_and_not_made(cli, place):
+def test_a_missing_directory_is_not_found_and_not_created(cli, place):
     found = cli("topic", "list")
     assert found.code == 3
     assert not place.exists()
     assert found.out == ""
     assert str(place) in found.err
-    assert "`eoslog init` makes one" in found.err
+    assert "`eoslog init` creates one" in found.err
     place.mkdir()
-    assert "`eoslog init` makes one" in cli("topic", "list").err
-    assert "`eoslog init` makes one" in cli("locks").err
+    assert "`eoslog init` creates one" in cli("topic", "list").err
+    assert "`eoslog init` creates one" in cli("locks").err
 
 
-def test_a_foreign_directory_is_refused_and_left_alone(cli, place):
+def test_a_foreign_directory_is_rejected_and_unchanged(cli, place):
     place.mkdir()
     (place / "mine.txt").write_text("mine")
     for command in (("init",), ("topic", "list")):
@@ -51,7 +51,7 @@ def test_a_foreign_directory_is_refused_and_left_alone(cli, place):
     assert [path.name for path in place.iterdir()] == ["mine.txt"]
 
 
-def test_topics_are_made_listed_described_altered_and_deleted(shop):
+def test_topics_can_be_created_listed_described_altered_and_deleted(shop):
     assert shop("topic", "create", "logs", "-c", "retention.ms=5000").code == 0
     assert [row["topic"] for row in shop("topic", "list").rows] == ["logs", "orders"]
     (about,) = shop("topic", "describe", "logs").rows
@@ -91,7 +91,7 @@ def test_topics_are_made_listed_described_altered_and_deleted(shop):
         (("--format", "xml", "topic", "list"), 2, "xml"),
     ],
 )
-def test_each_mistake_has_its_exit_code_and_names_what_is_wrong(shop, arguments, code, says):
+def test_each_mistake_has_its_exit_code_and_is_named(shop, arguments, code, says):
     found = shop(*arguments)
     assert (found.code, found.out) == (code, "")
     assert says in found.err
@@ -103,11 +103,11 @@ def test_delete_asks_first(shop, monkeypatch, answer):
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     answered = shop("topic", "delete", "orders")
     assert answered.code == 1
-    assert answered.err.endswith("eoslog: not done; use -y to do it without being asked\n")
+    assert answered.err.endswith("eoslog: nothing was changed; add -y to skip the question\n")
     assert shop("topic", "describe", "orders").code == 0
 
 
-def test_every_format_carries_the_same_rows(shop):
+def test_every_format_contains_the_same_rows(shop):
     rows = shop("offsets", "orders", form="jsonl").rows
     assert json.loads(shop("offsets", "orders", form="json").out) == rows
     read = list(csv.DictReader(io.StringIO(shop("offsets", "orders", form="csv").out)))
@@ -124,7 +124,7 @@ def test_empty_lists_print_no_rows_and_valid_json(cli):
     assert cli("topic", "list", form="csv").out == "topic,partitions,offsets,offline\n"
 
 
-def test_help_and_version(cli):
+def test_help_and_version_are_printed(cli):
     assert "Exit codes" in cli("--help").out
     assert "eoslog" in cli("--version").out
     for command in ("topic", "group", "txn", "demo"):
@@ -139,10 +139,10 @@ def test_a_backup_is_a_log_that_can_be_opened(shop, tmp_path):
         assert "orders" in saved.topics()
     again = shop("backup", tmp_path / "saved")
     assert again.code == 2
-    assert "not new" in again.err
+    assert "is not an empty directory" in again.err
 
 
-def test_a_partition_that_is_offline_is_named_and_the_rest_is_shown(shop, place):
+def test_an_offline_partition_is_named_and_the_others_are_shown(shop, place):
     with eoslog.open(place) as log, log.producer() as producer:
         log.create_topic("logs")
         producer.produce_many("orders", [b"x"] * 3, partition=0)
@@ -158,15 +158,15 @@ def test_a_partition_that_is_offline_is_named_and_the_rest_is_shown(shop, place)
     assert [row.partition(",")[0] for row in shown[1:]] == ["orders-0", "logs-0"]
     for found in (listed, stats):
         assert found.code == 5
-        assert "orders-1 is offline: the directory of orders-1 is missing" in found.err
+        assert "orders-1 is offline: orders-1: the partition's directory is missing" in found.err
         assert "`eoslog check`" in found.err
     assert shop("durability").code == shop("init").code == 0
     assert shop("backup", place.parent / "copy").code == 1
 
 
-def test_a_topic_that_may_be_there_is_made_once(shop):
+def test_topic_create_with_if_not_exists_is_idempotent(shop):
     assert shop("topic", "create", "orders").code == 4
     again = shop("topic", "create", "orders", "-p", 9, "--if-not-exists")
-    assert (again.code, again.err) == (0, "orders is there, with 2 partitions\n")
+    assert (again.code, again.err) == (0, "orders exists, with 2 partitions\n")
     first = shop("topic", "create", "logs", "--if-not-exists")
     assert (first.code, first.err) == (0, "created logs with 1 partition\n")

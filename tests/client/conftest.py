@@ -1,4 +1,4 @@
-"""A directory with topics for every client test, and a transactional producer on it."""
+"""Fixtures of client tests: a directory with topics, a transactional producer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from eoslog.client.producer import Producer
+from eoslog.client.producer.producer import Producer
 from eoslog.log import Log
-from eoslog.log import open as open_log
-from eoslog.storage import files
+from eoslog.opening import open as open_log
+from eoslog.storage.fs import files
 
 TOPICS = {"t": 3, "one": 1, "a": 2, "b": 1}
 

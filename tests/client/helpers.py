@@ -1,4 +1,4 @@
-"""What a directory holds after a client was at work, and a log that fails as told."""
+"""Helpers: the content of a directory after client calls, and a log that fails."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 
+from eoslog._core import OneThread
+from eoslog.client.transaction_link import ConsumerLink
+from eoslog.config.keys import ConsumerConfig
+from eoslog.descriptions import GroupMetadata
 from eoslog.log import Log
-from eoslog.model import GroupMetadata, OffsetAndMetadata, TopicPartition
+from eoslog.model import OffsetAndMetadata, TopicPartition
 
 
 def stored(log: Log, topic: str = "one", partition: int = 0) -> list[tuple[Any, ...]]:
     """(offset, key, value) of a partition's data, whatever its fate."""
-    part = log.engine.partition(topic, partition)
+    part = log._engine.partition(topic, partition)
     return [
         (offset, key, value)
         for batch in part.batches(part.log_start, part.log_end)
@@ -22,7 +26,7 @@ def stored(log: Log, topic: str = "one", partition: int = 0) -> list[tuple[Any, 
 
 
 def batches(log: Log, topic: str = "one", partition: int = 0) -> list[Any]:
-    part = log.engine.partition(topic, partition)
+    part = log._engine.partition(topic, partition)
     return list(part.batches(part.log_start, part.log_end))
 
 
@@ -30,7 +34,7 @@ class Refusing:
     """A PartitionLog.append that fails as told, then works."""
 
     def __init__(self, log: Log, monkeypatch: pytest.MonkeyPatch, topic: str = "one") -> None:
-        self.part = log.engine.partition(topic, 0)
+        self.part = log._engine.partition(topic, 0)
         self.real = self.part.append
         self.errors: list[Any] = []
         self.calls = 0
@@ -46,7 +50,7 @@ class Refusing:
 
 def visible(log: Log, topic: str = "b", partition: int = 0) -> list[bytes]:
     """Values that read_committed shows."""
-    part = log.engine.partition(topic, partition)
+    part = log._engine.partition(topic, partition)
     end = part.last_stable_offset  # once: what the bound covers, the abort index covers
     aborted = part.aborted(0, end)
     values = []
@@ -61,28 +65,33 @@ def visible(log: Log, topic: str = "b", partition: int = 0) -> list[bytes]:
 
 
 def log_sizes(log: Log) -> list[int]:
-    return [part.log_end for part in log.engine.transaction_partitions()]
+    return [part.log_end for part in log._engine.transaction_partitions()]
 
 
 class FakeConsumer:
     """What a transaction needs of a consumer."""
 
-    unsettled = None
+    unsettled: str | None = None
+    unfinished = False
 
-    def __init__(self) -> None:
+    def __init__(self, log: Log) -> None:
         self.rewound = 0
-
-    def bind_to(self, producer: Any) -> None:
-        producer.bind(self)
-
-    def must_rewind(self, reason: str) -> None:
-        pass
+        self.states: dict[TopicPartition, Any] = {}
+        self._link = ConsumerLink(
+            log._engine,
+            ConsumerConfig.of(group_id="g"),
+            OneThread("fake"),
+            self,
+            self.progress,
+            auto_commits=False,
+        )
 
     def progress(self) -> dict[TopicPartition, OffsetAndMetadata]:
         return {TopicPartition("a", 0): OffsetAndMetadata(7)}
 
     def rewind(self) -> None:
         self.rewound += 1
+        self.unsettled = None
 
     def group_metadata(self) -> GroupMetadata:
         return GroupMetadata("g")

@@ -1,4 +1,4 @@
-"""A small world for coordinator tests: a directory in memory, processes, producers."""
+"""Fixtures of coordinator tests: an in-memory directory, processes, producers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A directory in memory, as far as the group coordinator looks at one: logs, topics, processes."""
+"""An in-memory directory for the group coordinator: logs, topics, processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from eoslog import _core
-from eoslog.coordinator.group_coordinator import GroupCoordinator
+from eoslog.coordinator.groups.coordinator import GroupCoordinator
 from eoslog.coordinator.trace import Trace
 from eoslog.errors import InvalidProducerEpoch, OffsetOutOfRange, UnknownTopicOrPartition
 from eoslog.model import AppendOrigin, AppendResult
+from eoslog.storage.log.published_end import PublishedEnd
 
 
 @dataclass
@@ -27,7 +28,7 @@ class FakeSlice:
 
 
 class FakeLog:
-    """Batches as bytes, with Kafka's offsets; everything is durable at once."""
+    """Batches as bytes, with Kafka's offsets; everything is durable immediately."""
 
     def __init__(self, topic: str, partition: int) -> None:
         self.topic, self.partition = topic, partition
@@ -39,6 +40,7 @@ class FakeLog:
         self.entries: list[tuple[int, bytes]] = []
         self.epochs: dict[int, int] = {}
         self.refusals = 0
+        self.leader_epochs = None
         self.visible: int | None = None  # Where the high watermark is held back.
         self._open: dict[int, int] = {}
         self._aborted: list[tuple[int, int, int]] = []
@@ -119,9 +121,9 @@ class FakeLog:
     def flush(self, up_to: int | None = None) -> None:
         self.flushed = max(self.flushed, self.log_end if up_to is None else up_to)
 
-    def wait(self, beyond: int, timeout: float, *, of: str = "log_end") -> bool:
+    def wait(self, beyond: int, timeout: float, *, of: PublishedEnd = PublishedEnd.LOG_END) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: getattr(self, of) > beyond, timeout)
+            return self._changed.wait_for(lambda: of.of(self) > beyond, timeout)
 
     def put(self, *values: str, timestamp: int = 0, **header: Any) -> int:
         """Append one batch of values; returns its base offset."""
@@ -197,7 +199,6 @@ class FakeHost:
         self.disk.living[number, self.process_nonce] = 0.0
         self.metadata = self.disk.metadata
         self.transactions = FakeTransactions()
-        self.consumers: dict[int, Any] = {}
         self.scheduled: list[tuple[float, Callable[[], object]]] = []
         self.groups = GroupCoordinator(self)
 
@@ -205,11 +206,15 @@ class FakeHost:
         pass
 
     def wait_any(
-        self, bounds: Sequence[tuple[FakeLog, int]], timeout: float, *, of: str = "log_end"
+        self,
+        bounds: Sequence[tuple[FakeLog, int]],
+        timeout: float,
+        *,
+        of: PublishedEnd = PublishedEnd.LOG_END,
     ) -> bool:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            if any(getattr(log, of) > beyond for log, beyond in bounds):
+            if any(of.of(log) > beyond for log, beyond in bounds):
                 return True
             time.sleep(0.001)
         return False
@@ -237,17 +242,23 @@ class FakeHost:
     def group_partitions(self) -> Iterable[FakeLog]:
         return [log for log in self.disk.logs.values() if log.topic == "__consumer_offsets"]
 
+    def process_pid(self, number: int, nonce: int) -> int | None:
+        return None
+
     def process_alive(self, number: int, nonce: int) -> bool:
         return (number, nonce) in self.disk.living
 
     def process_heartbeat_age(self, number: int) -> float:
         return next((age for (n, _), age in self.disk.living.items() if n == number), 1e9)
 
+    def note_idle_member(self, member: int, since_ms: int) -> None:
+        pass
+
     def schedule(self, what: str, interval_s: float, run: Callable[[], object]) -> None:
         self.scheduled.append((interval_s, run))
 
     def refuse_outdated(self) -> None:
-        """Not one that began where nobody wrote."""
+        """Accept every call: this directory is never outdated."""
 
     def clock_ms(self) -> int:
         return int(time.time() * 1000)

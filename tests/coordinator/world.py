@@ -1,4 +1,4 @@
-"""What coordinator tests are made of: processes, and transactional writers without a client."""
+"""Helpers of coordinator tests: processes, and writers without a client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eoslog._core import build_batch
-from eoslog.coordinator.transaction_coordinator import TransactionCoordinator
+from eoslog.coordinator.transactions.coordinator import TransactionCoordinator
 from eoslog.model import TopicPartition
 from tests.reference.memory_engine import MemoryDirectory, MemoryProcess
 
@@ -14,7 +14,7 @@ A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b",
 
 
 class World:
-    """A directory with topics a (2 partitions) and b (1), and processes that have it open."""
+    """A directory with topics a (2 partitions) and b (1), opened by processes."""
 
     def __init__(self, durability: str = "strict") -> None:
         self.directory = MemoryDirectory(durability)
@@ -34,7 +34,7 @@ class World:
         return self.process.transaction_partition(name)
 
     def state(self, name: str) -> str:
-        """Kafka's name of the id's state, as a process that reads everything anew sees it."""
+        """Kafka's name of the id's state, read again from the start by a new process."""
         _, reader = self.open()
         return reader.describe_transactions([name])[0].state
 
@@ -62,7 +62,7 @@ def _split(name: str) -> tuple[str, int]:
 
 
 class Writer:
-    """A transactional producer without buffers: every `write` is one batch in the partition."""
+    """A transactional producer without buffers: each `write` is one batch."""
 
     def __init__(
         self,

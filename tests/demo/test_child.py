@@ -47,7 +47,7 @@ def until(child: Child, event: str) -> dict:
     return child.said[event]
 
 
-def test_a_child_is_heard_told_and_its_exit_status_checked(start):
+def test_a_child_exchanges_lines_and_its_exit_status_is_checked(start):
     child = start("speaker", SPEAKER)
     assert until(child, "ready") == {"row": 7}
     child.tell("go on")
@@ -55,14 +55,14 @@ def test_a_child_is_heard_told_and_its_exit_status_checked(start):
     assert child.said["heard"] == {"order": "go on"}
 
 
-def test_another_exit_status_is_an_error_that_quotes_stderr(start):
+def test_an_unexpected_exit_status_raises_with_stderr(start):
     child = start("speaker", SPEAKER)
     child.tell("go on")
     with pytest.raises(ChildFailed, match="exit status 4, not 0(.|\n)*a word on the way out"):
         child.expect(0, timeout=120)
 
 
-def test_a_kill_is_a_real_one(start):
+def test_a_kill_sends_a_real_signal(start):
     child = start("speaker", SPEAKER)
     until(child, "ready")
     assert child.kill() == -9
@@ -70,13 +70,13 @@ def test_a_kill_is_a_real_one(start):
     child.tell("nobody listens")
 
 
-def test_a_closed_child_is_gone(start):
+def test_a_closed_child_has_exited(start):
     child = start("sleeper", "import time; time.sleep(600)")
     child.close()
     assert not child.running
 
 
-def test_children_import_what_the_parent_imports(start):
+def test_children_import_the_modules_of_the_parent(start):
     child = start(
         "importer",
         "import sys, eoslog\nfrom eoslog.demo.child import say\n"

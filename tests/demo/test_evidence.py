@@ -1,4 +1,4 @@
-"""What the demo reads out of segment files: transactions, their writers, their ends."""
+"""The demo reads transactions, their writers and their ends from segment files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def directory(tmp_path):
     return write
 
 
-def test_transactions_are_told_apart_by_epoch_and_know_their_ends(directory):
+def test_transactions_are_distinguished_by_epoch_and_have_their_ends(directory):
     path = directory(
         {
             "flights-0": [data(0, 1), marker(3, 2, commit=True), data(4, 2), data(7, 2)],
@@ -65,7 +65,7 @@ def test_transactions_are_told_apart_by_epoch_and_know_their_ends(directory):
     assert found.torn() == [(7, 2)]
 
 
-def test_one_partition_aborted_and_one_committed_is_torn(directory):
+def test_a_transaction_committed_in_one_partition_only_is_reported_as_split(directory):
     path = directory(
         {
             "flights-0": [data(0, 1), marker(3, 2, commit=True)],
@@ -75,7 +75,7 @@ def test_one_partition_aborted_and_one_committed_is_torn(directory):
     assert evidence.gather(path, [plan.FLIGHTS]).torn() == [(7, 1)]
 
 
-def test_offsets_that_end_otherwise_than_their_data_are_torn(directory):
+def test_offsets_that_end_differently_from_their_data_are_reported(directory):
     path = directory(
         {
             "flights-0": [data(0, 1), marker(3, 2, commit=True)],
@@ -104,6 +104,6 @@ def test_the_batch_at_an_offset_is_found_and_notes_are_read(directory):
     assert found.notes == [note]
 
 
-def test_a_topic_whose_name_begins_alike_is_another(directory):
+def test_a_topic_with_a_common_prefix_is_another_topic(directory):
     path = directory({"flights-0": [data(0, 1)], "flights-old-0": [data(0, 1)]})
     assert [number for number, _ in evidence.partitions(path, plan.FLIGHTS)] == [0]

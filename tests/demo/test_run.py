@@ -29,7 +29,7 @@ def demo(tmp_path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_6000_flights_go_through_kills_and_come_out_exactly_once(tmp_path):
+def test_a_run_of_6000_flights_through_kills_is_exactly_once(tmp_path):
     run = demo(tmp_path, "--limit", "6000", "--no-spark")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "DIFFERS" not in run.stdout
@@ -39,7 +39,7 @@ def test_6000_flights_go_through_kills_and_come_out_exactly_once(tmp_path):
     assert not (tmp_path / "demo").exists()
 
 
-def test_a_run_over_what_an_earlier_one_kept_starts_clean_and_keeps(tmp_path):
+def test_a_second_run_replaces_a_kept_directory_and_keeps_its_own(tmp_path):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / ".eoslog-demo").touch()
     (tmp_path / "demo" / "log").mkdir()

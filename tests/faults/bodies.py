@@ -35,7 +35,7 @@ def produce(child: Child, path: Path, acks: Any = "all", first: int = 0, **confi
 
 
 def transact(child: Child, path: Path, transactional_id: str = "tx") -> None:
-    """Transactions of two records in two topics, every third one aborted; tells each commit."""
+    """Commit two records in two topics, abort each third time; report each commit."""
     with (
         eoslog.open(path) as log,
         log.producer(transactional_id=transactional_id, linger_ms=0) as producer,
@@ -76,7 +76,7 @@ def transform(
 
 
 def look(child: Child, path: Path) -> None:
-    """Tell what both kinds of reader see in both topics, the group's position, and what is still open."""
+    """Report the visible records, the group's position and open transactions."""
     with eoslog.open(path) as log:
         for isolation in ("read_committed", "read_uncommitted"):
             for topic in ("in", "out"):
@@ -92,7 +92,7 @@ def look(child: Child, path: Path) -> None:
 
 
 def settle(child: Child, path: Path, transactional_id: str = "tx") -> None:
-    """What the next instance does first: `init_transactions`, and tell the outcome of the last one."""
+    """Call `init_transactions`, as the next instance does, and report its outcome."""
     with eoslog.open(path) as log, log.producer(transactional_id=transactional_id) as producer:
         outcome = producer.init_transactions()
         child.tell("outcome", None if outcome is None else outcome.committed)

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from eoslog import _core
-from eoslog.storage import files
+from eoslog.storage.fs import files
 
-# Imported here, so that the lives that are forked need not.
-import eoslog.client.consumer  # isort: skip
-import eoslog.client.producer
-import eoslog.client.scan
+# Imported here, so that forked processes do not import them again.
+import eoslog.client.consumer.consumer  # isort: skip
+import eoslog.client.producer.producer
+import eoslog.client.scan.log_scan
 import eoslog.log  # noqa: F401
 
 CALLS = ("pwrite", "fdatasync")
@@ -34,7 +34,7 @@ CALLS = ("pwrite", "fdatasync")
 
 
 class Child:
-    """What a function in its own process can do: tell the test something, and start the faults."""
+    """The calls of a function in its own process: report to the test, arm faults."""
 
     def __init__(self, pipe: int, faults: tuple[tuple[str, str, int], ...], counting: bool) -> None:
         self._pipe, self._faults, self._counting = pipe, faults, counting
@@ -76,7 +76,7 @@ class Life:
         return [what[1] for what in self.told if what[0] == kind]
 
     def fine(self) -> Life:
-        """Itself, if the child ended by itself and well."""
+        """This run, if the child exited without an error."""
         assert self.error is None, self.error
         assert self.status == 0, f"status {self.status}"
         return self
@@ -121,7 +121,7 @@ class Running:
         os.kill(self.pid, number)
 
     def stop(self) -> None:
-        """SIGSTOP it where it has no partition's lock: nobody overtakes a stopped holder, by design."""
+        """SIGSTOP the child while it has no partition's lock."""
         while True:
             os.kill(self.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -146,7 +146,7 @@ class Running:
             time.sleep(0.002 if not ended else 0.0005)
 
     def ended(self, status: int) -> Life:
-        """Its life, once somebody has waited for it."""
+        """The run, after its process was waited for."""
         self._take()
         self._parse()
         os.close(self._pipe)
@@ -160,7 +160,7 @@ class Running:
 
 
 def _locks(pid: int) -> list[str]:
-    """Exclusive locks of a process on lock files and on the session file, as the kernel shows them."""
+    """Exclusive locks of a process on lock files, as the kernel shows them."""
     found = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         name = os.path.basename(os.readlink(fd))
@@ -210,14 +210,14 @@ TRIES = 6
 def every_point(
     fn: Body, prepared: Path, most: int = 8, action: str = "kill", calls: tuple[str, ...] = CALLS
 ) -> Iterator[tuple[str, int, Path, Life]]:
-    """Run `fn(child, directory)` once to each write and each sync it makes, and die there.
+    """Run `fn(child, directory)` once for each write and sync, and kill it there.
 
-    Threads and timeouts decide a few of the calls, so a life may make fewer than the one that was counted and
-    come to its end alive. It is handed out as well (what holds after a death holds after it), and its point is
-    then looked for among the calls that it did make: at every point at least one life is killed.
+    Threads and timeouts decide a few of the calls, so a run may make fewer than the one that was counted
+    and end alive. Such a run is yielded too, because what holds after a kill holds after it. Its point is
+    then searched among the calls that it did make: at every point at least one run is killed.
 
     Yields:
-        (call, nth, directory as the death left it, the life), at most about `most` of each call, evenly spread
+        (call, nth, directory as the kill left it, the run), at most about `most` of each call, evenly spread
         (`EOSLOG_FAULT_POINTS` raises it: a large number is every one).
     """
     scratch = prepared.parent / "counted"

@@ -11,7 +11,7 @@ import pytest
 import eoslog
 from eoslog._core import build_marker
 from eoslog.model import AppendOrigin, TopicPartition
-from eoslog.storage import files
+from eoslog.storage.fs import files
 from tests.faults import bodies
 from tests.faults.bodies import COUNT
 from tests.faults.harness import Child, every_point, live, start
@@ -23,7 +23,7 @@ LOG_END = 5
 """The point between an append's published end and its stable end."""
 
 
-def test_A08_committing_first_skips_and_never_repeats(filled: Path) -> None:
+def test_A08_committing_first_skips_records_and_never_repeats(filled: Path) -> None:
     skipped = 0
     for _, _, path, life in every_point(lambda c, p: bodies.consume(c, p, True), filled, 5):
         after = live(bodies.consume, path, True).fine()
@@ -33,7 +33,7 @@ def test_A08_committing_first_skips_and_never_repeats(filled: Path) -> None:
     assert skipped
 
 
-def test_A09_committing_afterwards_repeats_and_never_skips(filled: Path) -> None:
+def test_A09_committing_afterwards_repeats_records_and_never_skips(filled: Path) -> None:
     repeated = 0
     for _, _, path, life in every_point(lambda c, p: bodies.consume(c, p, False), filled, 5):
         after = live(bodies.consume, path, False).fine()
@@ -43,7 +43,7 @@ def test_A09_committing_afterwards_repeats_and_never_skips(filled: Path) -> None
     assert repeated
 
 
-def test_A07_the_committed_position_survives_and_another_process_goes_on_there(
+def test_A07_another_process_resumes_at_the_position_of_a_killed_one(
     filled: Path,
 ) -> None:
     for _, _, path, life in every_point(lambda c, p: bodies.consume(c, p, False), filled, 5):
@@ -53,7 +53,7 @@ def test_A07_the_committed_position_survives_and_another_process_goes_on_there(
         assert max(position, 0) >= len(life.of("processed")) - 1
 
 
-def test_A11_outputs_equal_f_of_the_input_wherever_the_loop_dies(filled: Path) -> None:
+def test_A11_every_output_appears_once_wherever_the_loop_is_killed(filled: Path) -> None:
     for _, _, path, _ in every_point(lambda c, p: bodies.transform(c, p, step=3), filled, 5):
         before = live(bodies.look, path).fine()
         outputs, position = (
@@ -66,10 +66,10 @@ def test_A11_outputs_equal_f_of_the_input_wherever_the_loop_dies(filled: Path) -
         assert outputs == [2 * n for n in range(len(outputs))] and position <= COUNT
 
 
-def test_what_was_aborted_stays_hidden_when_retention_takes_it_under_a_reader(
+def test_retention_during_a_read_never_reveals_aborted_records(
     tmp_path: Path,
 ) -> None:
-    """R82: the records are read already when their segment goes, and with it the word that they were aborted."""
+    """R82: the records are read before their segment and its abort index go."""
     path = tmp_path / "log"
 
     def write(child: Child) -> None:
@@ -81,7 +81,7 @@ def test_what_was_aborted_stays_hidden_when_retention_takes_it_under_a_reader(
                 producer.produce("t", b"aborted")
                 producer.flush()
                 producer.abort_transaction()
-                log.engine.partition("t", 0).roll()
+                log._engine.partition("t", 0).roll()
                 producer.begin_transaction()
                 producer.produce("t", b"committed")
                 producer.commit_transaction()
@@ -108,7 +108,7 @@ def test_what_was_aborted_stays_hidden_when_retention_takes_it_under_a_reader(
 
 def _dies_with_the_marker_published(child: Child, path: Path) -> None:
     with eoslog.open(path) as log:
-        partition = log.engine.partition("t", 0)
+        partition = log._engine.partition("t", 0)
         data = batch(1, producer_id=7, sequence=0, transactional=True)
         partition.append(data, expect=[(partition, 0)])
         partition.append(batch(1))
@@ -117,12 +117,12 @@ def _dies_with_the_marker_published(child: Child, path: Path) -> None:
         partition.append(build_marker(7, 1, False, timestamp=1), origin=AppendOrigin.COORDINATOR)
 
 
-def test_P09_a_reader_makes_up_for_a_stable_end_that_nobody_came_to(tmp_path: Path) -> None:
-    """Nothing is open and nobody appends: only who waits there finds out."""
+def test_P09_a_waiting_reader_publishes_the_stable_end_of_a_dead_process(tmp_path: Path) -> None:
+    """No process appends: only the waiting reader can notice."""
     with eoslog.open(tmp_path) as log:
         log.create_topic("t", partitions=1)
         assert live(_dies_with_the_marker_published, tmp_path).killed
-        partition = log.engine.partition("t", 0)
+        partition = log._engine.partition("t", 0)
         assert (partition.log_end, partition.stable_end) == (3, 0)
         with log.consumer("t", auto_offset_reset="earliest") as consumer:
             record = consumer.poll(60)

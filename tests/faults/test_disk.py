@@ -1,4 +1,4 @@
-"""A disk that is full, that fails, that lies about yesterday, or that changes a bit."""
+"""A disk that is full, fails, loses unsynced bytes or changes a bit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 import eoslog
 from eoslog import _core
-from eoslog.engine import Engine
+from eoslog.engine.engine import Engine
 from eoslog.errors import DiskFull, EoslogError, LogPoisoned, StorageError, TooManyOpenFiles
-from eoslog.storage import files
+from eoslog.storage.fs import files
 from tests.faults import bodies
 from tests.faults.bodies import COUNT
 from tests.faults.harness import Child, every_point, live
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.process
 
 
 def failing(child: Child, path: Path) -> None:
-    """Produce and go on after errors; tells what was acknowledged and what was refused."""
+    """Produce and continue after errors; report acknowledged and rejected records."""
     with eoslog.open(path) as log:
         child.armed()
         for number in range(8):
@@ -42,7 +42,7 @@ def failing(child: Child, path: Path) -> None:
 
 
 def all_taken() -> list[int]:
-    """Descriptors that take up all that this process may have; it may have few from now on."""
+    """Take all descriptors of this process, whose limit is low from now on."""
     most = max(map(int, os.listdir("/proc/self/fd"))) + 9
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
@@ -53,16 +53,16 @@ def all_taken() -> list[int]:
     return held
 
 
-def test_without_a_free_descriptor_nothing_is_lost_and_it_goes_on_once_there_is_one(
+def test_running_out_of_descriptors_loses_nothing_and_ends_with_a_free_one(
     tmp_path: Path,
 ) -> None:
-    """`ulimit -n` is reached under a commit over new segments; nobody else is stopped by it."""
+    """`ulimit -n` is reached during a commit over new segments."""
 
     def body(child: Child, path: Path) -> None:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         with eoslog.open(path) as log:
             log.create_topic("t", config={"flush.ms": 600_000})
-            partition = log.engine.partition("t", 0)
+            partition = log._engine.partition("t", 0)
             with (
                 log.producer(acks=1, linger_ms=0, enable_idempotence=False) as producer,
                 log.producer(linger_ms=0) as durable,
@@ -85,10 +85,10 @@ def test_without_a_free_descriptor_nothing_is_lost_and_it_goes_on_once_there_is_
 
 
 @pytest.mark.parametrize("free", range(6))
-def test_a_flush_that_cannot_write_all_again_makes_nothing_durable(
+def test_a_flush_that_cannot_rewrite_all_bytes_makes_none_durable(
     tmp_path: Path, free: int
 ) -> None:
-    """Its descriptors are younger than the bytes: each segment is written again, or it is an error."""
+    """Its descriptors are younger than the bytes: it rewrites each segment or fails."""
 
     def body(child: Child) -> None:
         with opened(str(tmp_path)) as older:
@@ -125,7 +125,7 @@ def seen(path: Path) -> list[int]:
     return found
 
 
-def test_A05_a_full_disk_refuses_and_loses_nothing(empty: Path) -> None:
+def test_A05_a_full_disk_rejects_records_and_loses_none(empty: Path) -> None:
     for call, _, path, life in every_point(failing, empty, 5, "ENOSPC"):
         life.fine()
         if call == "pwrite":
@@ -135,7 +135,7 @@ def test_A05_a_full_disk_refuses_and_loses_nothing(empty: Path) -> None:
             assert found == sorted(set(found))
 
 
-def test_A05_an_io_error_never_unsays_an_acknowledgement(empty: Path) -> None:
+def test_A05_an_io_error_never_revokes_an_acknowledgement(empty: Path) -> None:
     refused = 0
     for _, _, path, life in every_point(failing, empty, 5, "EIO"):
         if (
@@ -148,7 +148,7 @@ def test_A05_an_io_error_never_unsays_an_acknowledgement(empty: Path) -> None:
     assert refused
 
 
-def test_A05_a_failed_sync_poisons_until_all_have_closed(empty: Path) -> None:
+def test_A05_a_failed_sync_poisons_until_all_handles_are_closed(empty: Path) -> None:
     def body(child: Child, path: Path) -> None:
         with eoslog.open(path) as log:
             log.alter_topic("in", LATE)
@@ -175,7 +175,7 @@ def test_A05_a_failed_sync_poisons_until_all_have_closed(empty: Path) -> None:
     assert seen(empty) == [*found, COUNT - 1]
 
 
-def test_A04_a_write_torn_in_the_middle_is_cut_and_what_precedes_it_survives(empty: Path) -> None:
+def test_A04_a_torn_write_is_cut_and_the_records_before_it_survive(empty: Path) -> None:
     def body(child: Child, path: Path) -> None:
         with eoslog.open(path) as log, log.producer(linger_ms=0) as producer:
             for number in range(COUNT):
@@ -193,8 +193,8 @@ def test_A04_a_write_torn_in_the_middle_is_cut_and_what_precedes_it_survives(emp
     assert seen(empty) == [*range(COUNT), COUNT - 1]
 
 
-def test_A05_records_above_the_durable_end_may_vanish_and_nobody_has_seen_them(empty: Path) -> None:
-    """A power cut in the simplest form: the partition's file ends where its last sync left it."""
+def test_A05_records_above_the_durable_end_are_invisible_and_may_be_lost(empty: Path) -> None:
+    """A simple power loss: the partition's file ends at its last sync."""
 
     def body(child: Child, path: Path) -> None:
         with eoslog.open(path) as log:
@@ -230,7 +230,7 @@ def test_A05_records_above_the_durable_end_may_vanish_and_nobody_has_seen_them(e
 def test_A04_a_flipped_bit_is_found_or_harmless_and_never_read_as_data(
     empty: Path, which: str
 ) -> None:
-    """R62 of docs/reliability.md."""
+    """R62 of docs/contributing/regressions.md."""
     live(bodies.transact, empty).fine()
     expected = live(bodies.look, empty).fine().told
     candidates = [
@@ -271,7 +271,7 @@ def test_A04_a_truncated_file_is_reported_or_recovered(empty: Path) -> None:
             assert "eoslog.errors." in life.error
 
 
-def test_A04_disk_full_while_committing_is_an_error_that_can_be_retried(empty: Path) -> None:
+def test_A04_a_full_disk_during_a_commit_raises_a_retriable_error(empty: Path) -> None:
     def body(child: Child, path: Path) -> None:
         with eoslog.open(path) as log, log.producer(transactional_id="tx", linger_ms=0) as producer:
             producer.init_transactions()
@@ -297,7 +297,7 @@ def test_A04_disk_full_while_committing_is_an_error_that_can_be_retried(empty: P
         assert live(bodies.look, path).fine().of("open") == [[]]
 
 
-def test_A17_acks_0_drops_without_telling_anybody(empty: Path) -> None:
+def test_A17_acks_0_drops_records_silently(empty: Path) -> None:
     def body(child: Child, path: Path) -> None:
         with eoslog.open(path) as log:
             with log.producer(acks=0, linger_ms=0, retries=0) as producer:
@@ -326,7 +326,7 @@ def test_J01_a_commit_whose_decision_was_not_written_can_be_repeated(empty: Path
             files.arm_failpoint("pwrite", "ENOSPC")  # the next write is the decision
             try:
                 producer.commit_transaction()
-            except EoslogError as error:  # else the client has repeated it by itself
+            except EoslogError as error:  # otherwise the client has repeated the commit
                 child.tell("refused", type(error).__name__)
             child.tell("faults", files._core.fault_count("pwrite"))
             files.disarm_failpoints()
@@ -339,7 +339,7 @@ def test_J01_a_commit_whose_decision_was_not_written_can_be_repeated(empty: Path
     assert live(bodies.look, empty).fine().of("open") == [[]]
 
 
-def test_E24_markers_that_were_lost_are_written_again_from_the_decision(empty: Path) -> None:
+def test_E24_lost_markers_are_written_again_from_the_decision(empty: Path) -> None:
     """Power fails after a commit: its markers and its final record were never synced."""
 
     def body(child: Child, path: Path) -> None:
@@ -356,7 +356,8 @@ def test_E24_markers_that_were_lost_are_written_again_from_the_decision(empty: P
             coordinator = engine.transaction_partition("tx")
             rows = list(coordinator.batches(0, coordinator.log_end))
             decided = next(b for b in rows for r in b.records() if r[3] and r[3][16] == 2)
-            child.tell("cut", [coordinator.path, decided.position + decided.size])
+            place = os.path.join(path, coordinator.name)
+            child.tell("cut", [place, decided.position + decided.size])
             child.tell("durable", coordinator.durable_end > decided.last_offset)
             os.kill(os.getpid(), 9)
 
@@ -373,7 +374,7 @@ def test_E24_markers_that_were_lost_are_written_again_from_the_decision(empty: P
     assert live(bodies.settle, empty).fine().of("outcome") == [True]
 
 
-def test_E25_a_partition_that_cannot_take_its_marker_holds_back_only_itself(empty: Path) -> None:
+def test_E25_a_partition_that_cannot_write_its_marker_blocks_only_itself(empty: Path) -> None:
     def body(child: Child, path: Path) -> None:
         with (
             eoslog.open(path) as log,

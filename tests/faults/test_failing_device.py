@@ -1,4 +1,4 @@
-"""A device that refuses writes for a moment: what the kernel forgets of it, eoslog may not."""
+"""A device rejects writes for a moment, and the kernel forgets them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition
-from eoslog.history.recorder import values
+from eoslog.testing.history.recorder import values
 from tests.faults.harness import Child, live
-from tests.torture.disks import failing_disk, lacking_for_failing_disks
+from tests.torture.faults.disks import failing_disk, lacking_for_failing_disks
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 SUFFIXES = (".index", ".timeindex", ".txnindex")
@@ -29,7 +29,7 @@ def disk():
 
 
 def lose_the_indexes(child: Child, path: Path, inject: Path) -> None:
-    """Write, abort, write; then the indexes' writeback fails, once, and this process dies."""
+    """Write, abort, write; the indexes' writeback fails once, and the process dies."""
     with eoslog.open(path) as log:
         log.create_topic("t", 1, {"segment.bytes": "4096", "index.interval.bytes": "100"})
         with log.producer(transactional_id="x", linger_ms=0) as producer:
@@ -65,9 +65,10 @@ def look(child: Child, path: Path) -> None:
         child.tell("problems", [str(p) for p in log.check(full=True).problems])
 
 
-def test_indexes_whose_writeback_failed_are_there_after_a_reboot(disk, tmp_path):
-    """ext4 keeps such blocks as never written, however well a later sync of the same pages goes;
-    without its abort index an aborted record would be seen.
+def test_indexes_whose_writeback_failed_survive_a_reboot(disk, tmp_path):
+    """ext4 keeps such blocks as never written, even after a later successful sync.
+
+    Without its abort index an aborted record would be seen.
     """
     mounted, inject = disk
     path = mounted.mount_point / "log"

@@ -1,4 +1,4 @@
-"""Several processes in one group: one is killed, one is stopped, and everything is done exactly once."""
+"""Members of a group are killed or suspended; every record is processed once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def outputs(path: Path) -> list[int]:
 EXPECTED = [2 * n for n in range(PARTITIONS * EACH)]
 
 
-def test_A04_a_killed_member_is_replaced_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+def test_A04_a_killed_member_is_replaced_without_loss_or_duplicates(tmp_path: Path) -> None:
     path = tmp_path / "log"
     live(prepare, path).fine()
     workers = [start(work, path, f"w{i}", 0.02) for i in range(3)]
@@ -82,7 +82,7 @@ def test_A04_a_killed_member_is_replaced_and_nothing_is_lost_or_doubled(tmp_path
     assert outputs(path) == EXPECTED
 
 
-def test_A15_a_member_that_sleeps_through_a_rebalance_commits_nothing_afterwards(
+def test_A15_a_member_suspended_through_a_rebalance_commits_nothing(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "log"

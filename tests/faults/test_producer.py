@@ -1,4 +1,4 @@
-"""A producer that dies, or whose calls fail, at every write and every sync it makes."""
+"""A producer is killed, or its calls fail, at each of its writes and syncs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def seen(path: Path, what: str = "in.read_committed") -> list[int]:
     return found
 
 
-def test_A01_acks_0_loses_and_never_repeats(empty: Path) -> None:
+def test_A01_acks_0_loses_records_and_never_repeats(empty: Path) -> None:
     lost = 0
     for _, _, path, life in every_point(
         lambda c, p: bodies.produce(c, p, 0, enable_idempotence=False), empty, 8
@@ -32,7 +32,7 @@ def test_A01_acks_0_loses_and_never_repeats(empty: Path) -> None:
     assert lost
 
 
-def test_A02_resending_without_idempotence_loses_nothing_and_repeats(empty: Path) -> None:
+def test_A02_resending_without_idempotence_repeats_and_loses_nothing(empty: Path) -> None:
     repeated = 0
     for _, _, path, life in every_point(
         lambda c, p: bodies.produce(c, p, enable_idempotence=False), empty, 8
@@ -44,7 +44,7 @@ def test_A02_resending_without_idempotence_loses_nothing_and_repeats(empty: Path
     assert repeated
 
 
-def test_A03_nothing_is_lost_or_doubled_wherever_a_worker_dies(filled: Path) -> None:
+def test_A03_a_killed_worker_loses_and_repeats_nothing_at_any_point(filled: Path) -> None:
     for _, _, path, _ in every_point(bodies.transform, filled, 5):
         live(bodies.transform, path).fine()
         found = live(bodies.look, path).fine()
@@ -52,7 +52,7 @@ def test_A03_nothing_is_lost_or_doubled_wherever_a_worker_dies(filled: Path) -> 
         assert found.of("position") == [COUNT] and found.of("open") == [[]]
 
 
-def test_B02_what_was_acknowledged_survives_the_kill(empty: Path) -> None:
+def test_B02_an_acknowledged_record_survives_a_kill(empty: Path) -> None:
     for acks in (1, "all"):
         for _, _, path, life in every_point(
             lambda c, p, acks=acks: bodies.produce(c, p, acks, enable_idempotence=False), empty, 6
@@ -62,7 +62,7 @@ def test_B02_what_was_acknowledged_survives_the_kill(empty: Path) -> None:
     assert acked
 
 
-def test_A24_a_transaction_is_whole_or_absent_wherever_its_producer_dies(empty: Path) -> None:
+def test_A24_a_transaction_is_atomic_wherever_its_producer_is_killed(empty: Path) -> None:
     outcomes = set()
     for _, _, path, life in every_point(bodies.transact, empty, 5):
         outcome = live(bodies.settle, path).fine().of("outcome")[0]
@@ -84,7 +84,7 @@ def test_A24_a_transaction_is_whole_or_absent_wherever_its_producer_dies(empty: 
 
 
 def test_E20_D05_the_decision_is_the_commit_point(empty: Path) -> None:
-    """Died with the decision written and no marker: committed. Died before it: aborted."""
+    """A kill after the decision commits, a kill before it aborts."""
     decided = {True: 0, False: 0}
     for _, _, path, life in every_point(bodies.transact, empty, 24, calls=("pwrite",)):
         if life.of("committing") == life.of("committed"):
@@ -101,14 +101,14 @@ def test_E20_D05_the_decision_is_the_commit_point(empty: Path) -> None:
     assert decided[True] and decided[False]
 
 
-def test_D02_an_id_that_was_handed_out_is_known_after_a_kill(empty: Path) -> None:
+def test_D02_an_assigned_producer_id_is_known_after_a_kill(empty: Path) -> None:
     def init(child, path):  # type: ignore[no-untyped-def]
         import eoslog
 
         with eoslog.open(path) as log, log.producer(transactional_id="tx") as producer:
             producer.init_transactions()
             child.tell("id", [producer.producer_id, producer.producer_epoch])
-            coordinator = log.engine.transaction_partition("tx")
+            coordinator = log._engine.transaction_partition("tx")
             child.tell("durable", coordinator.durable_end == coordinator.log_end > 0)
             child.armed()
             import os
@@ -131,7 +131,7 @@ def test_D02_an_id_that_was_handed_out_is_known_after_a_kill(empty: Path) -> Non
     ("point", "commit", "whole"),
     [("txn.flushed", True, False), ("txn.decided", True, True), ("txn.decided", False, False)],
 )
-def test_D05_init_finishes_what_the_dead_instance_left(
+def test_D05_init_completes_the_transaction_of_a_dead_instance(
     empty: Path, point: str, commit: bool, whole: bool
 ) -> None:
     """Died in Ongoing, in PREPARE_COMMIT and in PREPARE_ABORT."""
@@ -162,8 +162,11 @@ def test_D05_init_finishes_what_the_dead_instance_left(
     assert seen(empty) == seen(empty, "out.read_committed") == ([1] if whole else [])
 
 
-def test_J02_markers_are_written_again_wherever_the_driver_dies_twice(empty: Path) -> None:
-    """The recovery of a dead producer's transaction is killed itself, at each of its writes. (R51 of docs/reliability.md)"""
+def test_J02_markers_are_written_again_after_the_driver_is_killed_twice(empty: Path) -> None:
+    """The recovery of a transaction is itself killed at each of its writes.
+
+    R51 of docs/contributing/regressions.md.
+    """
     import shutil
 
     halfway = None
@@ -186,8 +189,8 @@ def test_J02_markers_are_written_again_wherever_the_driver_dies_twice(empty: Pat
         assert found.of("open") == [[]]
 
 
-def test_K05_a_decided_transaction_is_driven_on_by_whoever_reads(empty: Path) -> None:
-    """Its producer is dead and never comes back; nobody calls `init_transactions` for it."""
+def test_K05_a_blocked_reader_completes_a_decided_transaction(empty: Path) -> None:
+    """Its producer is dead and no process calls `init_transactions` for it."""
     driven = 0
     for _, _, path, life in every_point(bodies.transact, empty, 24, calls=("pwrite",)):
         if len(life.of("committing")) == len(life.of("committed")):
@@ -202,15 +205,13 @@ def test_K05_a_decided_transaction_is_driven_on_by_whoever_reads(empty: Path) ->
 
 
 @pytest.mark.parametrize("point", ["flush.before", "flush.after"])
-def test_a_topic_deleted_under_a_flush_is_told_at_once_and_poisons_nothing(
-    empty: Path, point: str
-) -> None:
+def test_a_flush_of_a_deleted_topic_raises_and_poisons_nothing(empty: Path, point: str) -> None:
     """By another process, while this one is about to sync."""
 
     def write(child: Child, path: Path) -> None:
         with eoslog.open(path) as log:
             log.create_topic("gone", config={"flush.ms": 600_000})
-            partition = log.engine.partition("gone", 0)
+            partition = log._engine.partition("gone", 0)
             with log.producer(linger_ms=0, enable_idempotence=False) as producer:
                 child.armed()
                 delivery = producer.send("gone", value="v")

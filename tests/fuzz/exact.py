@@ -1,8 +1,8 @@
-"""Buffers that end where their bytes end.
+"""Buffers that end exactly at their last byte.
 
-A Python `bytes` has a NUL behind its last byte and its allocator rounds up, so a read past the end
-goes unseen. Here it is a crash: under AddressSanitizer the memory is malloc'ed to the byte, without
-it the bytes lie directly before a page that may not be touched.
+A Python `bytes` has a NUL after its last byte and its allocator rounds up, so a read past the end
+is not noticed. Here it is a crash: under AddressSanitizer the memory is malloc'ed to the byte, without
+it the bytes are directly before a page that must not be touched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _last: list[int] = []
 
 
 def exact(data: bytes) -> memoryview:
-    """A writable copy of data without a byte behind it; void at the next call."""
+    """Return a writable copy of data with no byte after it, until the next call."""
     size = len(data)
     if size > ROOM:
         raise ValueError(f"{size} bytes, room for {ROOM}")

@@ -1,4 +1,4 @@
-"""Inputs made from others, where no compiler can instrument the core. Seeded, so repeatable."""
+"""Inputs that are mutations of others, from a seed, for an uninstrumented core."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Fuzz targets for a while: `python -m tests.fuzz.run --seconds 60 [--target NAME ...]`.
+"""Run fuzz targets: `python -m tests.fuzz.run --seconds 60 [--target NAME]`.
 
-With atheris, and a core that clang has instrumented (`make fuzz` builds one), libFuzzer's coverage of
-the C code guides it. Without, inputs are mutations of the corpus, from a seed that is printed.
+With atheris and a core that clang has instrumented (`make quality-fuzz` builds one), libFuzzer's
+coverage of the C code guides it. Otherwise inputs are mutations of the corpus, from a seed that is
+printed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pathlib import Path
 
 from tests.fuzz import seeds, targets
 from tests.fuzz.mutate import mutated
+from tests.paths import ROOT
 
 LONGEST = 4096
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def by_mutation(name: str, seconds: float, seed: int, runs: int, finds: Path) -> int:
@@ -77,12 +78,39 @@ def inside(name: str, arguments: list[str]) -> None:
 def main() -> None:
     """Fuzz each target for an equal share of the time; print how many inputs it got."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--target", action="append", choices=sorted(targets.TARGETS))
-    parser.add_argument("--runs", type=int, default=-1, help="inputs a target at most")
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--coverage", action="store_true", help="atheris; the core is instrumented")
-    parser.add_argument("--finds", type=Path, default=ROOT / ".make" / "fuzz")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60,
+        help="Duration of all targets together, in seconds. [default: %(default)s]",
+    )
+    parser.add_argument(
+        "--target",
+        action="append",
+        choices=sorted(targets.TARGETS),
+        help="Target to fuzz; repeatable. [default: all]",
+    )
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=-1,
+        help="Try at most N inputs per target; -1 means no limit. [default: %(default)s]",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=int(time.time()),
+        help="Seed of the mutations. [default: the time]",
+    )
+    parser.add_argument(
+        "--coverage", action="store_true", help="Fuzz with atheris; needs an instrumented core."
+    )
+    parser.add_argument(
+        "--finds",
+        type=Path,
+        default=ROOT / ".make" / "fuzz",
+        help="Directory for inputs that fail. [default: .make/fuzz]",
+    )
     parser.add_argument("--inside", choices=sorted(targets.TARGETS), help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()

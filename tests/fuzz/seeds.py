@@ -1,4 +1,4 @@
-"""Inputs to begin with: small, valid, and one of each kind. `python -m tests.fuzz.seeds` writes them."""
+"""Small valid inputs, one of each kind; `python -m tests.fuzz.seeds` writes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 from eoslog import _core
-from eoslog.config import ConsumerConfig, LogConfig, ProducerConfig, TopicConfig
+from eoslog.config.keys import ConsumerConfig, LogConfig, ProducerConfig, TopicConfig
 from tests.fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"

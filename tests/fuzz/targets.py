@@ -1,7 +1,7 @@
-"""What is fuzzed: every parser of bytes or words that somebody else may have written.
+"""The fuzz targets: every parser of bytes or words from another program.
 
-A target takes any bytes. It may raise errors of eoslog and no others, must not read past the end,
-and where there is a second implementation, what it accepts must mean the same to both.
+A target takes any bytes. It may raise errors of eoslog and no others, and must not read past the end.
+If there is a second implementation, accepted input must mean the same to both.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ import tempfile
 from collections.abc import Callable, Iterator
 
 from eoslog import _core
-from eoslog.client.inspect import inspect
-from eoslog.config import ConsumerConfig, LogConfig, ProducerConfig, TopicConfig
-from eoslog.coordinator import group_records, transaction_records
+from eoslog.admin.inspect import inspect
+from eoslog.config.keys import ConsumerConfig, LogConfig, ProducerConfig, TopicConfig
+from eoslog.coordinator.groups import records as group_records
+from eoslog.coordinator.positions import records as position_records
+from eoslog.coordinator.transactions import prepared_records, staged_records
+from eoslog.coordinator.transactions import records as transaction_records
 from eoslog.errors import EoslogError
-from eoslog.storage import checkpoints, metadata_records, segment_files, segments
+from eoslog.storage.format import checkpoints
+from eoslog.storage.metadata import records as metadata_records
+from eoslog.storage.segment import segment as segments
+from eoslog.storage.segment import segment_files
 from tests.fuzz.exact import exact
 from tests.reference import codec
 
@@ -43,7 +49,7 @@ def _file(name: str, data: bytes) -> str:
 
 
 def sealed(data: bytes, **header: int) -> bytes:
-    """Bytes as a batch whose length and CRC fit, so that what lies behind them is reached."""
+    """Bytes as a batch whose length and CRC fit, so that parsing continues."""
     batch = bytearray(data.ljust(codec.HEADER_SIZE, b"\0"))
     struct.pack_into(">qi", batch, 0, header.get("base_offset", 0), len(batch) - 12)
     batch[16] = 2
@@ -106,7 +112,7 @@ def varint(data: bytes) -> None:
 
 
 def control(data: bytes) -> None:
-    """Control batches: marker types and versions of any kind, and what a fold makes of them."""
+    """Control batches: marker types and versions of any kind, and their fold."""
     raw = sealed(data, attributes=0x30 | (data[0] & 8 if data else 0))
     view = exact(raw)
     with typed():
@@ -120,7 +126,7 @@ def control(data: bytes) -> None:
 
 
 def columns(data: bytes) -> None:
-    """Arrow columns and the record decoder agree with the row decoder on what there is."""
+    """Arrow columns and the record decoder agree with the row decoder."""
     if not data:
         return
     raw = sealed(data[1:], last_offset_delta=max(0, data[0] % 8 - 1), count=data[0] % 8)
@@ -143,7 +149,7 @@ def columns(data: bytes) -> None:
 
 
 def index(data: bytes) -> None:
-    """Offset index: the greatest entry at or below a target, as a plain search finds it."""
+    """Offset index: the greatest entry at or below a target, as in a plain search."""
     if len(data) < 8:
         return
     target, entries = struct.unpack_from(">q", data)[0], data[8:]
@@ -192,7 +198,7 @@ _state = _partition()
 
 
 def snapshot(data: bytes) -> None:
-    """Producer snapshots: what is taken in goes out again, byte for byte where it is canonical."""
+    """Producer snapshots: accepted ones are written back byte for byte."""
     body = data[: len(data) // 46 * 46]
     framed = struct.pack(">i", len(body) // 46) + body
     whole = struct.pack(">hI", 1, _core.crc32c(framed)) + framed
@@ -213,7 +219,7 @@ def snapshot(data: bytes) -> None:
 
 
 def segment(data: bytes) -> None:
-    """Recovery's scan of a segment: it stops where the plain decoder stops, and not before."""
+    """Recovery's scan of a segment stops exactly where the plain decoder stops."""
     raw = sealed(data[: len(data) // 2]) + data[len(data) // 2 :] if len(data) % 2 else data
     path = _file("scan.log", raw)
     fd = os.open(path, os.O_RDONLY)
@@ -221,7 +227,7 @@ def segment(data: bytes) -> None:
         _state.load(0, b"")
         _state.use_segment(0, fd)
         with typed():
-            valid, end, offsets, times, _, reason = _state.scan_segment(len(raw), True)
+            valid, end, offsets, times, _, reason, _ = _state.scan_segment(len(raw), True)
             assert 0 <= valid <= len(raw) and (reason is None) == (valid == len(raw))
             assert len(offsets) % 8 == 0 and len(times) % 12 == 0 and end >= 0
     finally:
@@ -230,7 +236,7 @@ def segment(data: bytes) -> None:
 
 
 def staged(data: bytes) -> None:
-    """A file that is to be a segment: what is taken is whole, and stamped as in memory."""
+    """A staged file is accepted only if complete, and stamped as in memory."""
     path = _file("staged.batches", data)
     fd = os.open(path, os.O_RDWR)
     try:
@@ -252,7 +258,7 @@ def staged(data: bytes) -> None:
 
 
 def log_file(data: bytes) -> None:
-    """A whole segment file, formats 0 and 1 among them, as `eoslog dump` and tools read it."""
+    """A complete segment file, also of formats 0 and 1, as `eoslog dump` reads it."""
     path = _file("00000000000000000000.log", data)
     with typed():
         inspect(path)
@@ -273,6 +279,9 @@ def checkpoint(data: bytes) -> None:
         checkpoints.read_meta_properties(_where.name)
 
 
+_STAGED = ("topic", "partition", "topic.id", "records")
+
+
 def coordinator(data: bytes) -> None:
     """Keys and values of the internal topics, and of the metadata log."""
     for decode in (
@@ -286,14 +295,23 @@ def coordinator(data: bytes) -> None:
         group_records.decode_member_current,
         group_records.decode_classic_group,
         metadata_records.decode,
+        prepared_records.prepared_key,
+        lambda value: prepared_records.decode_entry((1, 0), value),
+        lambda value: prepared_records.decode_check(value, (1, 0)),
+        staged_records.decode_key,
+        lambda value: staged_records.decode_owner([("owner", value)]),
+        lambda value: staged_records.decode_part(value, [(name, value) for name in _STAGED]),
+        position_records.decode_name,
+        position_records.decode_value,
     ):
         with typed():
             decode(data)
 
 
 def config(data: bytes) -> None:
-    """Configuration as text: `key=value` lines. A key that nobody knows is answered by a search
-    for the one that was meant, which is slow: one input in sixteen gets there.
+    """Parse configuration as text: `key=value` lines.
+
+    An unknown key starts a slow search for the nearest one: one input in sixteen gets there.
     """
     lines = data.decode("utf-8", "surrogateescape").splitlines()
     given = dict(line.split("=", 1) for line in lines if "=" in line)

@@ -1,6 +1,6 @@
-"""Each fuzz target on its corpus and on a slice of mutations: the seeds are fixed here.
+"""Each fuzz target accepts its corpus and a slice of mutations with fixed seeds.
 
-The long runs are `make fuzz SECONDS=...`; what they found is in the corpus.
+The long runs are `make quality-fuzz SECONDS=...`; their findings are in the corpus.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SLICE = 400
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", targets.TARGETS)
-def test_only_typed_errors_come_out_of_bytes_that_others_wrote(name: str) -> None:
+def test_mutated_input_raises_only_typed_errors(name: str) -> None:
     corpus = seeds.corpus(name)
     assert corpus, f"tests/fuzz/corpus/{name} is empty: python -m tests.fuzz.seeds"
     choice = random.Random(name)
@@ -26,7 +26,7 @@ def test_only_typed_errors_come_out_of_bytes_that_others_wrote(name: str) -> Non
         targets.run(name, data)
 
 
-def test_every_seed_is_an_input_that_its_target_understands() -> None:
+def test_every_seed_is_valid_input_for_its_target() -> None:
     import eoslog
     from eoslog import _core
 
@@ -35,7 +35,7 @@ def test_every_seed_is_an_input_that_its_target_understands() -> None:
     assert issubclass(eoslog.errors.CorruptRecord, eoslog.errors.EoslogError)
 
 
-def test_a_target_sees_wrong_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fuzz_target_detects_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = seeds.seeds()["batch"][0]
     real = targets.codec.decode_batch
 
@@ -49,7 +49,7 @@ def test_a_target_sees_wrong_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         targets.run("batch", plain)
 
 
-def test_a_read_past_the_end_of_an_exact_buffer_ends_the_process() -> None:
+def test_a_read_past_the_end_of_an_exact_buffer_kills_the_process() -> None:
     import os
     import signal
 

@@ -1,1 +1,1 @@
-"""Tests against a real Apache Kafka broker; `make test-kafka`."""
+"""Tests against a real Apache Kafka broker; `make quality-kafka`."""

@@ -1,4 +1,7 @@
-"""One Kafka broker on loopback: KRaft, a single node, stopped cleanly or killed, and its tools."""
+"""One Kafka broker on loopback (KRaft, single node) and its tools.
+
+The broker is stopped cleanly or killed.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ log.cleaner.dedupe.buffer.size=4194304
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has now."""
+    """A loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -79,6 +82,7 @@ class Broker:
         config: more of server.properties.
         format_args: more for the storage tool, as `--feature transaction.version=0`.
         jvm: options of its JVM; none for one whose speed is measured.
+        cluster: its cluster id.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Broker:
         config: Mapping[str, object] | None = None,
         format_args: tuple[str, ...] = (),
         jvm: tuple[str, ...] = LIGHT,
+        cluster: str = CLUSTER,
     ) -> None:
         """Format the storage; `start` starts it."""
         self.folder, self.version, self._jvm = folder, version, jvm
@@ -101,7 +106,7 @@ class Broker:
         text += "".join(f"{key}={value}\n" for key, value in (config or {}).items())
         self._properties.write_text(text)
         self.run(
-            "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", self._properties, *format_args
+            "kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._properties, *format_args
         )
 
     def run(self, main: str, *args: str | Path, timeout: float = 120, check: bool = True) -> str:

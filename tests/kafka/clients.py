@@ -18,7 +18,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.kafka.broker import Broker, java
-from tests.kafka.world import Row
+from tests.kafka.directories.world import Row
 
 ISOLATIONS = ("read_committed", "read_uncommitted")
 
@@ -26,7 +26,7 @@ ISOLATIONS = ("read_committed", "read_uncommitted")
 def create_topics(
     broker: Broker, topics: dict[str, int], config: dict[str, dict[str, object]] | None = None
 ) -> None:
-    """Create topics, by name the number of partitions, and wait until they can be written to."""
+    """Create topics with these partition counts and wait until they accept writes."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     wanted = [
         NewTopic(
@@ -58,7 +58,10 @@ def row_of(message: Message) -> Row:
 
 
 def librdkafka_rows(broker: Broker, topics: dict[str, int], isolation: str) -> dict[str, list[Row]]:
-    """Everything that librdkafka gives of topics, named with their partition counts; rows in order."""
+    """Everything that librdkafka returns from topics; rows in order.
+
+    The topics come with their partition counts.
+    """
     consumer = Consumer(
         {"bootstrap.servers": broker.bootstrap, "group.id": "reader", "isolation.level": isolation,
          "enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "error"}
@@ -84,7 +87,7 @@ def librdkafka_rows(broker: Broker, topics: dict[str, int], isolation: str) -> d
 
 
 def java_lines(broker: Broker, topics: Iterable[str], isolation: str) -> list[str]:
-    """What Kafka's console consumer prints of topics, a line a record, sorted; see `java_line`."""
+    """The sorted lines of Kafka's console consumer, one per record; see `java_line`."""
     shown = ("timestamp", "partition", "offset", "headers", "key", "value")
     options = [f"print.{what}=true" for what in shown] + [
         f"{what}.deserializer=org.apache.kafka.common.serialization.BytesDeserializer"

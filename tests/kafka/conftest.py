@@ -9,13 +9,13 @@ import pytest
 
 import eoslog
 from tests.kafka import jars
-from tests.kafka.both import Pair
 from tests.kafka.broker import Broker
 from tests.kafka.clients import create_topics
-from tests.kafka.differential import CONFIG, await_coordinators
-from tests.kafka.group_sides import EoslogGroupSide, KafkaGroupSide
-from tests.kafka.group_wire import GroupWire
-from tests.kafka.sides import PARTITIONS
+from tests.kafka.differential.both import Pair
+from tests.kafka.differential.comparison import CONFIG, await_coordinators
+from tests.kafka.differential.group_sides import EoslogGroupSide, KafkaGroupSide
+from tests.kafka.differential.group_wire import GroupWire
+from tests.kafka.differential.sides import PARTITIONS
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,10 @@ def broker(broker_of: Callable[..., Broker]) -> Broker:
 
 @pytest.fixture(scope="module")
 def asked(broker_of: Callable[..., Broker], request: pytest.FixtureRequest) -> Broker:
-    """A running broker as the comparison wants it, with what the module's `BROKER` adds."""
+    """A running broker for the comparison.
+
+    It has the settings of the module's `BROKER`.
+    """
     return broker_of(config={**CONFIG, **getattr(request.module, "BROKER", {})}).start()
 
 

@@ -49,7 +49,7 @@ def _compare(folder: Path, pins: Path) -> None:
 
 
 def fetch(version: str) -> Path:
-    """The folder with the jars of a version of Kafka, fetched when it is not in the cache.
+    """The folder with the jars of a version of Kafka, fetched if not cached.
 
     Raises:
         Unreachable: there is no Maven, or it could not fetch them.
@@ -66,7 +66,10 @@ def spark_connector() -> list[Path]:
 
 
 def _fetch(pom: Path, name: str, pins: Path, *args: str) -> Path:
-    """The folder `name` of the cache with what a pom names at run time; raises as `fetch`."""
+    """The cache folder `name` with the run-time dependencies of a pom.
+
+    Raises the errors of `fetch`.
+    """
     folder = cache() / name
     if not folder.is_dir():
         cache().mkdir(parents=True, exist_ok=True)

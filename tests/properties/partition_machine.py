@@ -1,4 +1,4 @@
-"""A real partition log in a directory, and how to open, close and compare it with the model."""
+"""A real partition log in a directory, with calls to compare it with the model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from eoslog import _core
 from eoslog.model import AppendOrigin
-from eoslog.storage import log_loader
-from eoslog.storage.partition_log import LogSettings, PartitionLog
-from eoslog.storage.session import Session
+from eoslog.storage.directory.last_run import LastSession
+from eoslog.storage.directory.session import Session
+from eoslog.storage.log import loader as log_loader
+from eoslog.storage.log.partition_log import LogSettings, PartitionLog
 from tests.reference.model_log import ModelBatch
 
 SLOT = 101
@@ -25,9 +26,9 @@ class RealLog:
         self.directory = Path(tempfile.mkdtemp(prefix="partition-"))
         self.topic_id = secrets.token_bytes(16)
         self.settings = LogSettings(**settings)
-        self.open(log_loader.LastSession(clean=True))
+        self.open(LastSession(clean=True))
 
-    def open(self, last: log_loader.LastSession) -> None:
+    def open(self, last: LastSession) -> None:
         self.session = Session(str(self.directory))
         self.log = PartitionLog(
             self.session, "t", 0, slot=SLOT, topic_id=self.topic_id, strict=True, settings=self.settings
@@ -37,7 +38,7 @@ class RealLog:
         log_loader.open_partition(self.log, last)
 
     def close(self) -> tuple[int, int]:
-        """Close and give what the checkpoints of a clean close would hold: recovery point, log start."""
+        """Close and return the checkpoints of a clean close: recovery point, log start."""
         log_end, log_start = self.log.log_end, self.log.log_start
         self.log.sync()
         self.log.close()
@@ -45,10 +46,10 @@ class RealLog:
         return log_end, log_start
 
     def reopen(self, clean: bool) -> None:
-        """As after a good shutdown, or as after one that nobody saw the end of."""
+        """Reopen as after a good shutdown, or as after a kill."""
         log_end, log_start = self.close()
         point = log_end if clean else 0
-        self.open(log_loader.LastSession(clean=clean, recovery_point=point, log_start=log_start))
+        self.open(LastSession(clean=clean, recovery_point=point, log_start=log_start))
 
     # -- the calls that the model has too
 

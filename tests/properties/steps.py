@@ -1,7 +1,7 @@
-"""The state machines for a while: `python -m tests.properties.steps --seed 1 --examples 60`.
+"""Run state machines: `python -m tests.properties.steps --seed 1 --examples 60`.
 
-Prints how many rules each has really run, one step each, those of Hypothesis' search included. What fails is
-Hypothesis' own text, with the smallest sequence of steps that it found.
+Prints how many rules each has run, one step each, those of Hypothesis' search included. A failure
+shows Hypothesis' own text, with the smallest sequence of steps that it found.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
-from tests.coordinator.test_group_offsets import OffsetsMachine
-from tests.coordinator.test_transaction_properties import Transactions
+from tests.coordinator.groups.test_offsets import OffsetsMachine
+from tests.coordinator.transactions.test_properties import Transactions
 from tests.properties.test_partition_log import PartitionMachine
 
 MACHINES = (PartitionMachine, Transactions, OffsetsMachine)
@@ -23,7 +23,7 @@ STEPS = 50
 
 
 def counted(machine: type[RuleBasedStateMachine], counts: Counter[str]) -> type[Any]:
-    """The machine, counting its examples and, by an invariant, which is looked at before and after each, its rules."""
+    """The machine, with counts of its examples and, by an invariant, of its rules."""
 
     class Counted(machine):  # type: ignore[misc, valid-type]
         looks = -1
@@ -41,7 +41,7 @@ def counted(machine: type[RuleBasedStateMachine], counts: Counter[str]) -> type[
 
 
 def run(machine: type[RuleBasedStateMachine], number: int, examples: int) -> Counter[str]:
-    """Run a machine with a seed; what it has done. Raises what a rule or an invariant raises."""
+    """Run a machine with a seed and return its counts; failures of rules propagate."""
     counts: Counter[str] = Counter()
     run_state_machine_as_test(
         seed(number)(counted(machine, counts)),
@@ -56,8 +56,15 @@ def run(machine: type[RuleBasedStateMachine], number: int, examples: int) -> Cou
 def main() -> None:
     """Run each machine; a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--examples", type=int, default=60, help="of each machine")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="Seed of the examples. [default: %(default)s]"
+    )
+    parser.add_argument(
+        "--examples",
+        type=int,
+        default=60,
+        help="Number of examples per machine. [default: %(default)s]",
+    )
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     for machine in MACHINES:

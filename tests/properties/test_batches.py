@@ -1,4 +1,4 @@
-"""The core's batches against the reference codec: same bytes out, same records in, and no byte read twice wrong."""
+"""Batches of the core and of the reference codec have the same bytes and records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import eoslog.storage.codecs  # noqa: F401  (binds the codecs)
+import eoslog.storage.format.codecs  # noqa: F401  (binds the codecs)
 from eoslog import _core, errors
 from tests.reference import codec
 from tests.reference.strategies import CODECS, RECORDS, batch_options
@@ -26,7 +26,7 @@ def core_rows(batch: Any) -> list[tuple[Any, ...]]:
 
 
 @given(st.binary(max_size=300), st.integers(0, 2**32 - 1))
-def test_both_crc_paths_equal_the_reference(data: bytes, start: int) -> None:
+def test_both_crc_paths_equal_the_reference_codec(data: bytes, start: int) -> None:
     expected = codec.crc32c(data, start)
     assert _core.crc32c(data, start) == expected
     assert _core.crc32c_software(data, start) == expected
@@ -34,7 +34,7 @@ def test_both_crc_paths_equal_the_reference(data: bytes, start: int) -> None:
 
 @pytest.mark.slow
 @given(LISTS, batch_options())
-def test_core_and_reference_build_the_same_bytes(
+def test_the_core_and_the_reference_codec_build_the_same_bytes(
     records: list[codec.Plain], options: dict[str, Any]
 ) -> None:
     assert (
@@ -45,7 +45,7 @@ def test_core_and_reference_build_the_same_bytes(
 
 @pytest.mark.slow
 @given(LISTS, batch_options(), CODECS)
-def test_core_reads_what_the_reference_wrote(
+def test_the_core_reads_batches_that_the_reference_codec_wrote(
     records: list[codec.Plain], options: dict[str, Any], compression: str
 ) -> None:
     data = codec.encode_batch(records, compression=compression, **options)
@@ -62,7 +62,7 @@ def test_core_reads_what_the_reference_wrote(
 
 @pytest.mark.slow
 @given(LISTS, batch_options(), CODECS)
-def test_reference_reads_what_core_wrote(
+def test_the_reference_codec_reads_batches_that_the_core_wrote(
     records: list[codec.Plain], options: dict[str, Any], compression: str
 ) -> None:
     data = bytes(_core.build_batch(records, compression=compression, **options))
@@ -77,7 +77,7 @@ def test_reference_reads_what_core_wrote(
 
 
 @given(st.integers(0, 2**62), st.integers(0, 2**15 - 1), st.booleans(), st.integers(0, 2**31 - 1))
-def test_markers_are_the_same_bytes(
+def test_the_core_and_the_reference_codec_build_the_same_markers(
     producer_id: int, epoch: int, commit: bool, coordinator_epoch: int
 ) -> None:
     fields: dict[str, Any] = dict(
@@ -91,7 +91,7 @@ def test_markers_are_the_same_bytes(
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(LISTS, CODECS), min_size=1, max_size=4), st.data())
-def test_a_cut_anywhere_gives_the_whole_batches_before_it(
+def test_a_cut_anywhere_leaves_the_complete_batches_before_it(
     parts: list[Any], data: st.DataObject
 ) -> None:
     batches = [codec.encode_batch(records, compression=name) for records, name in parts]
@@ -109,7 +109,7 @@ def test_a_cut_anywhere_gives_the_whole_batches_before_it(
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(LISTS, batch_options(), CODECS, st.data())
-def test_a_flipped_bit_behind_the_crc_is_noticed(
+def test_a_flipped_bit_after_the_crc_field_is_detected(
     records: list[codec.Plain], options: dict[str, Any], compression: str, data: st.DataObject
 ) -> None:
     batch = bytearray(codec.encode_batch(records, compression=compression, **options))
@@ -131,7 +131,7 @@ def answer(data: bytes) -> list[Any] | type[Exception]:
 
 @settings(max_examples=300)
 @given(st.binary(max_size=400))
-def test_any_bytes_end_in_records_or_corrupt_record(data: bytes) -> None:
+def test_any_bytes_decode_to_records_or_raise_corrupt_record(data: bytes) -> None:
     answer(data)
 
 
@@ -143,7 +143,7 @@ def test_any_bytes_end_in_records_or_corrupt_record(data: bytes) -> None:
     st.sampled_from([0, 0, 0, 1, 2, 3, 4, 5, 7]),
     st.integers(-1, 9),
 )
-def test_hostile_payloads_with_a_right_crc_are_judged_as_the_reference_judges(
+def test_hostile_payloads_with_a_valid_crc_decode_as_in_the_reference(
     payload: bytes, count: int, attributes: int, delta: int
 ) -> None:
     data = codec.seal(

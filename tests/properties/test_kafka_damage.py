@@ -1,4 +1,4 @@
-"""Damage of any kind to a broker's files: typed errors, and recovery leaves what can be read."""
+"""Damaged files of a broker raise typed errors, and recovery keeps a log."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 import eoslog
 from eoslog import errors
-from eoslog.storage.kafka_recovery import recover
+from eoslog.storage.broker.recovery import recover
+from tests.paths import KAFKA_DATA as KAFKA
 
 pytest.importorskip("pyarrow")
 
-KAFKA = Path(__file__).parent.parent / "data" / "kafka"
 SOURCES = ("segments/txn-0", "segments/plain-0", "legacy/legacy-0")
 ABSURD = (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0")
 
@@ -39,7 +39,9 @@ def harm(path: Path, r: random.Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(80))
-def test_every_reader_answers_and_recovery_leaves_a_readable_log(seed: int, tmp_path: Path) -> None:
+def test_readers_survive_damage_and_recovery_leaves_a_readable_log(
+    seed: int, tmp_path: Path
+) -> None:
     r = random.Random(seed)
     source = KAFKA / r.choice(SOURCES)
     path = tmp_path / source.name

@@ -1,4 +1,4 @@
-"""The read_committed mask of the core against the model, on random interleavings of producers and transactions."""
+"""The read_committed filter of the core equals the model on random interleavings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ STEPS = st.lists(
 
 
 def build(steps: list[tuple[int, str, int]]) -> tuple[ModelLog, bytes]:
-    """The model after `steps` of (producer, action, count), and the same log as bytes. Producer 0 is plain."""
+    """The model after `steps` of (producer, action, count), and its log as bytes.
+
+    Producer 0 is plain.
+    """
     model, data, epochs, sequences = ModelLog(), b"", [0] * 5, [0] * 5
     for pid, action, count in steps:
         at = model.log_end
@@ -45,10 +48,10 @@ def build(steps: list[tuple[int, str, int]]) -> tuple[ModelLog, bytes]:
 
 
 @given(STEPS, st.data())
-def test_decode_records_filters_as_the_model_does(
+def test_decode_records_filters_like_the_model(
     steps: list[tuple[int, str, int]], data: st.DataObject
 ) -> None:
-    """R82 of docs/reliability.md."""
+    """R82 of docs/contributing/regressions.md."""
     model, log = build(steps)
     start = data.draw(st.integers(0, model.log_end))
     end = data.draw(st.integers(start, model.log_end))

@@ -1,4 +1,4 @@
-"""The steps of state machines are counted as they are run, and a failure comes with its text."""
+"""Steps of state machines are counted as they run, and a failure shows its text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.properties.steps import run
 
 
-def test_every_rule_that_is_run_is_a_step_once():
+def test_every_rule_that_runs_counts_as_one_step():
     ran, begun = [], []
 
     class Machine(RuleBasedStateMachine):

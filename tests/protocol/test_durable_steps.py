@@ -1,6 +1,7 @@
-"""How often each step that must be durable asks the disk: one sync too few is a promise that a power cut breaks.
+"""Each step that must be durable makes the expected number of syncs.
 
-Each test names the syncs in a comment, files by fdatasync or fsync, directories by fsync.
+One sync too few is a promise that a power loss breaks. Each test names the syncs in a comment, files by
+fdatasync or fsync, directories by fsync.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from eoslog import _core
 from eoslog._core import build_marker
 from eoslog.errors import LogPoisoned
 from eoslog.model import AppendOrigin
-from eoslog.storage import checkpoints, files
-from eoslog.storage.directory import built_aside
-from eoslog.storage.log_loader import make_directory
-from eoslog.storage.segments import SNAPSHOT, file_name
-from eoslog.storage.session import POISON_FILE, Session
+from eoslog.storage.directory.directory import built_aside
+from eoslog.storage.directory.session import POISON_FILE, Session
+from eoslog.storage.format import checkpoints
+from eoslog.storage.fs import files
+from eoslog.storage.log.loader import make_directory
+from eoslog.storage.log.retention import delete_records
+from eoslog.storage.segment import seals
+from eoslog.storage.segment.producer_snapshots import write_snapshot
+from eoslog.storage.segment.segment import SNAPSHOT, file_name
 from tests.storage.helpers import batch, opened
 
 ROLLING = {"segment_bytes": 1000, "index_interval_bytes": 200}
@@ -42,7 +47,7 @@ def disarmed() -> Iterator[None]:
     files.disarm_failpoints()
 
 
-def test_a_new_session(tmp_path: Path) -> None:
+def test_a_new_session_syncs_the_control_file(tmp_path: Path) -> None:
     with syncs(1, 2):  # the control file, its name, the new session number
         session = Session(str(tmp_path))
     session.close()
@@ -51,7 +56,21 @@ def test_a_new_session(tmp_path: Path) -> None:
     session.close()
 
 
-def test_a_session_after_a_clean_one(tmp_path: Path) -> None:
+def test_a_snapshot_that_contradicts_a_seal_syncs_the_changed_seal_first(tmp_path: Path) -> None:
+    with opened(str(tmp_path), **ROLLING) as log:
+        log.append(batch(1))
+        log.roll()
+        path, end = str(tmp_path / log.name), log.log_end
+    with syncs(1, 1):  # that the seal says nothing of it any more; the snapshot's content
+        write_snapshot(path, end, bytes(46))
+    with syncs(0, 0):  # it is there already
+        write_snapshot(path, end, bytes(46))
+    seal = seals.read(path, end)
+    assert seal is not None
+    assert not seals.refutes_snapshot(seal, (Path(path) / file_name(end, SNAPSHOT)).read_bytes())
+
+
+def test_a_session_after_a_clean_one_syncs_the_removal_of_the_mark(tmp_path: Path) -> None:
     Session(str(tmp_path)).close()
     checkpoints.write_clean_shutdown(str(tmp_path))
     with syncs(1, 1):  # that the mark is gone, the session number
@@ -59,7 +78,7 @@ def test_a_session_after_a_clean_one(tmp_path: Path) -> None:
     session.close()
 
 
-def test_more_slots(tmp_path: Path) -> None:
+def test_more_slots_sync_the_longer_control_file(tmp_path: Path) -> None:
     session = Session(str(tmp_path))
     with syncs(0, 1):  # the control file, longer
         session.ensure_slot(6000)
@@ -68,7 +87,7 @@ def test_more_slots(tmp_path: Path) -> None:
     session.close()
 
 
-def test_small_files(tmp_path: Path) -> None:
+def test_small_files_are_synced_with_their_names_if_durable(tmp_path: Path) -> None:
     name = str(tmp_path / "file")
     with syncs(0, 2):  # the new file, its name
         files.write_atomically(name, b"x")
@@ -84,19 +103,19 @@ def test_small_files(tmp_path: Path) -> None:
         files.fsync_dir(str(tmp_path))
 
 
-def test_a_directory_that_is_built_aside(tmp_path: Path) -> None:
+def test_a_directory_built_aside_is_synced_before_its_rename(tmp_path: Path) -> None:
     with syncs(1, 3), built_aside(str(tmp_path / "new"), ".aside"):
         pass  # the folder in its parent, its mark, what is in it, its name
 
 
-def test_a_new_partition(tmp_path: Path) -> None:
+def test_a_new_partition_syncs_its_directory_and_files(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         log.path = str(tmp_path / "u-0")
         with syncs(0, 2):  # the folder in its parent, the files in the folder
             make_directory(log)
 
 
-def test_appending_and_flushing(tmp_path: Path) -> None:
+def test_appending_syncs_nothing_and_flushing_syncs_the_segment(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         with syncs(0, 0):
             log.append(batch(1))
@@ -109,33 +128,33 @@ def test_appending_and_flushing(tmp_path: Path) -> None:
             log.flush()
 
 
-def test_rolling(tmp_path: Path) -> None:
+def test_a_roll_syncs_the_files_of_the_next_segment(tmp_path: Path) -> None:
     with opened(str(tmp_path), **ROLLING) as log:
         log.append(batch(1, size=800))
         with syncs(1, 1):  # the next segment's files, before they get their names; its snapshot
             log.append(batch(1, size=800))
 
 
-def test_retention(tmp_path: Path) -> None:
+def test_retention_syncs_a_snapshot_before_it_deletes(tmp_path: Path) -> None:
     with opened(str(tmp_path), **ROLLING) as log:
-        while len(log.reader.bases()) < 3:
+        while len(log.segments.bases()) < 3:
             log.append(batch(1, size=300))
             log.flush()
-        files.remove(os.path.join(log.path, file_name(log.reader.bases()[1], SNAPSHOT)))
-        with syncs(1, 1):  # the snapshot at the new start, its name before what it stands for goes
-            log.delete_records(log.reader.bases()[1])
+        files.remove(os.path.join(log.path, file_name(log.segments.bases()[1], SNAPSHOT)))
+        with syncs(1, 1):  # the snapshot at the new start, its name before the deletion
+            delete_records(log, log.segments.bases()[1])
 
 
-def test_a_block_of_producer_ids_of_an_os_directory(tmp_path: Path) -> None:
+def test_a_block_of_producer_ids_is_synced_in_an_os_directory(tmp_path: Path) -> None:
     with eoslog.open(tmp_path, durability="os") as log:
         log.create_topic("t")
         with syncs(1, 1), log.producer() as producer:  # the metadata log, its name: it is new
             producer.send("t", b"x").result(10)
         with syncs(1, 0):
-            log.engine.metadata.reserve_producer_ids(5000)
+            log._engine.metadata.reserve_producer_ids(5000)
 
 
-def test_an_abort_index(tmp_path: Path) -> None:
+def test_a_new_abort_index_syncs_its_name(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         log.append(
             batch(1, producer_id=1, sequence=0, transactional=True), expect=[(log, log.log_end)]
@@ -144,7 +163,7 @@ def test_an_abort_index(tmp_path: Path) -> None:
             log.append(build_marker(1, 1, False, timestamp=1), origin=AppendOrigin.COORDINATOR)
 
 
-def test_a_failed_flush(tmp_path: Path) -> None:
+def test_a_failed_flush_syncs_its_poison_mark(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         log.append(batch(1))
         files.arm_failpoint("fdatasync", "EIO")
@@ -153,11 +172,11 @@ def test_a_failed_flush(tmp_path: Path) -> None:
         assert (tmp_path / POISON_FILE).read_bytes() == b"\nt 0\n"
 
 
-def test_recovery_of_an_unclean_partition(tmp_path: Path) -> None:
+def test_recovery_of_an_unclean_partition_syncs_segments_and_indexes(tmp_path: Path) -> None:
     with opened(str(tmp_path), **ROLLING) as log:
         for _ in range(3):
             log.append(batch(1, size=800))
-        last = log.reader.bases()[-1]
+        last = log.segments.bases()[-1]
     session = Session(str(tmp_path))
     session.close()
     assert last == 2
@@ -166,7 +185,7 @@ def test_recovery_of_an_unclean_partition(tmp_path: Path) -> None:
         pass
 
 
-def test_recovery_finishes_a_swap(tmp_path: Path) -> None:
+def test_recovery_that_finishes_a_swap_syncs_the_names(tmp_path: Path) -> None:
     with opened(str(tmp_path), **ROLLING) as log:
         log.append(batch(1, size=800))
     name = tmp_path / "t-0" / "00000000000000000000.log"

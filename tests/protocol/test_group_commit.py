@@ -1,7 +1,7 @@
-"""One flush serves all who wait, and each is woken by the one that serves it (protocol.md, Flush).
+"""One flush serves all its waiters and wakes each of them (protocol.md, Flush).
 
-Two openings of one directory stand for two processes: their locks exclude each other. Patience is so
-long here that nobody gets on by waiting it out.
+Two openings of one directory represent two processes: their locks exclude each other. Patience is so
+long that no test passes by waiting it out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import pytest
 
 from eoslog import _core
 from eoslog.errors import EoslogError, TooManyOpenFiles
-from eoslog.storage import files, log_flusher
+from eoslog.storage.fs import files
+from eoslog.storage.log import flusher as log_flusher
 from tests.faults.harness import Child, live
 from tests.storage.helpers import batch, opened
 
@@ -30,7 +31,7 @@ INTERRUPTS = 2000
 
 
 class Flushes:
-    """Flushes stand still where they begin until they may go on."""
+    """Flushes are suspended at their start until they may continue."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -53,7 +54,7 @@ class Flushes:
 def flushes(monkeypatch: pytest.MonkeyPatch) -> Flushes:
     found = Flushes()
     monkeypatch.setattr(files, "failpoint", found.point)
-    monkeypatch.setattr(log_flusher, "_SLICE_S", 3600)
+    monkeypatch.setattr(log_flusher, "SLICE_S", 3600)
     monkeypatch.setattr(log_flusher, "_JOIN_S", 3600)
     return found
 
@@ -72,7 +73,7 @@ def flushing(log: Any, up_to: int | None = None) -> threading.Thread:
 
 
 def under_way(log: Any) -> bool:
-    """Whether the slot says that somebody flushes."""
+    """Whether the slot says that a flush is under way."""
     return bool(log.session.control.slot_view(log.slot)["flush_under_way"])
 
 
@@ -82,7 +83,9 @@ def asleep(log: Any, count: int = 1) -> None:
         time.sleep(0.001)
 
 
-def test_one_flush_serves_all_whose_records_were_there(tmp_path: Path, flushes: Flushes) -> None:
+def test_one_flush_serves_all_whose_records_were_appended_before_it(
+    tmp_path: Path, flushes: Flushes
+) -> None:
     with two(tmp_path) as (one, other):
         one.append(batch(1))
         other.append(batch(1))
@@ -100,11 +103,12 @@ def test_one_flush_serves_all_whose_records_were_there(tmp_path: Path, flushes: 
 
 @pytest.mark.parametrize("rounds", [0, 1])
 @pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
-def test_who_came_too_late_for_a_flush_has_the_next(
+def test_an_append_too_late_for_a_flush_is_served_by_the_next_flush(
     tmp_path: Path, flushes: Flushes, fails: bool, rounds: int
 ) -> None:
-    """Also where that one failed in a way that can be tried again. The rounds take turns with two
-    words, so one went before.
+    """The next flush serves it even after a flush with a retriable error.
+
+    The rounds alternate between two words, so one round went before.
     """
     with two(tmp_path) as (one, other):
         for _ in range(rounds):
@@ -127,7 +131,7 @@ def test_who_came_too_late_for_a_flush_has_the_next(
         assert (flushes.count, one.durable_end) == (2, 2)
 
 
-def test_a_thread_of_the_same_process_waits_in_the_same_way(
+def test_a_second_thread_of_one_process_waits_for_the_next_flush_too(
     tmp_path: Path, flushes: Flushes
 ) -> None:
     with two(tmp_path) as (one, _):
@@ -144,7 +148,7 @@ def test_a_thread_of_the_same_process_waits_in_the_same_way(
         assert (flushes.count, one.durable_end) == (2, 2)
 
 
-def test_a_poisoning_ends_the_wait(tmp_path: Path, flushes: Flushes) -> None:
+def test_a_poisoning_ends_the_wait_for_a_flush(tmp_path: Path, flushes: Flushes) -> None:
     with two(tmp_path) as (one, other):
         one.append(batch(1))
         flushes.fail_once = OSError(5, "the disk is gone")
@@ -162,7 +166,7 @@ def test_a_poisoning_ends_the_wait(tmp_path: Path, flushes: Flushes) -> None:
         assert (flushes.count, one.durable_end) == (1, 0)
 
 
-def test_who_waits_hears_of_what_ended_before_it_slept(tmp_path: Path) -> None:
+def test_a_waiter_notices_a_flush_that_ended_before_it_slept(tmp_path: Path) -> None:
     """Its turn may come between its look at the lock and its sleep."""
     with two(tmp_path) as (one, _):
         one.append(batch(1))
@@ -171,7 +175,7 @@ def test_who_waits_hears_of_what_ended_before_it_slept(tmp_path: Path) -> None:
         one.core.await_flush(1, seen, 3600)
 
 
-def test_who_looked_while_a_thread_tried_in_vain_is_told(
+def test_a_waiter_is_woken_after_another_thread_failed_to_get_the_lock(
     tmp_path: Path, flushes: Flushes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It met that thread's mutex and sleeps; the other process is done by then."""
@@ -205,8 +209,10 @@ def test_who_looked_while_a_thread_tried_in_vain_is_told(
         assert one.durable_end == 2
 
 
-def test_who_is_served_wakes_nobody(tmp_path: Path, flushes: Flushes) -> None:
-    """A flush wakes those whom it served, and one of each word to go on."""
+def test_a_waiter_that_a_flush_served_wakes_no_other_waiter(
+    tmp_path: Path, flushes: Flushes
+) -> None:
+    """A flush wakes the waiters that it served and one for each next round."""
     with two(tmp_path) as (one, other):
         one.append(batch(1))
         before = one.core.flush_counters
@@ -222,7 +228,7 @@ def test_who_is_served_wakes_nobody(tmp_path: Path, flushes: Flushes) -> None:
         assert sorted(wakes) == [1, 2]
 
 
-def test_who_comes_while_a_flush_is_under_way_tries_no_lock(
+def test_a_waiter_tries_no_lock_while_a_flush_is_under_way(
     tmp_path: Path, flushes: Flushes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with two(tmp_path) as (one, other):
@@ -238,9 +244,7 @@ def test_who_comes_while_a_flush_is_under_way_tries_no_lock(
             assert not thread.is_alive()
 
 
-def test_a_flush_that_failed_is_not_taken_for_one_under_way(
-    tmp_path: Path, flushes: Flushes
-) -> None:
+def test_a_failed_flush_is_not_mistaken_for_one_under_way(tmp_path: Path, flushes: Flushes) -> None:
     with two(tmp_path) as (one, other):
         one.append(batch(1))
         flushes.fail_once = TooManyOpenFiles("no descriptor is free")
@@ -251,7 +255,7 @@ def test_a_flush_that_failed_is_not_taken_for_one_under_way(
         assert (flushes.count, one.durable_end) == (2, 1)
 
 
-def test_who_died_in_a_flush_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_flush_of_a_dead_process_is_not_waited_for(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         log.append(batch(1))
         log.core.begin_flush(1)
@@ -264,7 +268,7 @@ def test_who_died_in_a_flush_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
-def test_a_failed_flush_tells_all_whom_it_would_have_served(
+def test_a_failed_flush_wakes_all_waiters_that_it_would_have_served(
     tmp_path: Path, flushes: Flushes, rounds: int
 ) -> None:
     with two(tmp_path) as (one, other):
@@ -336,7 +340,7 @@ def interrupt(child: Child, path: str) -> None:
 
 
 @pytest.mark.process
-def test_an_interrupt_leaves_no_lock_taken(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_no_lock_held(tmp_path: Path) -> None:
     assert live(interrupt, str(tmp_path)).fine().of("left") == [0]
 
 

@@ -1,4 +1,4 @@
-"""The debug mode of the locks: a wrong order ends the process, and it is known how long each was held."""
+"""The debug mode of locks aborts on a wrong order and times each lock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import eoslog
 from eoslog import _core
 from tests.faults.harness import Child, live
-from tests.torture.mixed import mixed
+from tests.torture.workloads.mixed import mixed
 
 pytestmark = pytest.mark.process
 
@@ -32,7 +32,7 @@ LOCKS = {
 
 def take(child: Child, path: Path, *names: str) -> None:
     """Take these locks one after another and let them go."""
-    faulthandler.disable()  # an abort is no news here
+    faulthandler.disable()  # an abort is expected here
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _core.debug_locks()
     held = []
@@ -55,7 +55,7 @@ def take(child: Child, path: Path, *names: str) -> None:
     ],
     ids=" then ".join,
 )  # fmt: skip
-def test_locks_in_their_order_are_taken_and_timed(tmp_path, names):
+def test_locks_in_the_required_order_are_taken_and_timed(tmp_path, names):
     (times,) = live(take, tmp_path, *names).fine().of("times")
     assert {name: count for name, (count, _, _) in times.items() if count} == dict.fromkeys(
         names, 1
@@ -71,11 +71,11 @@ def test_locks_in_their_order_are_taken_and_timed(tmp_path, names):
     ],
     ids=" then ".join,
 )  # fmt: skip
-def test_locks_in_a_wrong_order_end_the_process(tmp_path, names):
+def test_locks_in_a_wrong_order_abort_the_process(tmp_path, names):
     assert os.WTERMSIG(live(take, tmp_path, *names).status) == 6  # SIGABRT
 
 
-def test_a_wrong_order_is_told_with_both_locks(tmp_path):
+def test_a_wrong_lock_order_is_reported_with_both_locks(tmp_path):
     program = (
         "import os; from eoslog import _core\n"
         "fd = os.open('eoslog.lock-00', os.O_RDWR | os.O_CREAT)\n"
@@ -90,7 +90,7 @@ def test_a_wrong_order_is_told_with_both_locks(tmp_path):
     assert "append lock (byte 0) asked for under the flush lock (byte 1)" in done.stderr
 
 
-def test_a_life_of_everything_keeps_the_order(tmp_path):
+def test_a_run_of_all_operations_keeps_the_lock_order(tmp_path):
     """Sends, transactions, a group, rolls, cleaning, topics that come and go."""
     history = tmp_path / "history"
     history.mkdir()
@@ -104,6 +104,6 @@ def in_order(child: Child, path: Path, history: Path, name: str, seed: int) -> N
     """A recorded life, asserted."""
     _core.debug_locks()
     mixed(child, path, history, name, seed, 60)
-    with eoslog.open(path) as log:  # the one place that has all append locks at once
+    with eoslog.open(path) as log:  # the one place that takes all append locks together
         log.backup(path.parent / "copy")
     child.tell("times", _core.lock_times())

@@ -1,6 +1,7 @@
-"""Every lock is taken, excludes the others, and is given back: looked at from a descriptor beside.
+"""Every lock is taken, excludes the others and is released.
 
-OFD locks belong to the open file, so another descriptor in this process is as good as another one.
+The tests look from a second descriptor. OFD locks belong to the open file, so another descriptor in
+this process is as good as another process.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import pytest
 import eoslog
 from eoslog import _core
 from eoslog.errors import LockTimeout, StorageError
-from eoslog.storage import files, log_loader, session
-from eoslog.storage.kafka_repair import _alone
-from eoslog.storage.partition_log import PartitionLog
-from eoslog.storage.session import LOCK_FILES, SESSION_FILE, Session, bootstrap_lock
+from eoslog.storage.broker.repair import alone
+from eoslog.storage.directory import session
+from eoslog.storage.directory.session import LOCK_FILES, SESSION_FILE, Session, bootstrap_lock
+from eoslog.storage.fs import files
+from eoslog.storage.log import loader as log_loader
+from eoslog.storage.log.partition_log import PartitionLog
+from eoslog.storage.log.published_end import PublishedEnd
 from tests.faults.harness import Child, start
 from tests.storage.helpers import SLOT, batch, opened
 
@@ -42,7 +46,7 @@ def lock_of(log: PartitionLog) -> tuple[str, int]:
     return f"eoslog.lock-{SLOT % LOCK_FILES:02d}", log.session.append_lock(SLOT)[1]
 
 
-def test_a_living_session_is_shared_and_never_another_ones_alone(tmp_path: Path) -> None:
+def test_an_open_session_is_locked_shared_and_never_exclusively(tmp_path: Path) -> None:
     with ExitStack() as stack:
         first = Session(str(tmp_path))
         stack.callback(first.close)
@@ -57,14 +61,14 @@ def test_a_living_session_is_shared_and_never_another_ones_alone(tmp_path: Path)
         assert not second.try_alone()
 
 
-def test_a_reader_keeps_no_writer_out(tmp_path: Path) -> None:
+def test_a_read_only_session_keeps_no_writer_out(tmp_path: Path) -> None:
     Session(str(tmp_path)).close()
     reader = Session(str(tmp_path), read_only=True)
     Session(str(tmp_path)).close()
     reader.close()
 
 
-def test_who_joins_a_living_session_takes_its_number(tmp_path: Path) -> None:
+def test_joining_an_open_session_takes_its_number(tmp_path: Path) -> None:
     with ExitStack() as stack:
         first = Session(str(tmp_path))
         stack.callback(first.close)
@@ -75,14 +79,14 @@ def test_who_joins_a_living_session_takes_its_number(tmp_path: Path) -> None:
         assert first.control.session == second.control.session == number
 
 
-def test_a_reader_beside_writers_shares_their_session_and_their_end_of_it(tmp_path: Path) -> None:
+def test_a_reader_next_to_writers_shares_their_session_and_its_lock(tmp_path: Path) -> None:
     writer = Session(str(tmp_path))
     reader = Session(str(tmp_path), read_only=True)
     try:
         assert not reader.private
         writer.close()
         with beside(tmp_path, SESSION_FILE) as fd:
-            assert not _core.try_lock(fd, SESSION)  # nobody is alone while it looks at the page
+            assert not _core.try_lock(fd, SESSION)  # not free while it looks at the page
             reader.close()
             assert _core.try_lock(fd, SESSION)
     finally:
@@ -101,7 +105,7 @@ def _joins(child: Child, path: Path, read_only: bool) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("call", range(1, 6))
 @pytest.mark.parametrize("read_only", [True, False], ids=["reader", "writer"])
-def test_P06_whoever_joins_while_the_last_one_lets_go_joins_no_dead_session(
+def test_P06_joining_while_the_last_process_leaves_joins_no_dead_session(
     tmp_path: Path, read_only: bool, call: int
 ) -> None:
     """It is stopped before each of the calls by which it looks who is there."""
@@ -117,7 +121,7 @@ def test_P06_whoever_joins_while_the_last_one_lets_go_joins_no_dead_session(
     assert life.of("private" if read_only else "began") == [True]
 
 
-def test_a_forked_child_keeps_no_bootstrap_lock(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_keep_the_bootstrap_lock(tmp_path: Path) -> None:
     with bootstrap_lock(str(tmp_path)):
         running = start(lambda child: child.tell("there", 1) or time.sleep(60))
         running.heard("there")
@@ -128,7 +132,7 @@ def test_a_forked_child_keeps_no_bootstrap_lock(tmp_path: Path) -> None:
         running.kill()
 
 
-def test_a_process_is_alive_while_it_holds_its_byte(tmp_path: Path) -> None:
+def test_a_process_is_alive_while_it_holds_its_lock_byte(tmp_path: Path) -> None:
     with ExitStack() as stack:
         first, second = Session(str(tmp_path)), Session(str(tmp_path))
         stack.callback(first.close)
@@ -140,10 +144,10 @@ def test_a_process_is_alive_while_it_holds_its_byte(tmp_path: Path) -> None:
         assert not first.process_alive(*place)
 
 
-def test_who_opens_grows_or_prepares_a_directory_has_the_bootstrap_lock(
+def test_opening_growing_and_preparing_a_directory_need_the_bootstrap_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_LOCK_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(session, "LOCK_TIMEOUT_S", 0.02)
     one, two = Session(str(tmp_path)), Session(str(tmp_path))
     with one.bootstrap():
         with beside(tmp_path, SESSION_FILE) as fd:
@@ -151,7 +155,7 @@ def test_who_opens_grows_or_prepares_a_directory_has_the_bootstrap_lock(
         with pytest.raises(LockTimeout, match="bootstrap"):
             Session(str(tmp_path))
         with pytest.raises(LockTimeout, match="bootstrap"):
-            Session(str(tmp_path), read_only=True)  # a look at who is there would be taken for one
+            Session(str(tmp_path), read_only=True)  # this look would be mistaken for one
         with pytest.raises(LockTimeout, match="bootstrap"):
             two.ensure_slot(6000)
     two.ensure_slot(6000)
@@ -159,7 +163,9 @@ def test_who_opens_grows_or_prepares_a_directory_has_the_bootstrap_lock(
     two.close()
 
 
-def test_one_process_makes_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_creating_a_directory_holds_the_bootstrap_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
     def probe(path: str, properties: object) -> None:
@@ -167,7 +173,7 @@ def test_one_process_makes_a_directory(tmp_path: Path, monkeypatch: pytest.Monke
             seen.append(_core.try_lock(fd, BOOTSTRAP))
         write(path, properties)
 
-    from eoslog.storage import checkpoints
+    from eoslog.storage.format import checkpoints
 
     write = checkpoints.write_meta_properties
     monkeypatch.setattr(checkpoints, "write_meta_properties", probe)
@@ -175,7 +181,7 @@ def test_one_process_makes_a_directory(tmp_path: Path, monkeypatch: pytest.Monke
     assert seen == [False]
 
 
-def test_recovery_of_a_partition_waits_for_its_append_lock_and_gives_it_back(
+def test_recovery_of_a_partition_takes_and_releases_its_append_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(str(tmp_path)) as log:
@@ -189,7 +195,7 @@ def test_recovery_of_a_partition_waits_for_its_append_lock_and_gives_it_back(
             pass
 
 
-def test_an_append_gives_its_lock_back_whatever_becomes_of_it(tmp_path: Path) -> None:
+def test_an_append_releases_its_lock_after_every_result(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         name, at = lock_of(log)
         with beside(tmp_path, name) as fd:
@@ -229,7 +235,7 @@ def test_an_append_gives_its_lock_back_whatever_becomes_of_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("call", "nth"), [("rename", 1), ("rename", 3), ("pwrite", 2)])
-def test_an_append_that_fails_in_or_after_a_roll_gives_its_lock_back(
+def test_an_append_that_fails_during_or_after_a_roll_releases_its_lock(
     tmp_path: Path, call: str, nth: int
 ) -> None:
     """Of the writes the first is the sealed segment's last time, the second data."""
@@ -245,7 +251,7 @@ def test_an_append_that_fails_in_or_after_a_roll_gives_its_lock_back(
             assert _core.try_lock(fd, at)
 
 
-def test_an_append_whose_index_entry_fails_gives_its_lock_back(tmp_path: Path) -> None:
+def test_an_append_whose_index_entry_fails_releases_its_lock(tmp_path: Path) -> None:
     with opened(str(tmp_path), index_interval_bytes=200) as log:
         name, at = lock_of(log)
         log.append(batch(1, size=300))
@@ -257,7 +263,7 @@ def test_an_append_whose_index_entry_fails_gives_its_lock_back(tmp_path: Path) -
             assert _core.try_lock(fd, at)
 
 
-def test_one_flushes_and_the_lock_is_free_behind_it(
+def test_a_flush_holds_the_flush_lock_and_releases_it_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(str(tmp_path)) as log:
@@ -277,14 +283,14 @@ def test_one_flushes_and_the_lock_is_free_behind_it(
             assert _core.try_lock(fd, at + 1)
 
 
-def test_a_sync_is_a_flush_in_any_directory(tmp_path: Path) -> None:
+def test_a_sync_makes_records_durable_in_an_os_directory(tmp_path: Path) -> None:
     with opened(str(tmp_path), strict=False) as log:
         log.append(batch(1))
         log.sync()
         assert log.durable_end == log.log_end == 1
 
 
-def test_one_cleans_a_partition_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_cleans_a_partition_at_a_time(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as one, opened(str(tmp_path)) as two:
         assert one.cleaner_lock.try_take()
         assert not two.cleaner_lock.try_take()
@@ -293,16 +299,16 @@ def test_one_cleans_a_partition_at_a_time(tmp_path: Path) -> None:
         two.cleaner_lock.release()
 
 
-def test_kafkas_recovery_is_for_who_is_alone(tmp_path: Path) -> None:
+def test_recovery_as_kafka_requires_that_no_process_has_the_log_open(tmp_path: Path) -> None:
     first = Session(str(tmp_path))
-    with pytest.raises(LockTimeout, match="open"), _alone(str(tmp_path)):
+    with pytest.raises(LockTimeout, match="open"), alone(str(tmp_path)):
         pass
     first.close()
-    with _alone(str(tmp_path)), beside(tmp_path, SESSION_FILE) as fd:
+    with alone(str(tmp_path)), beside(tmp_path, SESSION_FILE) as fd:
         assert not _core.try_lock(fd, SESSION)
 
 
-def test_a_reader_alone_publishes_what_it_finds_to_itself(tmp_path: Path) -> None:
+def test_a_reader_alone_publishes_its_results_only_to_itself(tmp_path: Path) -> None:
     with opened(str(tmp_path)):
         pass
     for name in (tmp_path / "t-0").iterdir():
@@ -312,7 +318,7 @@ def test_a_reader_alone_publishes_what_it_finds_to_itself(tmp_path: Path) -> Non
         assert log.log_end == 0
 
 
-def test_the_next_segment_is_prepared_without_the_lock(
+def test_the_next_segment_is_prepared_without_the_append_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(str(tmp_path), segment_bytes=1000) as log:
@@ -333,8 +339,8 @@ def test_the_next_segment_is_prepared_without_the_lock(
         assert log.core.active_base == 1
 
 
-def test_who_waits_for_durability_flushes_when_nobody_else_does(tmp_path: Path) -> None:
+def test_a_waiter_for_durability_flushes_if_no_other_process_does(tmp_path: Path) -> None:
     with opened(str(tmp_path), flush_ms=1) as log:
         log.append(batch(3))
-        assert log.wait(2, 60.0, of="durable_end")
+        assert log.wait(2, 60.0, of=PublishedEnd.DURABLE_END)
         assert log.durable_end == 3

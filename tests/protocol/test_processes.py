@@ -1,7 +1,8 @@
-"""What processes may do to each other: five of the ten tests that docs/protocol.md asks for by name.
+"""Processes affect each other: five of the ten tests that protocol.md names.
 
-Every process is a child of the harness; the test's own never opens a log. The other five: undurable decisions,
-lost markers, epochs and stale drivers in tests/coordinator, a death between any two stores in tests/storage.
+Every process is a child of the harness; the test's own never opens a log. The other five: undurable
+decisions, lost markers, epochs and stale drivers in tests/coordinator, a kill between any two stores in
+tests/storage.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition, _core
-from eoslog.engine import Engine
+from eoslog.engine.engine import Engine
 from eoslog.errors import EoslogError, IllegalState, LogPoisoned
-from eoslog.storage import files
+from eoslog.storage.fs import files
 from tests.faults.harness import Child, live, start
 from tests.rows.tools import SCALE, data, transactional
 from tests.storage.helpers import state
@@ -69,14 +70,16 @@ LIBC = ctypes.PyDLL(None)
 
 @pytest.mark.parametrize("fork", [os.fork, LIBC.fork], ids=["python", "c"])
 @pytest.mark.parametrize("held", ["nothing", "append lock", "flush lock", "buffered records"])
-def test_fork_at_every_lock_state(tmp_path: Path, held: str, fork: Callable[[], int]) -> None:
+def test_a_fork_at_every_lock_state_leaves_parent_and_child_usable(
+    tmp_path: Path, held: str, fork: Callable[[], int]
+) -> None:
     path = tmp_path / "log"
     prepare(path, "t")
 
     def parent(child: Child) -> None:
         log = eoslog.open(path)
         producer = log.producer(linger_ms=60_000)
-        partition = log.engine.partition("t", 0)
+        partition = log._engine.partition("t", 0)
         producer.produce("t", "before")
         producer.flush()
         fd, at = partition.session.append_lock(partition.slot)
@@ -153,7 +156,7 @@ def digest(path: Path) -> Any:
     "case",
     ["as it was left", "page behind", "page ahead", "copied while open", "restored in place"],
 )
-def test_stale_control_page(tmp_path: Path, case: str) -> None:
+def test_a_stale_control_page_is_never_trusted(tmp_path: Path, case: str) -> None:
     path, early, late = tmp_path / "log", tmp_path / "early", tmp_path / "late"
     prepare(path, "t")
 
@@ -200,10 +203,12 @@ def test_stale_control_page(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize(
     "dies_at", [None, ("pwrite", "kill"), ("pwrite", "kill-after"), ("fsync", "kill")]
 )
-def test_fsync_error_is_seen_by_all(tmp_path: Path, dies_at: tuple[str, str] | None) -> None:
+def test_an_fsync_error_is_reported_to_every_process(
+    tmp_path: Path, dies_at: tuple[str, str] | None
+) -> None:
     """The flusher meets EIO, and dies at each step of telling the others."""
     path, go = tmp_path / "log", tmp_path / "go"
-    prepare(path, "t", flush_ms=600_000)  # nobody flushes but the flusher
+    prepare(path, "t", flush_ms=600_000)  # only the flusher flushes
 
     def flusher(child: Child) -> None:
         with eoslog.open(path):
@@ -267,9 +272,11 @@ def test_fsync_error_is_seen_by_all(tmp_path: Path, dies_at: tuple[str, str] | N
     assert live(fresh).fine().of("values") == [["0", "1", "5"]]
 
 
-def test_two_that_poison_at_one_time_both_leave_their_line(tmp_path: Path) -> None:
+def test_two_simultaneous_poisonings_both_leave_their_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
     prepare(path, "t", partitions=2)
+    with eoslog.open(path) as log:  # or the background thread's flush takes the fault
+        log.alter_topic("t", {"flush.ms": 3_600_000})
 
     def flusher(child: Child, number: int, *faults: tuple[str, str]) -> None:
         with eoslog.open(path):
@@ -293,8 +300,8 @@ def test_two_that_poison_at_one_time_both_leave_their_line(tmp_path: Path) -> No
 # --- 9
 
 
-def test_snapshot_is_closed_and_monotone(tmp_path: Path) -> None:
-    """Overlapping transactions over three partitions, one long open one, and a reader of snapshots."""
+def test_a_snapshot_of_ends_is_closed_and_never_moves_back(tmp_path: Path) -> None:
+    """Overlapping transactions over three partitions, and a reader of snapshots."""
     path, stop = tmp_path / "log", tmp_path / "stop"
     writers = 4 if SCALE == 1 else 16
     prepare(path, "t", partitions=3, durability="os")
@@ -368,10 +375,11 @@ def test_snapshot_is_closed_and_monotone(tmp_path: Path) -> None:
 # --- 10
 
 
-def test_every_process_folds_the_same(tmp_path: Path) -> None:
-    """Eight processes with clocks a day apart append at random while the front is deleted, old
-    producers are forgotten and some are stopped; then each has the state that a replay gives, and
-    answers an old batch alike.
+def test_every_process_folds_to_the_same_state(tmp_path: Path) -> None:
+    """Eight processes with clocks a day apart append at random.
+
+    While they do, the front is deleted, old producers expire and some processes are suspended. Then each has
+    the state that a replay gives, and answers an old batch alike.
     """
     path, stop = tmp_path / "log", tmp_path / "stop"
     prepare(path, "t", partitions=2, durability="os")

@@ -1,4 +1,4 @@
-"""Rules of docs/protocol.md that no other test is about; each test carries its row's number."""
+"""Rules of protocol.md without another test; each test has the number of its row."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import pytest
 
 import eoslog
 from eoslog import _core
-from eoslog.engine import Engine
+from eoslog.engine.engine import Engine
 from eoslog.errors import LogPoisoned, OffsetOutOfRange
-from eoslog.storage import files
-from eoslog.storage.session import LOCK_FILES
+from eoslog.storage.directory.session import LOCK_FILES
+from eoslog.storage.fs import files
+from eoslog.storage.log.retention import delete_records
 from tests.rows.tools import clock, locked_elsewhere, put, transactional
 from tests.storage.helpers import batch, opened
 
@@ -48,7 +49,7 @@ def counted() -> Iterator[None]:
     files.disarm_failpoints()
 
 
-def test_P08_a_poisoned_partition_stays_so_for_a_handle_that_comes_later(tmp_path: Path) -> None:
+def test_P08_a_poisoned_partition_is_poisoned_for_later_handles_too(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         log.append(batch(1))
         files.arm_failpoint("fdatasync", "EIO")
@@ -62,10 +63,10 @@ def test_P08_a_poisoned_partition_stays_so_for_a_handle_that_comes_later(tmp_pat
             assert (late.log_end, late.durable_end) == (1, 0)
 
 
-def test_P07_a_directory_that_could_not_be_flushed_poisons_for_all(tmp_path: Path) -> None:
+def test_P07_a_directory_that_could_not_be_flushed_poisons_every_handle(tmp_path: Path) -> None:
     """No descriptor of a segment failed: only its name may be lost."""
     with opened(str(tmp_path), **PLAIN) as log, opened(str(tmp_path), **PLAIN) as other:
-        while len(log.reader.bases()) < 2:
+        while len(log.segments.bases()) < 2:
             log.append(batch(2, size=150))
         files.arm_failpoint("fsync", "EIO")
         with pytest.raises(LogPoisoned):
@@ -78,11 +79,11 @@ def test_P07_a_directory_that_could_not_be_flushed_poisons_for_all(tmp_path: Pat
 
 
 def test_P16_a_flush_covers_every_dirty_segment_and_the_directory(tmp_path: Path) -> None:
-    """R48 of docs/reliability.md."""
+    """R48 of docs/contributing/regressions.md."""
     with opened(str(tmp_path), **PLAIN) as log:
         log.append(batch(1))
         log.flush()
-        while len(log.reader.bases()) < 4:
+        while len(log.segments.bases()) < 4:
             log.append(batch(2, size=150))
         before, folders = syncs(), syncs("fsync")
         log.flush()
@@ -91,7 +92,7 @@ def test_P16_a_flush_covers_every_dirty_segment_and_the_directory(tmp_path: Path
         assert log.durable_end == log.log_end
 
 
-def test_P25_a_flusher_that_was_stopped_holds_nobody_up(tmp_path: Path) -> None:
+def test_P25_a_suspended_flusher_blocks_no_other_flush(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         log.append(batch(3))
         with flushed_elsewhere(log):
@@ -101,7 +102,7 @@ def test_P25_a_flusher_that_was_stopped_holds_nobody_up(tmp_path: Path) -> None:
             assert log.durable_end == 3
 
 
-def test_P28_what_another_process_deleted_is_out_of_range_and_the_rest_is_read(
+def test_P28_offsets_deleted_by_another_process_are_out_of_range(
     tmp_path: Path,
 ) -> None:
     with opened(str(tmp_path), **PLAIN) as one, opened(str(tmp_path), **PLAIN) as two:
@@ -109,18 +110,18 @@ def test_P28_what_another_process_deleted_is_out_of_range_and_the_rest_is_read(
             one.append(batch(2, size=150, timestamp=i))
         one.flush()
         assert len(list(two.batches(0, two.log_end))) == 20  # `two` knows the files by now
-        for base in two.reader.bases()[1:3]:
-            two.reader.forget(base)
-        one.delete_records(24)
+        for base in two.segments.bases()[1:3]:
+            two.segments.forget(base)
+        delete_records(one, 24)
         with pytest.raises(OffsetOutOfRange):
             list(two.batches(0, two.log_end))
         assert [b.base_offset for b in two.batches(24, 40)] == list(range(24, 40, 2))
 
 
-def test_P29_no_header_is_looked_at_from_the_bound_on() -> None:
-    """R60 of docs/reliability.md."""
+def test_P29_no_header_at_or_after_the_bound_is_read() -> None:
+    """R60 of docs/contributing/regressions.md."""
     first = bytearray(batch(2))
-    stale = bytearray(batch(2))  # a tail that was cut and lies there again, with a base below
+    stale = bytearray(batch(2))  # a tail that was cut and written again, with a base below
     stale[:8] = (1).to_bytes(8, "big")
     whole = bytes(first + stale)
     assert _core.walk_batches(whole, 0, 0, 2, 1 << 20)[:2] == (0, len(first))
@@ -136,7 +137,7 @@ def test_P30_the_control_file_has_no_holes_and_is_synced_before_it_is_mapped(
         assert syncs("fsync") >= 2  # the file and its directory
 
 
-def test_P31_a_clock_that_jumps_makes_no_transaction_due(tmp_path: Path) -> None:
+def test_P31_a_clock_that_jumps_times_out_no_transaction(tmp_path: Path) -> None:
     with eoslog.open(tmp_path / "log") as log:
         log.create_topic("t")
         engine = Engine.open(tmp_path / "log")
@@ -150,7 +151,7 @@ def test_P31_a_clock_that_jumps_makes_no_transaction_due(tmp_path: Path) -> None
         engine.close()
 
 
-def test_P34_a_reader_without_writers_does_not_trust_the_page(tmp_path: Path) -> None:
+def test_P34_a_reader_without_writers_does_not_trust_the_control_page(tmp_path: Path) -> None:
     path = tmp_path / "log"
     pages = []
     for life in range(2):
@@ -165,8 +166,8 @@ def test_P34_a_reader_without_writers_does_not_trust_the_page(tmp_path: Path) ->
         assert log.offsets("t", 0).log_end == 4
 
 
-def test_P35_a_publication_moves_the_counter_that_waiters_sleep_on(tmp_path: Path) -> None:
-    """R86 of docs/reliability.md."""
+def test_P35_a_publication_changes_the_counter_that_waiters_sleep_on(tmp_path: Path) -> None:
+    """R86 of docs/contributing/regressions.md."""
     with opened(str(tmp_path)) as log:
         control = log.session.control
 
@@ -178,7 +179,7 @@ def test_P35_a_publication_moves_the_counter_that_waiters_sleep_on(tmp_path: Pat
         appended = counter()
         log.flush()
         flushed = counter()
-        log.delete_records(1)
+        delete_records(log, 1)
         assert len({str(seen) for seen in (before, appended, flushed, counter())}) == 4
 
 
@@ -196,7 +197,7 @@ def test_P36_other_threads_run_while_an_append_waits_for_its_lock(tmp_path: Path
         assert done and done[0].base_offset == 0
 
 
-def test_P37_what_others_appended_is_folded_before_the_lock_is_asked_for(tmp_path: Path) -> None:
+def test_P37_appends_of_others_are_folded_before_the_lock_is_taken(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as one, opened(str(tmp_path)) as two:
         two.append(batch(1))
         for i in range(2000):
@@ -207,12 +208,12 @@ def test_P37_what_others_appended_is_folded_before_the_lock_is_asked_for(tmp_pat
 
 
 @pytest.mark.slow
-def test_P38_many_partitions_share_few_lock_files_and_one_control_file(tmp_path: Path) -> None:
+def test_P38_many_partitions_share_the_lock_files_and_one_control_file(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with eoslog.open(path, durability="os") as log:
         log.create_topic("t", partitions=200)
         for number in range(200):
-            log.engine.partition("t", number)
+            log._engine.partition("t", number)
         locks = list(path.glob("eoslog.lock-*"))
         assert len(locks) <= LOCK_FILES == 64
         assert (path / "eoslog.control").stat().st_size == 1 << 20

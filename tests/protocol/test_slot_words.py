@@ -1,7 +1,7 @@
-"""Each word of a partition's slot is what the protocol says, after each step and after a death in it.
+"""Each word of a partition's slot has its value after each step and kill.
 
-What the words do for others is shown elsewhere; here they are looked at, so that a store that is
-gone does not hide behind the next one.
+Other tests show what the words do for others. These look at the words, so that a missing store is
+not hidden by the next one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from eoslog.errors import (
     UnknownTopicOrPartition,
 )
 from eoslog.model import AppendOrigin
-from eoslog.storage import files
-from eoslog.storage.partition_log import PartitionLog
-from eoslog.storage.segments import INDEX, LOG, TIME_INDEX, offsets_in
-from eoslog.storage.session import CONTROL_FILE
+from eoslog.storage.directory.session import CONTROL_FILE
+from eoslog.storage.fs import files
+from eoslog.storage.log.partition_log import PartitionLog
+from eoslog.storage.segment.segment import INDEX, LOG, TIME_INDEX, offsets_in
 from tests.faults.harness import Child, live
 from tests.protocol.test_locks import beside, lock_of
 from tests.storage.helpers import SLOT, TOPIC_ID, batch, opened
 
 SMALL = {"segment_bytes": 1000, "index_interval_bytes": 200}
 BUSY, ROLLED, WRITTEN, INDEXED, LOG_END = range(1, 6)
-"""Where the core can be killed in an append: `eoslog/_core/partition_state.pxi`."""
+"""Where the core can be killed in an append: `eoslog/_core/partition/partition_state.pxi`."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def abort(log: PartitionLog) -> None:
     log.append(build_marker(1, 1, False, timestamp=1), origin=AppendOrigin.COORDINATOR)
 
 
-def test_an_append_publishes_its_end_the_first_open_offset_and_that_it_is_done(
+def test_an_append_publishes_its_end_and_stable_end_and_clears_busy(
     tmp_path: Path,
 ) -> None:
     with opened(str(tmp_path)) as log:
@@ -71,7 +71,7 @@ def test_an_append_publishes_its_end_the_first_open_offset_and_that_it_is_done(
         assert found["holder_pid"] == 0
 
 
-def test_a_failed_append_leaves_the_slot_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_append_leaves_the_slot_unchanged(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         log.append(batch(2))
         before = slot(log)
@@ -89,7 +89,7 @@ def test_a_roll_publishes_the_new_segment(tmp_path: Path) -> None:
         assert (found["active_base"], found["end_position"], found["busy"]) == (2, 0, 0)
 
 
-def test_recovery_publishes_what_it_found_and_its_session_last(tmp_path: Path) -> None:
+def test_recovery_publishes_its_results_and_the_session_last(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         log.append(batch(3))
         transactional(log)
@@ -146,10 +146,10 @@ def flush_words(log: PartitionLog) -> tuple[int, int]:
     ],
     ids=["append", "flush", "poison", "log start", "swap", "deletion"],
 )
-def test_who_waits_hears_of_every_change(
+def test_waiters_are_woken_by_every_change(
     tmp_path: Path, change: Callable[[PartitionLog], object], flushes: int
 ) -> None:
-    """And who waits for a flush alone is not woken by the rest: two words, one for each round."""
+    """A waiter for a flush is not woken by the rest: one word for each round."""
     with opened(str(tmp_path)) as log:
         control = log.session.control
         before, words = control.wake_counters((SLOT,)), flush_words(log)
@@ -161,7 +161,7 @@ def test_who_waits_hears_of_every_change(
 # --- what an append refuses under the lock ------------------------------------------------------
 
 
-def test_an_append_waits_for_its_lock(tmp_path: Path) -> None:
+def test_an_append_waits_for_its_lock_until_its_timeout(tmp_path: Path) -> None:
     from eoslog import _core
 
     with opened(str(tmp_path)) as log:
@@ -172,7 +172,7 @@ def test_an_append_waits_for_its_lock(tmp_path: Path) -> None:
                 log.append(batch(1), timeout=0.02)
 
 
-def test_the_end_of_a_swap_waits_for_the_lock(tmp_path: Path) -> None:
+def test_the_end_of_a_swap_waits_for_the_append_lock(tmp_path: Path) -> None:
     from eoslog import _core
 
     with opened(str(tmp_path)) as log:
@@ -193,25 +193,25 @@ def of_another_session(path: Path, log: PartitionLog) -> None:
     os.close(fd)
 
 
-def test_a_slot_of_another_session_takes_no_append(tmp_path: Path) -> None:
+def test_a_slot_of_an_earlier_session_rejects_appends(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         of_another_session(tmp_path, log)
-        with pytest.raises(IllegalState, match="another session"):
+        with pytest.raises(IllegalState, match="an earlier session"):
             log.append(batch(1))
 
 
-def test_a_slot_of_another_session_or_a_deleted_one_takes_no_end_of_a_swap(tmp_path: Path) -> None:
+def test_a_slot_of_an_earlier_session_or_deleted_topic_rejects_a_swaps_end(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         log.mark_swap(True, 0)
         log.session.control.mark_deleted(SLOT)
         with pytest.raises(UnknownTopicOrPartition):
             log.mark_swap(False, 0)
         of_another_session(tmp_path, log)
-        with pytest.raises(IllegalState, match="another session"):
+        with pytest.raises(IllegalState, match="an earlier session"):
             log.mark_swap(False, 0)
 
 
-def test_a_deleted_and_a_poisoned_partition_take_no_append(tmp_path: Path) -> None:
+def test_a_deleted_and_a_poisoned_partition_reject_appends(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         log.core.poison()
         with pytest.raises(LogPoisoned):
@@ -222,7 +222,7 @@ def test_a_deleted_and_a_poisoned_partition_take_no_append(tmp_path: Path) -> No
             log.append(batch(1))
 
 
-def test_a_log_that_was_cut_behind_its_writers_backs_takes_no_append(tmp_path: Path) -> None:
+def test_a_log_that_was_truncated_under_its_writer_rejects_appends(tmp_path: Path) -> None:
     with opened(str(tmp_path)) as log:
         log.append(batch(3))
         os.truncate(tmp_path / "t-0" / f"{0:020}.log", 10)
@@ -240,14 +240,14 @@ def _dies(child: Child, path: Path, ends: bool, size: int) -> None:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Of the segment files; where an abort index was never written, nothing is there of it."""
+    """Sizes of the segment files, without abort indexes that were never written."""
     found = {file.name: file.stat().st_size for file in (path / "t-0").glob("0*")}
     return {name: size for name, size in found.items() if size or not name.endswith(".txnindex")}
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["abort marker", "data"])
 @pytest.mark.parametrize("point", [BUSY, WRITTEN, INDEXED])
-def test_P09_what_a_dead_holder_wrote_is_gone_before_anybody_looks(
+def test_P09_bytes_of_a_dead_lock_holder_are_removed_by_the_next_holder(
     tmp_path: Path, point: int, ends: bool
 ) -> None:
     """The next append would hide it: here the next lock holder appends nothing."""
@@ -263,7 +263,7 @@ def test_P09_what_a_dead_holder_wrote_is_gone_before_anybody_looks(
         assert log.aborted(0, log.log_end) == []
 
 
-def test_P09_a_stable_end_that_a_dead_holder_did_not_come_to_is_made_up_for(tmp_path: Path) -> None:
+def test_P09_a_stable_end_that_a_dead_holder_did_not_publish_is_published(tmp_path: Path) -> None:
     with opened(str(tmp_path), **SMALL) as log:
         transactional(log)
         assert live(_dies, tmp_path, True, 0, faults=(("point", "kill", LOG_END),)).killed
@@ -283,7 +283,7 @@ def _seals(child: Child, path: Path) -> None:
 @pytest.mark.parametrize(
     ("death", "bases"), [(("rename", "kill", 3), [0]), (("point", "kill", ROLLED), [0, 3])]
 )
-def test_P09_a_roll_that_a_holder_died_in_is_done_once_its_log_has_a_name(
+def test_P09_a_roll_of_a_dead_holder_is_completed_once_its_log_has_a_name(
     tmp_path: Path, death: tuple[str, str, int], bases: list[int]
 ) -> None:
     """From then on another process may be in the new segment."""
@@ -297,9 +297,10 @@ def test_P09_a_roll_that_a_holder_died_in_is_done_once_its_log_has_a_name(
         assert log.append(batch(1)).base_offset == 3
 
 
-def test_a_fold_in_a_segment_that_was_swapped_begins_anew(tmp_path: Path) -> None:
-    """It stands at the published end, in a segment that was sealed and cleaned: its files are no
-    longer those of the log, and the next one's name may be gone as well.
+def test_a_fold_in_a_segment_that_was_swapped_restarts(tmp_path: Path) -> None:
+    """The fold is at the published end, in a segment that was sealed and cleaned.
+
+    The files of that segment no longer belong to the log, and the next segment may be deleted as well.
     """
     path = str(tmp_path)
     with opened(path, **SMALL) as one, opened(path, **SMALL) as other:

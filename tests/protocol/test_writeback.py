@@ -1,5 +1,6 @@
-"""The disk begins with what a bulk of appends has written, before anybody flushes (protocol.md,
-Flush). It takes the place of no flush, and its errors count as those of one (row 7).
+"""Appends start the writeback of each MiB before any flush (protocol.md, Flush).
+
+It replaces no flush, and its errors count as those of a flush (row 7).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import pytest
 
 from eoslog import _core
 from eoslog.errors import LogPoisoned
-from eoslog.storage import files
-from eoslog.storage.session import POISON_FILE
+from eoslog.storage.directory.session import POISON_FILE
+from eoslog.storage.fs import files
 from tests.faults.harness import Child, live
 from tests.storage.helpers import batch, opened, payloads
 
@@ -33,7 +34,7 @@ def begun() -> int:
     return _core.fault_count("writeback")
 
 
-def test_every_mib_of_appends_the_disk_is_set_to_work_and_nothing_is_durable_by_it(
+def test_every_mib_of_appends_starts_a_writeback_that_makes_nothing_durable(
     tmp_path: Path,
 ) -> None:
     with opened(str(tmp_path)) as log:
@@ -47,7 +48,7 @@ def test_every_mib_of_appends_the_disk_is_set_to_work_and_nothing_is_durable_by_
         assert log.durable_end == 7
 
 
-def test_each_segment_is_counted_from_its_own_first_byte(tmp_path: Path) -> None:
+def test_writeback_counts_each_segment_from_its_first_byte(tmp_path: Path) -> None:
     with opened(str(tmp_path), segment_bytes=2_000_000) as log:
         found = []
         for _ in range(4):
@@ -56,7 +57,7 @@ def test_each_segment_is_counted_from_its_own_first_byte(tmp_path: Path) -> None
         assert found == [(0, 0), (0, 1), (2, 1), (2, 2)]
 
 
-def test_an_os_directory_leaves_it_to_the_kernel(tmp_path: Path) -> None:
+def test_an_os_directory_leaves_writeback_to_the_kernel(tmp_path: Path) -> None:
     with opened(str(tmp_path), strict=False) as log:
         for _ in range(4):
             log.append(batch(1, size=MANY))
@@ -64,7 +65,7 @@ def test_an_os_directory_leaves_it_to_the_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
-def test_a_disk_that_refuses_poisons_as_a_failed_flush_does(tmp_path: Path, error: str) -> None:
+def test_a_failed_writeback_poisons_like_a_failed_flush(tmp_path: Path, error: str) -> None:
     with opened(str(tmp_path)) as log, opened(str(tmp_path)) as other:
         log.append(batch(1, size=MANY))
         files.arm_failpoint("writeback", error)
@@ -77,8 +78,8 @@ def test_a_disk_that_refuses_poisons_as_a_failed_flush_does(tmp_path: Path, erro
         assert (tmp_path / POISON_FILE).read_bytes() == b"\nt 0\n"
 
 
-def test_it_is_poisoned_before_the_interpreter_hears_of_it(tmp_path: Path) -> None:
-    """Whatever ends the process then, a signal's handler included, nobody flushes over it."""
+def test_a_failed_writeback_poisons_before_the_interpreter_runs(tmp_path: Path) -> None:
+    """No process flushes over the loss, not even from a signal handler."""
     with opened(str(tmp_path)) as log:
         log.append(batch(1, size=MANY))
         files.arm_failpoint("writeback", "EIO")
@@ -88,9 +89,7 @@ def test_it_is_poisoned_before_the_interpreter_hears_of_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("error", ["ENOSYS", "EINVAL", "EOPNOTSUPP", "ESPIPE"])
-def test_a_file_system_that_knows_no_such_call_is_none_the_worse(
-    tmp_path: Path, error: str
-) -> None:
+def test_a_file_system_without_writeback_works_without_it(tmp_path: Path, error: str) -> None:
     with opened(str(tmp_path)) as log:
         log.append(batch(1, size=MANY))
         files.arm_failpoint("writeback", error)
@@ -109,7 +108,9 @@ def die_there(child: Child, path: str, action: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("action", ["kill", "kill-after"])
-def test_what_was_published_stays_when_its_writer_dies_there(tmp_path: Path, action: str) -> None:
+def test_published_records_survive_a_writer_killed_at_the_writeback(
+    tmp_path: Path, action: str
+) -> None:
     life = live(die_there, str(tmp_path), action)
     assert life.status == signal.SIGKILL
     with opened(str(tmp_path)) as log:

@@ -1,1 +1,1 @@
-"""Slow and obvious models that the real code is compared with: bytes (`codec`) and a log (`model_log`)."""
+"""Slow, obvious models to compare with: bytes (`codec`) and a log (`model_log`)."""

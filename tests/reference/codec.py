@@ -27,7 +27,7 @@ Plain = tuple[int, bytes | None, bytes | None, Sequence[Header]]
 
 
 class Malformed(Exception):
-    """The bytes are no batch that a reader may accept."""
+    """The bytes are not a batch that a reader may accept."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class RefRecord:
 
 @dataclass
 class RefBatch:
-    """Every field of the 61-byte header, and the records behind it."""
+    """Every field of the 61-byte header, and the records after it."""
 
     base_offset: int
     size: int
@@ -202,7 +202,7 @@ def encode_batch(
     timestamp_type: int = 0,
     max_timestamp: int | None = None,
 ) -> bytes:
-    """One whole batch, as `_core.build_batch` with the same arguments makes it."""
+    """One complete batch, as `_core.build_batch` with the same arguments builds it."""
     base_timestamp = records[0][0] if records else -1
     payload = b"".join(encode_record(r, i, base_timestamp) for i, r in enumerate(records))
     attributes = CODECS.index(compression) | (LOG_APPEND_TIME if timestamp_type else 0)
@@ -221,7 +221,7 @@ def seal(
     *, base_offset: int, leader_epoch: int, attributes: int, last_offset_delta: int, base_timestamp: int,
     max_timestamp: int, producer_id: int, producer_epoch: int, base_sequence: int, count: int, payload: bytes,
 ) -> bytes:  # fmt: skip
-    """Header, CRC and payload from the fields themselves; nothing is checked, so that tests can lie."""
+    """Build a batch from the fields themselves, unchecked, so that tests can lie."""
     rest = struct.pack(
         ">hiqqqhii", attributes, last_offset_delta, base_timestamp, max_timestamp,
         producer_id, producer_epoch, base_sequence, count,
@@ -316,7 +316,7 @@ def decode_batch(data: bytes, position: int = 0, *, records: bool = True) -> Ref
 
 
 def iter_batches(data: bytes, *, records: bool = True) -> Iterable[RefBatch]:
-    """All whole batches; a partial one at the end is silently the end, an impossible length is not."""
+    """All complete batches; a partial one at the end is silently the end."""
     position = 0
     while len(data) - position > 17:
         length = struct.unpack_from(">i", data, position + 8)[0]

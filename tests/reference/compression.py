@@ -1,6 +1,7 @@
-"""Kafka's framing of snappy, lz4 and zstd for the reference codec, on libraries that eoslog does not use itself.
+"""Kafka's framing of snappy, lz4 and zstd for the reference codec.
 
-Snappy blocks are written as literals and read in pure Python: the framing is what is under test.
+It uses libraries that eoslog does not use. Snappy blocks are written as literals and read in pure
+Python: the framing is under test.
 """
 
 from __future__ import annotations

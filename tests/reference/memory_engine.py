@@ -1,13 +1,14 @@
-"""A directory of partition logs in memory, with the calls that coordinators make: slow and obvious.
+"""Partition logs in memory, with the calls that coordinators make.
 
-`MemoryDirectory` is the disk and the shared page, `MemoryProcess` one process on it. What
-storage promises is in the words of `model_log.py`; here are offsets, durability, expectations and
-the faults that tests ask for: `fail`, `power_cut`, `kill`.
+`MemoryDirectory` is the disk and the shared page, `MemoryProcess` one process on it. The rules of
+storage are in `model_log.py`. This module has offsets, durability, expectations and the faults that
+tests ask for: `fail`, `power_cut`, `kill`.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ class MemoryBatch:
 
 
 class MemoryLog:
-    """One partition. `faults` maps "append" or "flush" to an error for the next such call."""
+    """One partition; `faults` maps "append" or "flush" to an error for the next call."""
 
     def __init__(
         self, topic: str, partition: int, directory: MemoryDirectory, topic_id: bytes = bytes(16)
@@ -86,6 +87,12 @@ class MemoryLog:
         self, batch: bytes, *, expect: Sequence[tuple[MemoryLog, int]] = (),
         origin: AppendOrigin = AppendOrigin.CLIENT, timeout: float | None = None,
     ) -> AppendResult | None:  # fmt: skip
+        with self.directory.appending:
+            return self._append(batch, expect, origin)
+
+    def _append(
+        self, batch: bytes, expect: Sequence[tuple[MemoryLog, int]], origin: AppendOrigin
+    ) -> AppendResult | None:
         if self.before_append is not None:
             rival, self.before_append = self.before_append, None
             rival()
@@ -181,7 +188,7 @@ class MemoryLog:
 
 
 class MemoryDirectory:
-    """All partitions, and which processes live. `trail` lists appends and flushes in order."""
+    """All partitions and live processes; `trail` lists appends and flushes in order."""
 
     def __init__(self, durability: str = "strict", transaction_partitions: int = 4) -> None:
         self.durability = durability
@@ -191,6 +198,7 @@ class MemoryDirectory:
         self.now_ms = 1_700_000_000_000
         self.next_block = 0
         self.trail: list[tuple[str, str, Any]] = []
+        self.appending = threading.RLock()
         self._numbers = itertools.count(1)
 
     def create(self, topic: str, partitions: int = 1) -> None:
@@ -221,17 +229,13 @@ class MemoryDirectory:
 
 
 class MemoryProcess:
-    """The `Host` of coordinators."""
+    """The `TransactionHost` of coordinators."""
 
     def __init__(self, directory: MemoryDirectory, number: int) -> None:
         self.directory = directory
         self.read_only = False
         self.process_number, self.process_nonce = number, number * 1000
         self.producer_ids = ProducerIds(self._block)
-
-    @property
-    def durability(self) -> str:
-        return self.directory.durability
 
     def _block(self) -> range:
         start = self.directory.next_block
@@ -264,6 +268,12 @@ class MemoryProcess:
             if tp.topic == TRANSACTION_STATE_TOPIC
         ]
 
+    def internal_topic(self, name: str) -> MemoryLog:
+        return self._internal(name, 0)
+
+    def existing_internal_topic(self, name: str) -> MemoryLog | None:
+        return self.directory.logs.get(TopicPartition(name, 0))
+
     def open_logs(self) -> list[MemoryLog]:
         return list(self.directory.logs.values())
 
@@ -272,6 +282,9 @@ class MemoryProcess:
 
     def process_alive(self, number: int, nonce: int) -> bool:
         return (number, nonce) in self.directory.alive
+
+    def process_text(self, owner: tuple[int, int]) -> str:
+        return ""
 
     def flush_many(self, targets: Sequence[tuple[MemoryLog, int]]) -> None:
         for log, end in targets:

@@ -1,7 +1,7 @@
-"""What one partition log must do, in lists and dicts: the oracle of the stateful tests.
+"""What one partition log must do, in lists and dicts: the model of the tests.
 
-Nothing here is fast, cached or incremental: every answer is computed from the whole list of batches or
-from the table of producers, in the words of the rules. A refusal is a `Refused` with the error's class name.
+No answer is fast, cached or incremental: each is computed from all batches or from the table of
+producers, in the words of the rules. A rejection is a `Refused` with the error's class name.
 Source: Kafka's producer state rules (ProducerStateManager), abort index and read_committed filter
 (TransactionIndex, CompletedFetch).
 """
@@ -73,7 +73,10 @@ class Appended:
 
 
 def behind(sequence: int, reference: int) -> bool:
-    """`sequence` is at or before `reference` in serial arithmetic (half the ring each way)."""
+    """Whether `sequence` is at or before `reference` in serial arithmetic.
+
+    Half of the ring counts as before, half as after.
+    """
     return (reference - sequence) % (MAX_SEQUENCE + 1) < (MAX_SEQUENCE + 1) // 2
 
 
@@ -92,7 +95,7 @@ class ModelLog:
     # -- writing
 
     def append(self, batch: ModelBatch, *, client: bool = True) -> Appended:
-        """Append data; `client` = with the sequence checks that only clients are subject to."""
+        """Append data; `client` turns on the sequence checks that only clients need."""
         assert batch.marker is None
         if batch.producer_id >= 0:
             state = self.producers.get(batch.producer_id, ModelProducer())
@@ -108,7 +111,10 @@ class ModelLog:
 
     @staticmethod
     def duplicate(state: ModelProducer, batch: ModelBatch) -> Appended | None:
-        """The batch was stored before: among the last five with its offset, or earlier in this epoch without."""
+        """Return the stored batch that this one repeats.
+
+        It is among the last five, with its offset, or earlier in this epoch, without.
+        """
         if batch.producer_epoch != state.epoch or not state.window:
             return None
         for known in state.window:
@@ -126,7 +132,7 @@ class ModelLog:
 
     @staticmethod
     def check_sequence(state: ModelProducer, batch: ModelBatch) -> None:
-        """Exactly the next one; from 0 in a new epoch; where nothing is known, anything that is no transaction's."""
+        """Require the next sequence, or 0 in a new epoch, or any if none is known."""
         if state.epoch == -1 and not batch.transactional:
             return
         fresh = batch.producer_epoch != state.epoch or not state.window
@@ -158,7 +164,10 @@ class ModelLog:
     def end(
         self, producer_id: int, epoch: int, commit: bool, timestamp: int, coordinator_epoch: int = 0
     ) -> Appended:
-        """Append the marker that ends a transaction here. A second one with nothing open changes nothing readable."""
+        """Append the marker that ends a transaction.
+
+        A second one with nothing open changes nothing readable.
+        """
         state = self.producers.setdefault(producer_id, ModelProducer())
         if epoch < state.epoch or (epoch == state.epoch and state.open_at is not None):
             raise Refused("InvalidProducerEpoch")

@@ -18,7 +18,7 @@ CODECS = st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"])
 
 @st.composite
 def batch_options(draw: st.DrawFn) -> dict[str, Any]:
-    """Keyword arguments of `build_batch` and of the reference's `encode_batch`, in legal combinations."""
+    """Legal keyword arguments of `build_batch` and the reference's `encode_batch`."""
     options: dict[str, Any] = {
         "base_offset": draw(st.integers(0, 2**62)),
         "leader_epoch": draw(st.integers(-1, 2**31 - 1)),

@@ -1,4 +1,4 @@
-"""A log with topics of several sizes, a world of coordinators, and faults that end with the test."""
+"""A log with topics, a world of coordinators, and faults that end with the test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import eoslog
 from eoslog import _core
-from eoslog.storage import files
+from eoslog.storage.fs import files
 from tests.coordinator.world import World
 
 

@@ -23,26 +23,26 @@ def numbered(sequence: int, count: int = 1) -> bytes:
 
 
 def state(log: Any, topic: str, partition: int = 0) -> list[Any]:
-    return sorted(log.engine.partition(topic, partition).producers(), key=lambda p: p.producer_id)
+    return sorted(log._engine.partition(topic, partition).producers(), key=lambda p: p.producer_id)
 
 
 def test_R32_a_resend_after_any_restart_is_recognised(directory: Path) -> None:
     for clean in (True, False):
         with eoslog.open(directory / str(clean)) as log:
             log.create_topic("t")
-            log.engine.partition("t", 0).append(numbered(0, 3))
-            log.engine.partition("t", 0).flush()
+            log._engine.partition("t", 0).append(numbered(0, 3))
+            log._engine.partition("t", 0).flush()
         if not clean:
             os.remove(directory / str(clean) / ".kafka_cleanshutdown")
         with eoslog.open(directory / str(clean)) as log:
-            again = log.engine.partition("t", 0).append(numbered(0, 3))
+            again = log._engine.partition("t", 0).append(numbered(0, 3))
             assert again.duplicate and again.base_offset in (0, -1)
             assert log.offsets("t", 0).log_end == 3
 
 
 @pytest.mark.parametrize("error", [EIO, ENOSPC])
 def test_R33_a_failed_append_leaves_its_sequence_free(log: Any, error: int) -> None:
-    part = log.engine.partition("t", 0)
+    part = log._engine.partition("t", 0)
     part.append(numbered(0))
     _core.arm_fault("pwrite", 1, error)
     with pytest.raises(StorageError):
@@ -53,7 +53,7 @@ def test_R33_a_failed_append_leaves_its_sequence_free(log: Any, error: int) -> N
 
 
 def test_R34_after_a_failed_sync_nothing_is_appended_or_acknowledged(log: Any) -> None:
-    part = log.engine.partition("t", 0)
+    part = log._engine.partition("t", 0)
     part.append(numbered(0))
     _core.arm_fault("fdatasync", 1, EIO)
     with pytest.raises(StorageError):
@@ -70,8 +70,8 @@ def test_R34_after_a_failed_sync_nothing_is_appended_or_acknowledged(log: Any) -
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(2**31 - 6, 2**31))
 @pytest.mark.parametrize("size", [1, 2, 5, 10])
-def test_R35_sequences_go_round_at_their_end(log: Any, first: int, size: int) -> None:
-    part = log.engine.partition("t", 0)
+def test_R35_sequences_wrap_at_their_end(log: Any, first: int, size: int) -> None:
+    part = log._engine.partition("t", 0)
     part.append(numbered(first, 1))
     following = (first + 1) % 2**31
     part.append(numbered(following, size))
@@ -81,8 +81,8 @@ def test_R35_sequences_go_round_at_their_end(log: Any, first: int, size: int) ->
     assert not part.append(numbered((following + size) % 2**31)).duplicate
 
 
-def test_R38_each_of_the_last_five_batches_is_known_in_any_order(log: Any) -> None:
-    part = log.engine.partition("t", 0)
+def test_R38_each_of_the_last_five_batches_is_recognised_in_any_order(log: Any) -> None:
+    part = log._engine.partition("t", 0)
     for sequence in range(8):
         part.append(numbered(sequence))
     for sequence in (7, 3, 5, 4, 6, 3):
@@ -91,8 +91,8 @@ def test_R38_each_of_the_last_five_batches_is_known_in_any_order(log: Any) -> No
     assert part.log_end == 8
 
 
-def test_R39_what_follows_a_failed_batch_does_not_slip_in(log: Any) -> None:
-    part = log.engine.partition("t", 0)
+def test_R39_a_batch_after_a_failed_one_is_rejected(log: Any) -> None:
+    part = log._engine.partition("t", 0)
     part.append(numbered(0, 5))
     _core.arm_fault("pwrite", 1, EIO)
     with pytest.raises(StorageError):
@@ -104,10 +104,10 @@ def test_R39_what_follows_a_failed_batch_does_not_slip_in(log: Any) -> None:
 
 
 @pytest.mark.slow
-def test_R42_a_damaged_snapshot_is_never_believed(directory: Path) -> None:
+def test_R42_a_damaged_snapshot_is_never_used(directory: Path) -> None:
     with eoslog.open(directory) as log:
         log.create_topic("small", config={"segment.bytes": 2000, "segment.index.bytes": 4096})
-        part = log.engine.partition("small", 0)
+        part = log._engine.partition("small", 0)
         for sequence in range(60):
             part.append(numbered(sequence, 2) if sequence < 1 else numbered(sequence + 1))
         part.flush()
@@ -130,9 +130,10 @@ def test_R42_a_damaged_snapshot_is_never_believed(directory: Path) -> None:
             assert state(log, "small") == expected
 
 
-def test_R42_a_snapshot_that_names_a_producer_twice_is_none(directory: Path) -> None:
-    """Two open transactions of one producer made the list of open ones a circle (found by fuzzing)."""
-    from eoslog.storage.segments import read_snapshot, write_snapshot
+def test_R42_a_snapshot_that_names_a_producer_twice_is_rejected(directory: Path) -> None:
+    """Such a snapshot made the list of open transactions circular (found by fuzzing)."""
+    from eoslog.storage.segment.producer_snapshots import write_snapshot
+    from eoslog.storage.segment.segment import read_snapshot
     from tests.fuzz.seeds import _snapshot_entry
 
     directory.mkdir()
@@ -142,13 +143,13 @@ def test_R42_a_snapshot_that_names_a_producer_twice_is_none(directory: Path) -> 
     assert read_snapshot(str(directory / f"{2:020d}.snapshot")) is None
 
 
-def test_R45_ids_of_processes_that_died_between_block_and_use_are_not_given_again(
+def test_R45_producer_ids_of_dead_processes_are_never_reused(
     directory: Path,
 ) -> None:
     seen: set[int] = set()
     for _ in range(30):
         with eoslog.open(directory) as log:
-            block = log.engine.metadata.allocate_producer_ids()
-            fresh = {log.engine.producer_ids.next_producer_id() for _ in range(3)}
+            block = log._engine.metadata.allocate_producer_ids()
+            fresh = {log._engine.producer_ids.next_producer_id() for _ in range(3)}
         assert not fresh & seen and not seen & set(block)
         seen |= fresh | set(block)

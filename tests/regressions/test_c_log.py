@@ -14,14 +14,15 @@ import pytest
 import eoslog
 from eoslog import _core
 from eoslog.errors import EoslogError, StorageError
-from eoslog.storage import checkpoints
+from eoslog.storage.format import checkpoints
+from eoslog.storage.log.retention import apply_retention
 from tests.storage.helpers import batch
 
 EIO = 5
 
 
 def fill(log: Any, count: int = 60, topic: str = "small") -> Any:
-    part = log.engine.partition(topic, 0)
+    part = log._engine.partition(topic, 0)
     for number in range(count):
         part.append(batch(1, size=60, timestamp=1000 + number))
     part.flush()
@@ -29,12 +30,12 @@ def fill(log: Any, count: int = 60, topic: str = "small") -> Any:
 
 
 def offsets(log: Any, topic: str = "small") -> list[int]:
-    part = log.engine.partition(topic, 0)
+    part = log._engine.partition(topic, 0)
     return [r[0] for b in part.batches(part.log_start, part.log_end) for r in b.records()]
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_R47_a_failed_write_of_log_or_index_gives_no_offset_twice(log: Any, nth: int) -> None:
+def test_R47_a_failed_write_of_log_or_index_reuses_no_offset(log: Any, nth: int) -> None:
     part = fill(log, 45)
     _core.arm_fault("pwrite", nth, EIO)
     failed = 0
@@ -50,7 +51,7 @@ def test_R47_a_failed_write_of_log_or_index_gives_no_offset_twice(log: Any, nth:
     assert log.check(full=True).ok
 
 
-def test_R50_a_file_of_zeros_in_place_of_the_properties_is_refused_and_kept(
+def test_R50_damaged_directory_properties_are_rejected_and_kept(
     directory: Path,
 ) -> None:
     with eoslog.open(directory) as log:
@@ -67,7 +68,7 @@ def test_R50_a_file_of_zeros_in_place_of_the_properties_is_refused_and_kept(
         assert log.topics() == ["t"]
 
 
-def test_R52_a_recovery_point_behind_the_end_is_not_believed_silently(directory: Path) -> None:
+def test_R52_a_recovery_point_beyond_the_end_is_never_silently_trusted(directory: Path) -> None:
     with eoslog.open(directory) as log:
         log.create_topic("small", config={"segment.bytes": 2000, "segment.index.bytes": 4096})
         fill(log)
@@ -102,13 +103,13 @@ def test_R56_an_offset_that_no_index_entry_can_hold_stops_the_scan(tmp_path: Pat
         os.close(fd)
 
 
-def test_R57_many_threads_touch_segments_for_the_first_time_at_once(directory: Path) -> None:
+def test_R57_many_threads_can_read_unopened_segments_simultaneously(directory: Path) -> None:
     with eoslog.open(directory) as log:
         log.create_topic("small", config={"segment.bytes": 2000, "segment.index.bytes": 4096})
         fill(log, 120)
         expected = offsets(log)
     with eoslog.open(directory) as log:
-        part = log.engine.partition("small", 0)
+        part = log._engine.partition("small", 0)
         start, found, errors = threading.Barrier(24), [], []
 
         def read(at: int) -> None:
@@ -128,13 +129,13 @@ def test_R57_many_threads_touch_segments_for_the_first_time_at_once(directory: P
 
 
 @pytest.mark.slow
-def test_R58_retention_flushes_and_appends_at_once_end_in_a_clean_close(directory: Path) -> None:
+def test_R58_simultaneous_retention_flushes_and_appends_end_cleanly(directory: Path) -> None:
     with eoslog.open(directory) as log:
         log.create_topic(
             "small",
             config={"segment.bytes": 2000, "segment.index.bytes": 4096, "retention.bytes": 4000},
         )
-        part = log.engine.partition("small", 0)
+        part = log._engine.partition("small", 0)
         stop, errors = threading.Event(), []
 
         def again(run: Any) -> None:
@@ -146,7 +147,7 @@ def test_R58_retention_flushes_and_appends_at_once_end_in_a_clean_close(director
 
         threads = [
             threading.Thread(target=again, args=(run,))
-            for run in (part.flush, lambda: part.apply_retention(10**15), part.fold)
+            for run in (part.flush, lambda: apply_retention(part, 10**15), part.fold)
         ]
         for thread in threads:
             thread.start()
@@ -163,9 +164,9 @@ def test_R58_retention_flushes_and_appends_at_once_end_in_a_clean_close(director
         assert offsets(log)[-1] == 999 and log.check(full=True).ok
 
 
-def test_R59_appends_go_on_while_somebody_flushes(log: Any) -> None:
-    part = log.engine.partition("t", 0)
-    fd, at = log.engine.session.append_lock(part.slot)
+def test_R59_appends_continue_during_a_flush_of_another_process(log: Any) -> None:
+    part = log._engine.partition("t", 0)
+    fd, at = log._engine.session.append_lock(part.slot)
     other = os.open(f"{log.path}/eoslog.lock-{part.slot % 64:02d}", os.O_RDWR)
     try:
         assert _core.try_lock(other, at + 1), (
@@ -179,7 +180,9 @@ def test_R59_appends_go_on_while_somebody_flushes(log: Any) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("nth", range(1, 9))
-def test_R63_a_topic_is_there_or_not_wherever_its_maker_dies(directory: Path, nth: int) -> None:
+def test_R63_a_topic_exists_completely_or_not_after_a_killed_creation(
+    directory: Path, nth: int
+) -> None:
     script = (
         "import sys, os, eoslog; from eoslog import _core\n"
         "log = eoslog.open(sys.argv[1]); log.create_topic('kept')\n"
@@ -206,7 +209,7 @@ def test_R63_a_topic_is_there_or_not_wherever_its_maker_dies(directory: Path, nt
         assert log.check().ok
 
 
-def test_R65_every_derived_file_is_made_again_as_it_was(directory: Path) -> None:
+def test_R65_every_derived_file_is_rebuilt_as_it_was(directory: Path) -> None:
     with eoslog.open(directory) as log:
         log.create_topic("small", config={"segment.bytes": 2000, "segment.index.bytes": 4096})
         fill(log)

@@ -1,4 +1,4 @@
-"""Groups D, E and F: what is read at the end of a log, offsets in transactions, times."""
+"""Groups D, E and F of regressions.md: ends of logs, offsets, times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def transact(producer: Any, commit: bool, *values: str) -> None:
     producer.end_transaction(commit)
 
 
-def test_R73_a_log_that_ends_in_aborted_records_and_markers_is_read_to_its_end(log: Any) -> None:
+def test_R73_a_log_that_ends_in_aborted_records_is_read_to_its_end(log: Any) -> None:
     with log.producer(transactional_id="x", linger_ms=0) as producer:
         producer.init_transactions()
         transact(producer, True, "seen")
@@ -34,7 +34,7 @@ def test_R73_a_log_that_ends_in_aborted_records_and_markers_is_read_to_its_end(l
     assert found == [b"seen"]
 
 
-def test_R81_an_abort_gives_back_the_offset_that_was_committed_before(directory: Path) -> None:
+def test_R81_an_abort_restores_the_offset_that_was_committed_before(directory: Path) -> None:
     with eoslog.open(directory) as log:
         log.create_topic("t")
         with log.producer(transactional_id="x") as producer:
@@ -52,7 +52,7 @@ def test_R81_an_abort_gives_back_the_offset_that_was_committed_before(directory:
             assert reader.committed([T0])[0].offset == 3
 
 
-def test_R83_every_window_of_a_log_gives_the_committed_records_of_it(log: Any) -> None:
+def test_R83_every_range_of_a_log_returns_its_committed_records(log: Any) -> None:
     with log.producer(transactional_id="x", linger_ms=0) as producer:
         producer.init_transactions()
         for number in range(6):
@@ -74,14 +74,14 @@ def test_R83_every_window_of_a_log_gives_the_committed_records_of_it(log: Any) -
             assert found == [value for offset, value in rows if first <= offset < last]
 
 
-def test_R84_the_end_that_read_committed_seeks_to_is_the_last_stable_offset(log: Any) -> None:
+def test_R84_read_committed_seeks_to_the_last_stable_offset_as_its_end(log: Any) -> None:
     with log.producer(linger_ms=0) as plain:
         plain.send("t", "before").result(30)
     producer = log.producer(transactional_id="x", linger_ms=0)
     producer.init_transactions()
     producer.begin_transaction()
     producer.send("t", "open").result(30)
-    log.engine.partition("t", 0).flush()
+    log._engine.partition("t", 0).flush()
     for isolation, end in (("read_committed", 1), ("read_uncommitted", 2)):
         with log.consumer(isolation_level=isolation) as reader:
             reader.assign([T0])

@@ -1,16 +1,19 @@
-"""docs/reliability.md says what the tests say: 86 items, each test there, its number on it."""
+"""The page regressions.md lists 86 items, and each item has its tests."""
 
 from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.paths import ROOT
+
 ROW = re.compile(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.M)
-ROWS = {int(m[1]): m for m in ROW.finditer((ROOT / "docs" / "reliability.md").read_text())}
+ROWS = {
+    int(m[1]): m
+    for m in ROW.finditer((ROOT / "docs" / "contributing" / "regressions.md").read_text())
+}
 
 
 def _all_tests() -> dict[str, str]:
@@ -26,12 +29,12 @@ def _all_tests() -> dict[str, str]:
 TESTS = _all_tests()
 
 
-def test_all_86_items_are_listed_once_and_in_order() -> None:
+def test_all_86_regressions_are_listed_once_and_in_order() -> None:
     assert list(ROWS) == list(range(1, 87))
 
 
 @pytest.mark.parametrize("number", range(1, 87))
-def test_each_item_that_applies_has_tests_that_bear_its_number(number: int) -> None:
+def test_each_regression_that_applies_has_tests_with_its_number(number: int) -> None:
     applies, named = ROWS[number][3], re.findall(r"`(test_\w+)`", ROWS[number][4])
     assert applies.split(":")[0] in ("yes", "partly", "no")
     if applies.startswith("no"):
@@ -43,7 +46,7 @@ def test_each_item_that_applies_has_tests_that_bear_its_number(number: int) -> N
         assert re.search(rf"\bR{number:02d}\b", name.replace("_", " ") + " " + TESTS[name])
 
 
-def test_no_number_is_on_a_test_that_the_page_does_not_name() -> None:
+def test_the_page_names_every_test_with_the_number_of_a_regression() -> None:
     page = {
         (number, name)
         for number, row in ROWS.items()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import eoslog
-from eoslog.engine import Engine
+from eoslog.engine.engine import Engine
 from eoslog.errors import LockTimeout
-from eoslog.storage import files
-from eoslog.storage.partition_log import PartitionLog
+from eoslog.storage.fs import files
+from eoslog.storage.log.partition_log import PartitionLog
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def log(directory: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def engine(log: Any, directory: Path) -> Iterator[Engine]:
-    """The floor below: partition logs and coordinators of the same directory."""
+    """The layer below: partition logs and coordinators of the same directory."""
     opened = Engine.open(directory)
     yield opened
     opened.close()
@@ -51,7 +51,7 @@ def ack_lost() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def busy(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """`busy(True)`: every append finds its partition's lock taken; `busy(False)`: no more."""
+    """`busy(True)` makes every append find its lock taken; `busy(False)` ends that."""
     append = PartitionLog.append
 
     def refused(self: PartitionLog, *arguments: Any, **keywords: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Rows A: what at-most-once, at-least-once and exactly-once mean here. Their crashes are in tests/faults."""
+"""Rows A: at-most-once, at-least-once and exactly-once, without crashes."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 from typing import Any
 
 import pytest
@@ -10,20 +10,21 @@ import pytest
 import eoslog
 from eoslog import TopicPartition
 from eoslog.errors import CommitFailed, KafkaError, ProducerFenced
+from tests.paths import ROOT, TESTS
 from tests.rows.tools import assigned, drain, put, reader, transact, transactional, values
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
+DOCS = ROOT / "docs"
 T0 = TopicPartition("t", 0)
 
 
-def test_A04_the_four_families_of_faults_have_a_suite_each() -> None:
-    faults = Path(__file__).parent.parent / "faults"
+def test_A04_each_of_the_four_families_of_faults_has_a_suite() -> None:
+    faults = TESTS / "faults"
     for family in ("producer", "consumer", "multi_consumer", "disk"):
         text = (faults / f"test_{family}.py").read_text()
         assert text.count("\ndef test_") >= 2, family
 
 
-def test_A05_what_is_acknowledged_is_below_the_durable_end(log: Any, engine: Any) -> None:
+def test_A05_an_acknowledged_record_is_below_the_durable_end(log: Any, engine: Any) -> None:
     with log.producer(acks="all", linger_ms=0) as producer:
         offset = producer.send("t", "a").result(10).offset
         assert engine.partition("t", 0).durable_end > offset
@@ -33,7 +34,7 @@ def test_A05_what_is_acknowledged_is_below_the_durable_end(log: Any, engine: Any
 @pytest.mark.parametrize(
     ("acks", "idempotent"), [(0, False), (1, False), ("all", False), ("all", True)]
 )
-def test_A06_guarantees_are_chosen_by_producer(log: Any, acks: Any, idempotent: bool) -> None:
+def test_A06_each_producer_chooses_its_guarantees(log: Any, acks: Any, idempotent: bool) -> None:
     with log.producer(acks=acks, enable_idempotence=idempotent) as producer:
         put(producer, "a", "b")
         assert (producer.producer_id >= 0) is idempotent
@@ -52,7 +53,7 @@ def test_A07_another_consumer_of_the_group_starts_at_the_committed_position(log:
         assert records[-1].offset + 1 == second.poll(5).offset == 3
 
 
-def test_A08_committing_before_processing_skips_what_a_crash_was_processing(log: Any) -> None:
+def test_A08_commit_before_processing_skips_records_after_a_crash(log: Any) -> None:
     with log.producer() as producer:
         put(producer, *map(str, range(10)))
     settings: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "earliest"}
@@ -67,7 +68,7 @@ def test_A08_committing_before_processing_skips_what_a_crash_was_processing(log:
         assert second.poll(5).offset == 6
 
 
-def test_A09_committing_after_processing_repeats_what_a_crash_was_processing(log: Any) -> None:
+def test_A09_commit_after_processing_repeats_records_after_a_crash(log: Any) -> None:
     with log.producer() as producer:
         put(producer, *map(str, range(10)))
     with reader(log, "g") as first:
@@ -82,7 +83,7 @@ def test_A09_committing_after_processing_repeats_what_a_crash_was_processing(log
         assert second.poll(5).offset == 5
 
 
-def test_A10_a_handler_that_dedupes_runs_once_for_each_key(log: Any) -> None:
+def test_A10_a_handler_that_deduplicates_runs_once_for_each_key(log: Any) -> None:
     with log.producer() as producer:
         for number in range(5):
             producer.produce("t", str(number), key=f"id-{number}")
@@ -98,7 +99,7 @@ def test_A10_a_handler_that_dedupes_runs_once_for_each_key(log: Any) -> None:
 
 
 def loop(log: Any, group: str, fail: bool) -> None:
-    """Read what is there, write it in capitals, offsets in the transaction; fail before the end if asked."""
+    """Write the input in capitals, offsets in the transaction; fail if `fail` is set."""
     with transactional(log, "loop-" + group) as producer, reader(log, group) as consumer:
         consumer.subscribe(["t"])
         records = consumer.consume(100, 5)
@@ -141,7 +142,7 @@ def test_A12_an_abort_puts_the_position_back_and_hides_the_outputs(log: Any) -> 
 
 
 @pytest.mark.slow
-def test_A13_who_sees_what(log: Any) -> None:
+def test_A13_each_isolation_level_shows_its_records(log: Any) -> None:
     with log.producer() as plain, transactional(log, "a") as a, transactional(log, "b") as b:
         put(plain, "plain")
         transact(a, "committed")
@@ -166,7 +167,7 @@ def test_A13_who_sees_what(log: Any) -> None:
 @pytest.mark.parametrize(
     ("order", "expected"), [("offset first", [b"A"]), ("output first", [b"A", b"B", b"B"])]
 )
-def test_A14_two_commits_lose_or_repeat_and_one_does_neither(
+def test_A14_two_separate_commits_lose_or_repeat_and_one_does_neither(
     log: Any, order: str, expected: list[bytes]
 ) -> None:
     with log.producer() as producer:
@@ -193,7 +194,7 @@ def test_A14_two_commits_lose_or_repeat_and_one_does_neither(
     assert values(log, "two")[len(expected) :] == [b"A", b"B"]
 
 
-def test_A15_a_member_that_was_replaced_can_commit_nothing(log: Any) -> None:
+def test_A15_a_member_that_was_replaced_cannot_commit(log: Any) -> None:
     with log.producer() as producer:
         put(producer, *"abcd")
     with transactional(log, "old") as old, reader(log, "g", session_timeout_ms=6000) as stale:
@@ -202,7 +203,7 @@ def test_A15_a_member_that_was_replaced_can_commit_nothing(log: Any) -> None:
         metadata = stale.group_metadata()
         old.begin_transaction()
         put(old, *(r.value.decode() for r in records), topic="two")
-        stale.unsubscribe()  # leaves the group; what it remembers of itself is stale from here on
+        stale.unsubscribe()  # leaves the group; its own generation is stale from now
         with reader(log, "g") as fresh:
             fresh.subscribe(["t"])
             assert fresh.poll(5).offset == 0
@@ -216,22 +217,23 @@ def test_A15_a_member_that_was_replaced_can_commit_nothing(log: Any) -> None:
     assert values(log, "two") == []
 
 
-def test_A18_the_docs_tell_the_history() -> None:
+def test_A18_the_docs_describe_the_history_of_guarantees() -> None:
     assert (
         "Before 0.11 Kafka knew at-most-once and at-least-once only"
-        in (DOCS / "comparison.md").read_text()
+        in (DOCS / "explanation" / "comparison.md").read_text()
     )
 
 
-def test_A19_the_docs_offer_idempotent_processing_and_do_not_demand_it() -> None:
-    text = " ".join((DOCS / "limits.md").read_text().split())
-    assert "at-least-once delivery and an idempotent effect, for which `dedupe`" in text
-    assert "eoslog does not demand it" in text
+def test_A19_the_docs_offer_idempotent_processing_and_do_not_require_it() -> None:
+    text = " ".join((DOCS / "explanation" / "exactly-once.md").read_text().split())
+    assert "at-least-once delivery and an idempotent effect" in text
+    assert "`eoslog.dedupe`" in text
+    assert "eoslog does not demand this" in text
 
 
-def test_A21_at_least_once_and_a_unique_key_are_exactly_once_in_effect(log: Any) -> None:
+def test_A21_at_least_once_with_a_unique_key_has_an_exactly_once_effect(log: Any) -> None:
     with log.producer(enable_idempotence=False) as producer:
-        for _ in range(2):  # a resend that nobody recognises
+        for _ in range(2):  # a resend that is not recognised
             producer.produce("t", "v", key="order-1")
     store: set[Any] = set()
     with assigned(log) as consumer:
@@ -239,7 +241,7 @@ def test_A21_at_least_once_and_a_unique_key_are_exactly_once_in_effect(log: Any)
     assert len(done) == 1
 
 
-def test_A22_an_effect_outside_can_repeat_and_the_docs_say_so(log: Any) -> None:
+def test_A22_an_outside_effect_can_repeat_and_the_docs_say_so(log: Any) -> None:
     with log.producer() as producer:
         put(producer, "a")
     calls: list[bytes] = []
@@ -258,23 +260,23 @@ def test_A22_an_effect_outside_can_repeat_and_the_docs_say_so(log: Any) -> None:
                 pass
     assert values(log, "two") == [b"a"]
     assert len(calls) == 2
-    assert "An effect outside the log" in (DOCS / "limits.md").read_text()
+    assert "An effect outside the log" in (DOCS / "reference" / "limits.md").read_text()
 
 
-def test_A23_every_limit_names_the_test_that_shows_it() -> None:
-    rows = [
-        line for line in (DOCS / "limits.md").read_text().splitlines() if line.startswith("| L")
-    ]
-    assert len(rows) >= 10
-    sources = "\n".join(
-        path.read_text() for path in Path(__file__).parent.parent.rglob("test_*.py")
+def test_A23_every_limit_names_its_test() -> None:
+    listed = re.findall(
+        r"^\| (L-\d+) \|", (DOCS / "reference" / "limits.md").read_text(), re.MULTILINE
     )
-    for row in rows:
-        name = row.rstrip("| ").rsplit("`", 2)[1]
-        assert f"def {name}(" in sources, row
+    page = (DOCS / "contributing" / "guarantee-tests.md").read_text()
+    tests = dict(re.findall(r"^\| (L-\d+) \| `(test_\w+)` \|$", page, re.MULTILINE))
+    assert len(listed) >= 10
+    assert listed == list(tests)
+    sources = "\n".join(path.read_text() for path in TESTS.rglob("test_*.py"))
+    for limit, name in tests.items():
+        assert f"def {name}(" in sources, limit
 
 
-def test_A24_run_transaction_is_all_or_nothing_and_repeats_what_may_be_repeated(log: Any) -> None:
+def test_A24_run_transaction_is_atomic_and_repeats_retriable_failures(log: Any) -> None:
     attempts: list[int] = []
 
     def work(tx: Any) -> str:
@@ -298,7 +300,7 @@ def test_A24_run_transaction_is_all_or_nothing_and_repeats_what_may_be_repeated(
 
 
 @pytest.mark.slow
-def test_A25_a_state_and_its_changelog_come_back_together(log: Any) -> None:
+def test_A25_a_state_and_its_changelog_are_recovered_together(log: Any) -> None:
     counts: dict[str, int] = {}
     with log.producer() as producer:
         put(producer, *"abab")
@@ -330,13 +332,13 @@ def test_A25_a_state_and_its_changelog_come_back_together(log: Any) -> None:
     assert counts == {"a": 2, "b": 2}
 
 
-def test_A26_the_three_goals_are_headings_with_their_proof() -> None:
-    text = (DOCS / "guarantees.md").read_text()
+def test_A26_the_three_goals_are_headings_of_the_guarantees_page() -> None:
+    text = (DOCS / "explanation" / "guarantees.md").read_text()
     for goal in ("Exactly once", "All or nothing", "State that recovers"):
         assert f"\n## {goal}\n" in text
 
 
-def test_A03_a_second_instance_ends_the_first(log: Any) -> None:
+def test_A03_a_second_instance_fences_the_first(log: Any) -> None:
     with transactional(log) as old, transactional(log) as new:
         with pytest.raises(ProducerFenced):
             transact(old, "zombie")

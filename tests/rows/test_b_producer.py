@@ -13,9 +13,9 @@ import pytest
 
 import eoslog
 from eoslog import Producer, TopicPartition
-from eoslog.config import ProducerConfig
+from eoslog.config.keys import ProducerConfig
 from eoslog.errors import ConfigError, IllegalState, InvalidTransactionTimeout, RequestTimedOut
-from eoslog.storage import files
+from eoslog.storage.fs import files
 from tests.rows.tools import (
     assigned,
     drain,
@@ -29,7 +29,7 @@ from tests.rows.tools import (
 )
 
 
-def test_B01_acks_0_resolves_at_once_with_offset_minus_1(log: Any) -> None:
+def test_B01_acks_0_resolves_immediately_with_offset_minus_1(log: Any) -> None:
     with log.producer(acks=0, linger_ms=60_000) as producer:
         delivery = producer.send("t", "v")
         assert delivery.done() and delivery.result(0).offset == -1
@@ -39,7 +39,7 @@ def test_B01_acks_0_resolves_at_once_with_offset_minus_1(log: Any) -> None:
     assert len(values(log)) == 100
 
 
-def test_B01_a_failing_disk_raises_nothing_and_loses_records(log: Any) -> None:
+def test_B01_acks_0_loses_records_silently_on_a_failing_disk(log: Any) -> None:
     with log.producer(acks=0, linger_ms=0, retries=0) as producer:
         put(producer, "kept")
         files.arm_failpoint("pwrite", "ENOSPC")
@@ -52,7 +52,7 @@ def test_B01_a_failing_disk_raises_nothing_and_loses_records(log: Any) -> None:
     assert values(log) == [b"kept", b"kept too"]
 
 
-def test_B02_the_last_put_wins_and_acks_names_the_promise(log: Any) -> None:
+def test_B02_the_last_value_of_acks_is_used_and_names_the_guarantee(log: Any) -> None:
     settings = {"acks": "all"}
     settings["acks"] = "1"
     with log.producer(**settings) as producer:
@@ -80,7 +80,7 @@ def test_B03_a_hundred_sends_are_a_hundred_records_in_order(log: Any, ack_lost: 
 
 
 @pytest.mark.parametrize("package", ["org.apache.kafka.common.serialization."])
-def test_B04_java_class_names_of_serializers(log: Any, package: str) -> None:
+def test_B04_java_class_names_of_serializers_are_accepted(log: Any, package: str) -> None:
     with log.producer(
         key_serializer=package + "IntegerSerializer", value_serializer=package + "StringSerializer"
     ) as producer:
@@ -112,7 +112,7 @@ def test_B05_bootstrap_servers_are_accepted_and_never_contacted(
     assert "bootstrap.servers" in caplog.text
 
 
-def test_B06_topic_and_value_with_key_partition_timestamp_and_headers(log: Any) -> None:
+def test_B06_produce_accepts_key_partition_timestamp_and_headers(log: Any) -> None:
     with log.producer() as producer:
         producer.produce("two", "only a value", partition=0)
         producer.produce(
@@ -129,7 +129,7 @@ def test_B06_topic_and_value_with_key_partition_timestamp_and_headers(log: Any) 
 
 
 @pytest.mark.slow
-def test_B07_records_arrive_though_nobody_touches_the_handle(log: Any) -> None:
+def test_B07_records_arrive_without_further_calls_on_the_producer(log: Any) -> None:
     with log.producer(linger_ms=5) as producer, assigned(log) as consumer:
         for number in range(10):
             producer.send("t", str(number))
@@ -140,7 +140,7 @@ def test_B07_records_arrive_though_nobody_touches_the_handle(log: Any) -> None:
     assert len(found) == 10
 
 
-def test_B08_a_transactional_id_switches_idempotence_on() -> None:
+def test_B08_a_transactional_id_turns_idempotence_on() -> None:
     assert ProducerConfig.of({"transactional.id": "a"}).enable_idempotence
     with pytest.raises(ConfigError, match="enable.idempotence"):
         ProducerConfig.of({"transactional.id": "a", "enable.idempotence": False})
@@ -163,7 +163,9 @@ def test_B09_retries_are_bounded_by_time_and_not_by_number() -> None:
         ({"retries": 0, "enable.idempotence": True}, False),
     ],
 )
-def test_B10_what_idempotence_needs(settings: dict[str, Any], fine: bool) -> None:
+def test_B10_idempotence_rejects_settings_that_it_cannot_work_with(
+    settings: dict[str, Any], fine: bool
+) -> None:
     if fine:
         assert ProducerConfig.of(settings).enable_idempotence
     else:
@@ -172,7 +174,7 @@ def test_B10_what_idempotence_needs(settings: dict[str, Any], fine: bool) -> Non
 
 
 @pytest.mark.slow
-def test_B10_what_waits_for_a_refused_batch_does_not_pass_it(log: Any, busy: Any) -> None:
+def test_B10_batches_after_a_rejected_one_do_not_overtake_it(log: Any, busy: Any) -> None:
     with log.producer(linger_ms=0, batch_size=1, retry_backoff_ms=5) as producer:
         for round_ in range(5):
             busy(True)
@@ -184,7 +186,7 @@ def test_B10_what_waits_for_a_refused_batch_does_not_pass_it(log: Any, busy: Any
     assert values(log) == [b"%d" % n for n in range(25)]
 
 
-def test_B11_transaction_id_is_an_alias_with_a_note() -> None:
+def test_B11_transaction_id_is_an_alias_that_warns() -> None:
     with pytest.warns(DeprecationWarning, match="transactional.id"):
         assert ProducerConfig.of({"transaction.id": "a"}).transactional_id == "a"
     assert ProducerConfig.of({"transactional_id": "a"}).transactional_id == "a"
@@ -196,7 +198,7 @@ def test_B12_transaction_timeout_has_a_default_and_a_cap() -> None:
         ProducerConfig.of({"transaction.timeout.ms": 900_001})
 
 
-def test_B13_the_producer_shows_its_identity_and_the_order_of_the_calls_holds(log: Any) -> None:
+def test_B13_a_producer_shows_its_identity_and_enforces_the_call_order(log: Any) -> None:
     producer = log.producer(transactional_id="tx", linger_ms=0)
     with pytest.raises(IllegalState):
         producer.begin_transaction()
@@ -208,7 +210,7 @@ def test_B13_the_producer_shows_its_identity_and_the_order_of_the_calls_holds(lo
     producer.close()
 
 
-def test_B14_close_aborts_what_is_open_and_can_be_repeated(log: Any) -> None:
+def test_B14_close_aborts_an_open_transaction_and_can_be_repeated(log: Any) -> None:
     producer = transactional(log)
     producer.begin_transaction()
     put(producer, "half")
@@ -225,9 +227,7 @@ def test_B14_close_aborts_what_is_open_and_can_be_repeated(log: Any) -> None:
         consumer.poll(0)
 
 
-def test_B15_a_full_buffer_blocks_for_max_block_ms_and_the_same_call_can_be_repeated(
-    log: Any, busy: Any
-) -> None:
+def test_B15_a_full_buffer_blocks_for_max_block_ms_and_then_raises(log: Any, busy: Any) -> None:
     with log.producer(
         buffer_memory=65_536, max_block_ms=100, linger_ms=0, retry_backoff_ms=10
     ) as producer:
@@ -243,7 +243,7 @@ def test_B15_a_full_buffer_blocks_for_max_block_ms_and_the_same_call_can_be_repe
     assert values(log)[-1] == b"again"
 
 
-def test_B15_a_commit_that_timed_out_is_called_again(log: Any) -> None:
+def test_B15_a_commit_that_timed_out_can_be_repeated(log: Any) -> None:
     with transactional(log) as producer:
         producer.begin_transaction()
         put(producer, "a")
@@ -256,7 +256,7 @@ def test_B15_a_commit_that_timed_out_is_called_again(log: Any) -> None:
     assert values(log) == [b"a"]
 
 
-def test_B16_nothing_is_written_while_the_registration_cannot_be(log: Any, engine: Any) -> None:
+def test_B16_no_data_is_written_while_the_registration_is_blocked(log: Any, engine: Any) -> None:
     producer = transactional(log)
     producer.begin_transaction()
     with locked_elsewhere(engine.transaction_partition("tx")):
@@ -293,7 +293,7 @@ def test_B16_no_data_of_a_partition_precedes_its_registration(log: Any, engine: 
     assert state_of(log) in ("CompleteAbort", "COMPLETE_ABORT")
 
 
-def test_B16_threads_share_a_producer(log: Any) -> None:
+def test_B16_threads_can_share_a_producer(log: Any) -> None:
     with log.producer() as producer:
         threads = [
             threading.Thread(
@@ -312,7 +312,7 @@ def test_B16_threads_share_a_producer(log: Any) -> None:
         assert mine == [b"%d-%d" % (n, i) for i in range(200)]
 
 
-def test_B10_close_leaves_no_marker_without_a_transaction(log: Any, engine: Any) -> None:
+def test_B10_close_writes_no_marker_without_a_transaction(log: Any, engine: Any) -> None:
     with log.producer() as producer:
         put(producer, "a")
     assert markers(engine) == []

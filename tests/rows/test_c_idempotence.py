@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import eoslog
-from eoslog.client.sender import Sender
-from eoslog.engine import Engine
+from eoslog.client.producer.batch_dispatch import BatchDispatch
+from eoslog.engine.engine import Engine
 from eoslog.errors import DeliveryTimeout, InvalidProducerEpoch, OutOfOrderSequence
 from tests.rows.tools import data, put, values
 
@@ -24,7 +24,7 @@ def send(engine: Engine, sequence: int, *items: str, epoch: int = 0, producer_id
 
 
 @pytest.mark.slow
-def test_C01_producer_ids_are_never_given_twice(tmp_path: Path) -> None:
+def test_C01_producer_ids_are_never_reused(tmp_path: Path) -> None:
     seen: set[int] = set()
     for _ in range(100):
         with eoslog.open(tmp_path / "log", durability="os"):
@@ -45,7 +45,7 @@ def test_C02_sequences_count_records_and_wrap(log: Any, engine: Engine) -> None:
     assert engine.partition("t", 0).producer_state(PID).last_sequence == 1
 
 
-def test_C03_a_reopened_log_goes_on_counting(directory: Path) -> None:
+def test_C03_a_reopened_log_continues_the_sequences(directory: Path) -> None:
     for sequence in range(6):
         with eoslog.open(directory) as log:
             if not sequence:  # a segment for each batch: what precedes it is known from a snapshot
@@ -57,7 +57,7 @@ def test_C03_a_reopened_log_goes_on_counting(directory: Path) -> None:
             engine.close()
 
 
-def test_C04_a_gap_is_refused_and_the_log_is_unchanged(log: Any, engine: Engine) -> None:
+def test_C04_a_sequence_gap_is_rejected_and_the_log_is_unchanged(log: Any, engine: Engine) -> None:
     send(engine, 0)
     with pytest.raises(OutOfOrderSequence, match=r"2.*1|1.*2"):
         send(engine, 2)
@@ -65,9 +65,7 @@ def test_C04_a_gap_is_refused_and_the_log_is_unchanged(log: Any, engine: Engine)
     assert eoslog.errors.InvalidSequenceNumber is OutOfOrderSequence
 
 
-def test_C05_a_batch_is_stored_once_however_often_and_late_it_is_resent(
-    log: Any, engine: Engine
-) -> None:
+def test_C05_a_resent_batch_is_stored_once_however_late_it_comes(log: Any, engine: Engine) -> None:
     for sequence in range(0, 200, 2):
         send(engine, sequence, "x", "y")
     end = engine.partition("t", 0).log_end
@@ -85,14 +83,14 @@ def test_C05_a_batch_is_stored_once_however_often_and_late_it_is_resent(
     assert engine.partition("t", 0).log_end == end
 
 
-def test_C07_five_batches_are_remembered_with_their_offsets(log: Any, engine: Engine) -> None:
+def test_C07_five_batches_are_known_with_their_offsets(log: Any, engine: Engine) -> None:
     for sequence in range(7):
         send(engine, sequence)
     known = [send(engine, sequence).base_offset for sequence in range(7)]
     assert known == [-1, -1, 2, 3, 4, 5, 6]
 
 
-def test_C09_a_batch_that_overtakes_another_is_refused(log: Any, engine: Engine) -> None:
+def test_C09_a_batch_that_overtakes_another_is_rejected(log: Any, engine: Engine) -> None:
     send(engine, 0)
     for early in (2, 3):
         with pytest.raises(OutOfOrderSequence):
@@ -102,7 +100,7 @@ def test_C09_a_batch_that_overtakes_another_is_refused(log: Any, engine: Engine)
     assert values(log) == [b"s0", b"s1", b"s2", b"s3"]
 
 
-def test_C10_another_session_does_not_know_what_this_one_sent(log: Any) -> None:
+def test_C10_a_new_producer_session_does_not_know_earlier_records(log: Any) -> None:
     for _ in range(2):
         with log.producer() as producer:
             put(producer, "same")
@@ -117,7 +115,7 @@ def test_C11_two_producers_have_two_ids(log: Any) -> None:
         assert (one.producer_epoch, two.producer_epoch) == (0, 0)
 
 
-def test_C12_the_first_send_gets_the_id(log: Any, engine: Engine) -> None:
+def test_C12_the_first_send_assigns_the_producer_id(log: Any, engine: Engine) -> None:
     with log.producer() as producer:
         put(producer, "a")
         (row,) = log.producers("t", 0)
@@ -128,7 +126,7 @@ def test_C12_the_first_send_gets_the_id(log: Any, engine: Engine) -> None:
         )
 
 
-def test_C05_an_older_epoch_is_refused_even_for_an_old_sequence(log: Any, engine: Engine) -> None:
+def test_C05_an_older_epoch_is_rejected_even_for_an_old_sequence(log: Any, engine: Engine) -> None:
     send(engine, 0)
     send(engine, 0, epoch=1)
     with pytest.raises(InvalidProducerEpoch):
@@ -138,7 +136,7 @@ def test_C05_an_older_epoch_is_refused_even_for_an_old_sequence(log: Any, engine
 
 
 @pytest.mark.parametrize(("idempotent", "copies"), [(False, 2), (True, 1)])
-def test_A16_a_lost_acknowledgement_makes_a_copy_only_without_idempotence(
+def test_A16_a_lost_acknowledgement_duplicates_only_without_idempotence(
     log: Any, ack_lost: Any, idempotent: bool, copies: int
 ) -> None:
     with log.producer(enable_idempotence=idempotent, linger_ms=0, retry_backoff_ms=1) as producer:
@@ -159,7 +157,7 @@ def test_C06_a_retry_keeps_its_sequence(log: Any, engine: Engine, ack_lost: Any)
     assert sequences == list(range(10))
 
 
-def test_C08_dying_between_append_and_answer_leaves_one_copy(log: Any, ack_lost: Any) -> None:
+def test_C08_a_lost_answer_to_an_append_leaves_one_copy(log: Any, ack_lost: Any) -> None:
     with log.producer(linger_ms=0, retry_backoff_ms=1) as producer:
         ack_lost(3)
         metadata = producer.send("t", "a").result(20)
@@ -168,11 +166,11 @@ def test_C08_dying_between_append_and_answer_leaves_one_copy(log: Any, ack_lost:
 
 
 @pytest.mark.slow
-def test_C13_after_a_delivery_that_timed_out_in_doubt_the_producer_goes_on(
+def test_C13_a_producer_continues_after_a_delivery_timed_out_in_doubt(
     log: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = [False]
-    monkeypatch.setattr(Sender, "_ack_is_lost", lambda self: time.sleep(0.01) or lost[0])
+    monkeypatch.setattr(BatchDispatch, "_ack_is_lost", lambda self: time.sleep(0.01) or lost[0])
     with log.producer(
         linger_ms=0, retry_backoff_ms=10, delivery_timeout_ms=2000, request_timeout_ms=500
     ) as producer:
@@ -190,14 +188,14 @@ def test_C13_after_a_delivery_that_timed_out_in_doubt_the_producer_goes_on(
 
 
 @pytest.mark.slow
-def test_B09_a_fault_that_stays_ends_at_the_delivery_timeout(log: Any, busy: Any) -> None:
+def test_B09_a_permanent_fault_ends_at_the_delivery_timeout(log: Any, busy: Any) -> None:
     with log.producer(
         linger_ms=0, retry_backoff_ms=10, delivery_timeout_ms=2000, request_timeout_ms=500
     ) as producer:
         put(producer, "before")
         busy(True)
         started = time.monotonic()
-        with pytest.raises(DeliveryTimeout, match="was not written"):
+        with pytest.raises(DeliveryTimeout, match="were not written"):
             producer.send("t", "never").result()
         assert time.monotonic() - started > 1.9  # and tried again until then
         busy(False)

@@ -27,7 +27,7 @@ def test_D01_a_restart_keeps_the_producer_id(directory: Path) -> None:
     assert epochs == sorted(set(epochs))
 
 
-def test_D03_the_old_instance_is_refused_at_every_call(log: Any) -> None:
+def test_D03_the_old_instance_is_rejected_by_every_call(log: Any) -> None:
     old = transactional(log)
     old.begin_transaction()
     put(old, "before")
@@ -48,7 +48,7 @@ def test_D03_the_old_instance_is_refused_at_every_call(log: Any) -> None:
         zombie.close()
 
 
-def test_D04_only_the_newer_of_two_living_instances_writes(log: Any) -> None:
+def test_D04_only_the_newer_of_two_open_instances_writes(log: Any) -> None:
     old = transactional(log)
     transact(old, "1")
     new = transactional(log)
@@ -61,7 +61,7 @@ def test_D04_only_the_newer_of_two_living_instances_writes(log: Any) -> None:
     new.close()
 
 
-def test_D05_init_aborts_what_the_previous_instance_left_open(log: Any) -> None:
+def test_D05_init_aborts_the_open_transaction_of_the_previous_instance(log: Any) -> None:
     old = transactional(log)
     old.begin_transaction()
     put(old, "half")
@@ -75,7 +75,7 @@ def test_D05_init_aborts_what_the_previous_instance_left_open(log: Any) -> None:
     new.close()
 
 
-def test_D06_init_needs_an_id_and_is_done_once(log: Any) -> None:
+def test_D06_init_needs_an_id_and_is_called_once(log: Any) -> None:
     with log.producer() as plain, pytest.raises((IllegalState, eoslog.errors.ConfigError)):
         plain.init_transactions()
     with transactional(log) as producer:

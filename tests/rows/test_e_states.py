@@ -1,4 +1,4 @@
-"""Rows E27 to E35: states of a transaction, the calls that each allows, how far one reaches."""
+"""Rows E27 to E35: states of a transaction, their calls and their transitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eoslog.coordinator.transaction_state import TransactionState
+from eoslog.coordinator.transactions.state import TransactionState
 from eoslog.errors import IllegalState
 from tests.rows.tools import (
     batches,
@@ -46,19 +46,19 @@ IDS = (
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(IDS, IDS)))
-def test_E27_states_and_transitions_are_kafkas(before: str, after: str) -> None:
-    from eoslog.coordinator.transaction_state import VALID_PREVIOUS
+def test_E27_transaction_states_and_transitions_equal_kafkas(before: str, after: str) -> None:
+    from eoslog.coordinator.transactions.state import VALID_PREVIOUS
 
     assert [TransactionState[name].value for name in IDS] == list(range(8))
     legal = TransactionState[before] in VALID_PREVIOUS[TransactionState[after]]
     assert legal == (before in PREVIOUS[after])
 
 
-def test_E28_begin_is_the_old_name_of_ongoing(log: Any) -> None:
+def test_E28_begin_is_an_alias_of_the_ongoing_state(log: Any) -> None:
     assert TransactionState["BEGIN"] is TransactionState.ONGOING
 
 
-def test_E31_calls_in_the_wrong_order_are_refused_and_change_nothing(log: Any) -> None:
+def test_E31_calls_in_the_wrong_order_are_rejected_and_change_nothing(log: Any) -> None:
     producer = log.producer(transactional_id="tx", linger_ms=0)
     for early in (
         producer.begin_transaction,
@@ -100,7 +100,7 @@ def test_E32_a_new_epoch_starts_at_sequence_0(log: Any, engine: Any) -> None:
 
 
 @pytest.mark.slow
-def test_E34_many_batches_in_many_partitions_are_one_transaction(log: Any, engine: Any) -> None:
+def test_E34_many_batches_in_many_partitions_form_one_transaction(log: Any, engine: Any) -> None:
     log.create_topic("wide", partitions=100)
     with transactional(log, batch_size=1, transaction_timeout_ms=900_000) as producer:
         producer.begin_transaction()

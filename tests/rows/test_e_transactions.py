@@ -13,7 +13,7 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition
-from eoslog.engine import Engine
+from eoslog.engine.engine import Engine
 from eoslog.errors import ConfigError, IllegalState, KafkaError, RecordTooLarge
 from tests.rows.tools import (
     SCALE,
@@ -34,7 +34,7 @@ from tests.rows.tools import (
 T0 = TopicPartition("t", 0)
 
 
-def test_E01_the_five_calls(log: Any) -> None:
+def test_E01_the_five_transactional_calls_succeed_in_order(log: Any) -> None:
     producer = log.producer(transactional_id="tx")
     producer.init_transactions()
     producer.begin_transaction()
@@ -49,7 +49,7 @@ def test_E01_the_five_calls(log: Any) -> None:
         assert consumer.committed([T0])[0].offset == 1
 
 
-def test_E02_offsets_may_name_the_group_by_its_consumer_or_by_its_name(log: Any) -> None:
+def test_E02_offsets_are_committed_by_a_consumer_or_a_group_name(log: Any) -> None:
     with transactional(log) as producer, reader(log, "g") as consumer:
         with log.producer() as plain:
             put(plain, "a", "b")
@@ -65,7 +65,7 @@ def test_E02_offsets_may_name_the_group_by_its_consumer_or_by_its_name(log: Any)
             assert consumer.committed([T0])[0].offset == position
 
 
-def test_E03_an_empty_transaction_writes_nothing_and_offsets_alone_are_fine(
+def test_E03_an_empty_transaction_writes_nothing_and_offsets_alone_commit(
     log: Any, directory: Path
 ) -> None:
     with transactional(log) as producer:
@@ -91,7 +91,7 @@ def test_E03_an_empty_transaction_writes_nothing_and_offsets_alone_are_fine(
         {"enable_auto_commit": False, "isolation_level": "read_uncommitted"},
     ],
 )
-def test_E04_offsets_of_an_auto_committing_consumer_are_refused(
+def test_E04_offsets_of_an_auto_committing_consumer_are_rejected(
     log: Any, wrong: dict[str, Any]
 ) -> None:
     with log.producer() as plain:
@@ -108,7 +108,7 @@ def test_E04_offsets_of_an_auto_committing_consumer_are_refused(
     assert values(log, "two") == []
 
 
-def test_E05_produce_only_with_commit_and_with_an_exception(log: Any) -> None:
+def test_E05_a_transaction_commits_on_exit_and_aborts_on_an_exception(log: Any) -> None:
     with transactional(log) as producer:
         with producer.transaction() as tx:
             tx.produce("t", "a")
@@ -119,7 +119,7 @@ def test_E05_produce_only_with_commit_and_with_an_exception(log: Any) -> None:
     assert values(log) == [b"a"] and values(log, "two") == [b"b"]
 
 
-def test_E06_consume_transform_produce(log: Any) -> None:
+def test_E06_a_consume_transform_produce_loop_writes_each_output_once(log: Any) -> None:
     with log.producer() as plain:
         put(plain, *map(str, range(30)))
     done = 0
@@ -137,7 +137,7 @@ def test_E06_consume_transform_produce(log: Any) -> None:
 
 
 @pytest.mark.slow
-def test_E07_nothing_begins_where_nothing_was_polled(log: Any, engine: Any) -> None:
+def test_E07_no_transaction_begins_after_an_empty_poll(log: Any, engine: Any) -> None:
     with transactional(log) as producer, reader(log, "g") as consumer:
         consumer.subscribe(["t"])
         begun = 0
@@ -161,7 +161,7 @@ def test_E07_nothing_begins_where_nothing_was_polled(log: Any, engine: Any) -> N
     assert values(log, "two") == [b"A", b"B"]
 
 
-def test_E08_any_but_a_fatal_error_is_answered_by_an_abort_and_work_goes_on(log: Any) -> None:
+def test_E08_a_producer_continues_after_it_aborts_a_non_fatal_error(log: Any) -> None:
     with transactional(log) as producer:
         producer.begin_transaction()
         put(producer, "a")
@@ -180,7 +180,7 @@ def lingering(log: Any) -> Any:
     return producer
 
 
-def test_E08_a_record_that_failed_in_the_background_is_answered_by_an_abort(log: Any) -> None:
+def test_E08_a_record_that_failed_in_the_background_requires_an_abort(log: Any) -> None:
     with lingering(log) as producer:
         producer.begin_transaction()
         put(producer, "a", topic="two")
@@ -207,7 +207,7 @@ def test_E09_begin_writes_nothing(log: Any, directory: Path) -> None:
         assert digest() == before
 
 
-def test_E10_a_transaction_is_ongoing_from_its_first_record_on(log: Any) -> None:
+def test_E10_a_transaction_is_ongoing_from_its_first_record(log: Any) -> None:
     with transactional(log) as producer:
         producer.begin_transaction()
         assert log.transactions() == []
@@ -257,7 +257,7 @@ def test_E13_an_abort_changes_no_byte_that_was_written(log: Any, directory: Path
     assert values(log, isolation="read_uncommitted") == [b"a", b"b"]
 
 
-def test_E14_a_groups_partition_is_registered_once(log: Any, engine: Any) -> None:
+def test_E14_the_partition_of_a_group_is_registered_once(log: Any, engine: Any) -> None:
     with transactional(log) as producer:
         producer.begin_transaction()
         producer.send_offsets_to_transaction({T0: 1}, "g")
@@ -283,7 +283,7 @@ def test_E15_offsets_of_a_transaction_carry_its_identity(log: Any, engine: Any) 
 
 
 @pytest.mark.slow
-def test_E16_pending_offsets_are_not_seen_until_the_commit(log: Any) -> None:
+def test_E16_pending_offsets_are_invisible_until_the_commit(log: Any) -> None:
     with transactional(log) as producer, reader(log, "g") as consumer:
         with log.producer() as plain:
             put(plain, *"abc")
@@ -303,7 +303,7 @@ def test_E16_pending_offsets_are_not_seen_until_the_commit(log: Any) -> None:
         assert consumer.committed([T0])[0].offset == 3
 
 
-def test_E17_commit_flushes_what_is_buffered(log: Any) -> None:
+def test_E17_commit_flushes_buffered_records(log: Any) -> None:
     with log.producer(transactional_id="tx", linger_ms=60_000, batch_size=1 << 20) as producer:
         producer.init_transactions()
         producer.begin_transaction()
@@ -313,7 +313,7 @@ def test_E17_commit_flushes_what_is_buffered(log: Any) -> None:
         assert len(values(log)) == 50
 
 
-def test_E18_abort_drops_what_is_buffered(log: Any) -> None:
+def test_E18_abort_discards_buffered_records(log: Any) -> None:
     with log.producer(transactional_id="tx", linger_ms=60_000, batch_size=1 << 20) as producer:
         producer.init_transactions()
         producer.begin_transaction()
@@ -324,7 +324,9 @@ def test_E18_abort_drops_what_is_buffered(log: Any) -> None:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_E19_one_request_ends_a_transaction_either_way(log: Any, engine: Any, commit: bool) -> None:
+def test_E19_end_txn_ends_a_transaction_with_commit_or_abort(
+    log: Any, engine: Any, commit: bool
+) -> None:
     pid, epoch, _ = engine.transactions.init_producer_id("raw", 60_000)
     coordinator, end = engine.transactions.add_partitions_to_txn("raw", pid, epoch, [T0])
     log_t = engine.partition("t", 0)
@@ -335,7 +337,7 @@ def test_E19_one_request_ends_a_transaction_either_way(log: Any, engine: Any, co
     assert values(log) == ([b"a"] if commit else [])
 
 
-def test_E21_one_marker_in_every_touched_partition(log: Any, engine: Any) -> None:
+def test_E21_every_touched_partition_gets_one_marker(log: Any, engine: Any) -> None:
     with transactional(log) as producer:
         producer.begin_transaction()
         for partition in (0, 1):
@@ -352,7 +354,7 @@ def test_E21_one_marker_in_every_touched_partition(log: Any, engine: Any) -> Non
 @pytest.mark.parametrize(
     ("commit", "expected"), [(True, "CompleteCommit"), (False, "CompleteAbort")]
 )
-def test_E22_the_coordinator_notes_the_end(log: Any, commit: bool, expected: str) -> None:
+def test_E22_the_coordinator_records_the_end(log: Any, commit: bool, expected: str) -> None:
     with transactional(log) as producer:
         transact(producer, "a", commit=commit)
         assert state_of(log) == expected
@@ -375,7 +377,7 @@ def test_E23_a_thousand_transactions_leave_one_state(tmp_path: Path) -> None:
         assert len(values(log)) == count
 
 
-def test_E25_a_partition_without_its_marker_holds_back_only_itself(log: Any, engine: Any) -> None:
+def test_E25_a_partition_without_its_marker_blocks_only_itself(log: Any, engine: Any) -> None:
     with transactional(log) as producer:
         producer.begin_transaction()
         for partition in (0, 1):
@@ -419,7 +421,7 @@ def test_E29_outputs_and_offsets_appear_together(log: Any) -> None:
 
 
 @pytest.mark.slow
-def test_E30_a_snapshot_never_cuts_a_transaction(tmp_path: Path) -> None:
+def test_E30_a_snapshot_never_splits_a_transaction(tmp_path: Path) -> None:
     """Six producers and a reader of snapshots, until there were so many transactions."""
     wanted = 1000 * SCALE
     stop = threading.Event()
@@ -465,7 +467,7 @@ def test_E30_a_snapshot_never_cuts_a_transaction(tmp_path: Path) -> None:
         log.close()
 
 
-def test_E33_messages_markers_and_the_final_record_in_their_order(log: Any, engine: Any) -> None:
+def test_E33_records_marker_and_final_state_are_written_in_order(log: Any, engine: Any) -> None:
     with transactional(log) as producer:
         transact(producer, "a")
     kinds = ["marker" if b.control else "data" for b in batches(engine)]

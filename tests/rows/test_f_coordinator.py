@@ -26,14 +26,16 @@ from tests.rows.tools import (
 T0 = TopicPartition("t", 0)
 
 
-def test_F01_the_coordinator_gives_ids_and_ends_transactions(log: Any, engine: Any) -> None:
+def test_F01_the_coordinator_assigns_ids_and_describes_transactions(log: Any, engine: Any) -> None:
     pid, epoch, outcome = engine.transactions.init_producer_id("a", 60_000)
     assert pid >= 0 and epoch >= 0 and outcome is None
     (row,) = engine.transactions.describe_transactions(["a"])
     assert (row.transactional_id, row.producer_id, row.producer_epoch) == ("a", pid, epoch)
 
 
-def test_F02_the_transaction_log_tells_the_story(log: Any, engine: Any, directory: Path) -> None:
+def test_F02_the_transaction_log_contains_every_state_in_order(
+    log: Any, engine: Any, directory: Path
+) -> None:
     with transactional(log) as producer:
         transact(producer, "a")
     internal = engine.transaction_partition("tx")
@@ -58,7 +60,7 @@ def test_F03_users_cannot_write_internal_topics(log: Any, topic: str) -> None:
         producer.flush()
 
 
-def test_F05_one_place_says_which_shard_has_an_id(log: Any, engine: Any) -> None:
+def test_F05_a_partition_of_an_internal_topic_is_chosen_by_its_id(log: Any, engine: Any) -> None:
     assert engine.transaction_partition("tx-1").partition == 20
     assert engine.group_partition("my-group").partition == 12
 
@@ -75,11 +77,11 @@ def test_F05_one_place_says_which_shard_has_an_id(log: Any, engine: Any) -> None
         ("my-group", 12),
     ],
 )
-def test_F06_shards_are_those_of_javas_hash(name: str, shard: int) -> None:
+def test_F06_shards_follow_javas_hash(name: str, shard: int) -> None:
     assert abs(_core.java_hash(name)) % 50 == shard
 
 
-def test_F08_the_steps_of_a_transaction_are_traced_in_their_order(log: Any) -> None:
+def test_F08_the_steps_of_a_transaction_are_traced_in_order(log: Any) -> None:
     events: list[dict[str, Any]] = []
     log.trace(events.append)
     with transactional(log) as producer:
@@ -108,7 +110,7 @@ def test_F09_a_consume_transform_produce_loop_makes_each_request(log: Any) -> No
     ]  # fmt: skip
 
 
-def test_F09_one_method_for_each_request(log: Any, engine: Any) -> None:
+def test_F09_each_request_has_one_documented_method(log: Any, engine: Any) -> None:
     for name in (
         "init_producer_id",
         "add_partitions_to_txn",
@@ -122,7 +124,7 @@ def test_F09_one_method_for_each_request(log: Any, engine: Any) -> None:
     assert engine.groups.txn_offset_commit.__doc__
 
 
-def test_F10_the_group_coordinator_knows_its_groups(log: Any) -> None:
+def test_F10_the_group_coordinator_lists_and_describes_its_groups(log: Any) -> None:
     with reader(log, "g") as consumer:
         consumer.subscribe(["t"])
         consumer.poll(0.1)
@@ -131,7 +133,7 @@ def test_F10_the_group_coordinator_knows_its_groups(log: Any) -> None:
         assert [list(member.assigned) for member in described.members] == [[T0]]
 
 
-def test_F11_a_position_is_a_record_in_a_topic(log: Any, engine: Any) -> None:
+def test_F11_a_committed_position_is_a_record_in_a_topic(log: Any, engine: Any) -> None:
     with reader(log, "g") as consumer:
         consumer.subscribe(["t"])
         consumer.poll(0.1)
@@ -141,7 +143,7 @@ def test_F11_a_position_is_a_record_in_a_topic(log: Any, engine: Any) -> None:
     assert "000100016700017400000000" in keys  # version 1, group "g", topic "t", partition 0
 
 
-def test_F12_a_shard_that_is_held_keeps_no_other_waiting(log: Any, engine: Any) -> None:
+def test_F12_a_locked_shard_blocks_no_other_shard(log: Any, engine: Any) -> None:
     assert engine.transaction_partition("tx-1").partition != (
         engine.transaction_partition("foo").partition
     )
@@ -191,16 +193,14 @@ def test_F04_both_internal_topics_are_keyed_logs_of_the_same_kind(log: Any, engi
         assert all(value is not None for value in newest.values())
 
 
-def test_F07_a_coordinators_work_is_done_by_whoever_holds_its_shard(
-    log: Any, directory: Path
-) -> None:
+def test_F07_every_handle_does_the_work_of_the_coordinator(log: Any, directory: Path) -> None:
     with eoslog.open(directory) as second, transactional(second, "other") as producer:
         transact(producer, "from the second handle")
     assert values(log) == [b"from the second handle"]
 
 
 @pytest.mark.process
-def test_F07_another_process_ends_what_a_dead_one_began(tmp_path: Path) -> None:
+def test_F07_another_process_ends_the_transaction_of_a_dead_one(tmp_path: Path) -> None:
     def begin(child: Child, path: Path) -> None:
         with eoslog.open(path) as log:
             producer = transactional(log, transaction_timeout_ms=900_000)

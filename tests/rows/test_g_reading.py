@@ -15,7 +15,7 @@ from tests.rows.tools import SCALE, assigned, drain, markers, put, transact, tra
 T0 = TopicPartition("t", 0)
 
 
-def test_G01_markers_have_offsets_and_are_never_handed_out(log: Any) -> None:
+def test_G01_markers_have_offsets_and_are_never_returned(log: Any) -> None:
     with transactional(log) as producer:
         for value in "ab":
             transact(producer, value)
@@ -29,7 +29,7 @@ def test_G01_markers_have_offsets_and_are_never_handed_out(log: Any) -> None:
         assert [r.offset for r in consumer.consume(10, 2)] == [0, 2, 4]
 
 
-def test_G02_markers_are_kafkas_78_bytes(log: Any, engine: Any) -> None:
+def test_G02_markers_have_the_78_bytes_of_kafkas(log: Any, engine: Any) -> None:
     with transactional(log) as producer:
         transact(producer, "a")
         transact(producer, "b", commit=False)
@@ -40,7 +40,7 @@ def test_G02_markers_are_kafkas_78_bytes(log: Any, engine: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_G03_read_committed_drops_what_was_aborted(tmp_path: Path, seed: int) -> None:
+def test_G03_read_committed_hides_aborted_records(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     expected, everything = [], []
     with eoslog.open(tmp_path / "log", durability="os") as log:
@@ -100,7 +100,7 @@ def with_topic(log: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_G05_a_held_up_reader_keeps_nothing_in_memory(tmp_path: Path) -> None:
+def test_G05_a_blocked_reader_keeps_no_records_in_memory(tmp_path: Path) -> None:
     size = (32 << 20) * SCALE
     with (
         eoslog.open(tmp_path / "log", durability="os") as log,
@@ -119,7 +119,7 @@ def test_G05_a_held_up_reader_keeps_nothing_in_memory(tmp_path: Path) -> None:
         assert private_memory() - before < size / 8
 
 
-def test_G07_retention_never_cuts_an_open_transaction(tmp_path: Path) -> None:
+def test_G07_retention_never_deletes_an_open_transaction(tmp_path: Path) -> None:
     with eoslog.open(tmp_path / "log", durability="os") as log:
         log.create_topic("t", config={"segment.bytes": 2000, "retention.bytes": 4000})
         with log.producer() as plain, transactional(log) as producer:
@@ -141,7 +141,7 @@ def test_G07_retention_never_cuts_an_open_transaction(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_G08_seeking_anywhere_still_filters(log: Any) -> None:
+def test_G08_a_seek_to_any_offset_still_hides_aborted_records(log: Any) -> None:
     with log.producer() as plain, transactional(log) as producer:
         for number in range(4):
             put(plain, f"plain {number}")
@@ -175,14 +175,14 @@ def test_G10_a_second_marker_changes_nothing(log: Any, engine: Any) -> None:
     assert values(log) == [b"a", b"c"]
 
 
-def test_G04_read_uncommitted_sees_all(log: Any) -> None:
+def test_G04_read_uncommitted_shows_all_records(log: Any) -> None:
     with transactional(log) as producer:
         transact(producer, "a", commit=False)
         transact(producer, "b")
     assert values(log, isolation="read_uncommitted") == [b"a", b"b"]
 
 
-def test_G06_deleting_records_cuts_at_the_front_only(log: Any) -> None:
+def test_G06_delete_records_removes_only_the_front(log: Any) -> None:
     with transactional(log) as producer:
         for number in range(6):
             transact(producer, str(number), commit=number % 2 == 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eoslog import Consumer, TopicPartition
-from eoslog.config import ConsumerConfig
+from eoslog.config.keys import ConsumerConfig
 from eoslog.errors import ConfigError, NoOffset, OffsetOutOfRange
 from tests.rows.tools import assigned, put, reader, transactional, values
 
@@ -21,7 +21,7 @@ def fill(log: Any, count: int = 10) -> None:
         put(producer, *map(str, range(count)))
 
 
-def test_H01_auto_commit_saves_what_was_handed_out_before(log: Any) -> None:
+def test_H01_auto_commit_commits_records_that_were_returned_before(log: Any) -> None:
     fill(log)
     settings: dict[str, Any] = {
         "group_id": "g",
@@ -38,7 +38,7 @@ def test_H01_auto_commit_saves_what_was_handed_out_before(log: Any) -> None:
         assert consumer.committed([T0])[0].offset >= 4
 
 
-def test_H01_at_most_once_commits_before_it_hands_out(log: Any) -> None:
+def test_H01_at_most_once_commits_before_it_returns_records(log: Any) -> None:
     fill(log)
     with log.consumer(
         "t", group_id="g", auto_offset_reset="earliest", processing_guarantee="at_most_once"
@@ -48,7 +48,7 @@ def test_H01_at_most_once_commits_before_it_hands_out(log: Any) -> None:
             assert other.committed([T0])[0].offset > record.offset
 
 
-def test_H02_commit_after_processing(log: Any) -> None:
+def test_H02_a_commit_after_processing_stores_the_position(log: Any) -> None:
     fill(log)
     with reader(log, "g") as consumer:
         consumer.subscribe(["t"])
@@ -58,7 +58,7 @@ def test_H02_commit_after_processing(log: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["exactly_once", "exactly_once_v2", "exact_once"])
-def test_H03_exactly_once_demands_a_bound_producer(log: Any, directory: Path, name: str) -> None:
+def test_H03_exactly_once_requires_a_bound_producer(log: Any, directory: Path, name: str) -> None:
     settings = {
         "log.dir": str(directory),
         "group.id": "g",
@@ -82,7 +82,7 @@ def test_H03_exactly_once_demands_a_bound_producer(log: Any, directory: Path, na
 
 
 @pytest.mark.slow
-def test_H04_subscribe_and_poll(log: Any) -> None:
+def test_H04_poll_waits_for_its_timeout_and_returns_records(log: Any) -> None:
     with reader(log, "g1") as consumer:
         consumer.subscribe(["t"])
         started = time.monotonic()
@@ -103,7 +103,7 @@ def test_H04_subscribe_and_poll(log: Any) -> None:
         assert consumer.poll(5).value == b"v"
 
 
-def test_H05_the_committed_offset_is_the_next_one(log: Any) -> None:
+def test_H05_a_committed_offset_is_that_of_the_next_record(log: Any) -> None:
     fill(log, 3)
     for life in range(3):
         with reader(log, "g") as consumer:
@@ -113,12 +113,12 @@ def test_H05_the_committed_offset_is_the_next_one(log: Any) -> None:
             consumer.commit()
             assert consumer.position([T0])[0].offset == life + 1
             assert consumer.committed([T0])[0].offset == life + 1
-            with pytest.warns(RuntimeWarning, match=f"commit {life + 1} to go on after it"):
+            with pytest.warns(RuntimeWarning, match=f"commit {life + 1} to resume after it"):
                 consumer.commit({T0: record.offset})
             consumer.commit({T0: life + 1})
 
 
-def test_H06_seek(log: Any) -> None:
+def test_H06_seek_moves_the_position_to_any_offset(log: Any) -> None:
     fill(log)
     with assigned(log) as consumer:
         consumer.seek(T0, 7)
@@ -145,7 +145,7 @@ def test_H07_exactly_once_and_auto_commit_exclude_each_other() -> None:
 
 
 @pytest.mark.parametrize("group", ["g1", "group0323", "group1"])
-def test_H08_a_group_may_be_named_by_a_string(log: Any, group: str) -> None:
+def test_H08_a_group_can_be_named_by_a_string(log: Any, group: str) -> None:
     with transactional(log) as producer:
         producer.begin_transaction()
         producer.send_offsets_to_transaction([TopicPartition("t", 0, 0)], group)

@@ -11,7 +11,7 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition, errors
-from eoslog.engine import Engine
+from eoslog.engine.engine import Engine
 from tests.faults.harness import Child, live
 from tests.rows.tools import (
     NOW,
@@ -30,7 +30,7 @@ from tests.rows.tools import (
 T0 = TopicPartition("t", 0)
 
 
-def test_I01_the_errors_of_the_recipes_and_what_they_allow() -> None:
+def test_I01_the_errors_of_the_recipes_have_their_classes_and_flags() -> None:
     assert errors.ProducerFenced("x").fatal
     assert errors.ProducerFencedException is errors.ProducerFenced
     assert errors.OutOfOrderSequenceException is errors.OutOfOrderSequence
@@ -39,9 +39,7 @@ def test_I01_the_errors_of_the_recipes_and_what_they_allow() -> None:
         assert issubclass(getattr(errors, name), errors.KafkaError)
 
 
-def test_I02_an_old_epoch_is_abortable_where_data_goes_and_fatal_at_the_coordinator(
-    log: Any, engine: Any
-) -> None:
+def test_I02_an_old_epoch_is_abortable_when_data_is_appended(log: Any, engine: Any) -> None:
     assert errors.InvalidProducerEpoch("x").abortable and not errors.InvalidProducerEpoch("x").fatal
     with transactional(log) as producer:
         transact(producer, "a")
@@ -52,7 +50,7 @@ def test_I02_an_old_epoch_is_abortable_where_data_goes_and_fatal_at_the_coordina
             engine.partition("t", 0).append(late)
 
 
-def test_I03_an_expired_id_is_got_again(log: Any, engine: Any) -> None:
+def test_I03_an_unknown_or_changed_producer_id_raises(log: Any, engine: Any) -> None:
     assert errors.InvalidPidMapping is errors.InvalidProducerIdMapping
     with pytest.raises(errors.InvalidProducerIdMapping):
         engine.transactions.end_txn("nobody", 123, 0, True)
@@ -61,7 +59,9 @@ def test_I03_an_expired_id_is_got_again(log: Any, engine: Any) -> None:
         engine.transactions.end_txn("a", pid + 1, epoch, True)
 
 
-def test_I03_an_abort_gets_an_expired_id_anew_and_work_goes_on(log: Any, engine: Any) -> None:
+def test_I03_an_abort_replaces_an_expired_id_and_the_producer_continues(
+    log: Any, engine: Any
+) -> None:
     with transactional(log) as producer:
         transact(producer, "a")
         before = producer.producer_id
@@ -79,7 +79,7 @@ def test_I03_an_abort_gets_an_expired_id_anew_and_work_goes_on(log: Any, engine:
     assert values(log) == [b"a", b"c"]
 
 
-def test_I03_an_id_that_expired_and_has_a_new_owner_is_fenced(log: Any, engine: Any) -> None:
+def test_I03_an_expired_id_with_a_new_owner_is_fenced(log: Any, engine: Any) -> None:
     with transactional(log) as old:
         with clock(engine, time.time()) as tick:
             tick(8 * 24 * 3600)
@@ -95,7 +95,7 @@ def test_I03_an_id_that_expired_and_has_a_new_owner_is_fenced(log: Any, engine: 
     assert values(log) == [b"alive"]
 
 
-def test_I04_a_closed_handle_says_so_and_a_new_one_goes_on(directory: Path) -> None:
+def test_I04_a_closed_handle_raises_and_a_new_one_continues(directory: Path) -> None:
     log = eoslog.open(directory)
     log.create_topic("t")
     producer = transactional(log)
@@ -111,7 +111,7 @@ def test_I04_a_closed_handle_says_so_and_a_new_one_goes_on(directory: Path) -> N
     assert errors.NotCoordinatorForTransactionalId is errors.NotCoordinator
 
 
-def test_I05_a_protocol_violation_is_invalid_txn_state(log: Any, engine: Any) -> None:
+def test_I05_a_protocol_violation_raises_invalid_txn_state(log: Any, engine: Any) -> None:
     assert errors.InvalidTxnRequest is errors.InvalidTxnState
     pid, epoch, _ = engine.transactions.init_producer_id("a", 60_000)
     coordinator, end = engine.transactions.add_partitions_to_txn("a", pid, epoch, [T0])
@@ -125,7 +125,7 @@ def test_I05_a_protocol_violation_is_invalid_txn_state(log: Any, engine: Any) ->
     engine.transactions.abort_transaction("a")
 
 
-def test_I06_not_available_yet_is_retriable() -> None:
+def test_I06_errors_of_an_unavailable_coordinator_are_retriable() -> None:
     for error in (
         errors.CoordinatorNotAvailable,
         errors.CoordinatorLoadInProgress,
@@ -138,7 +138,7 @@ def test_I06_not_available_yet_is_retriable() -> None:
 def test_I06_a_send_waits_for_its_coordinator_and_succeeds(log: Any, engine: Any) -> None:
     with transactional(log) as producer:
         producer.begin_transaction()
-        with locked_elsewhere(engine.transaction_partition("tx")):  # as somebody recovers it
+        with locked_elsewhere(engine.transaction_partition("tx")):  # as another process recovers it
             delivery = producer.send("t", "a")
             time.sleep(0.3)
             assert not delivery.done()
@@ -159,7 +159,7 @@ def test_I06_a_send_waits_for_its_coordinator_and_succeeds(log: Any, engine: Any
     assert values(log) == [b"a"]
 
 
-def test_I07_a_duplicate_is_success(log: Any, engine: Any) -> None:
+def test_I07_a_duplicate_succeeds(log: Any, engine: Any) -> None:
     batch = data(["a"], producer_id=5, epoch=0, sequence=0)
     log_t = engine.partition("t", 0)
     assert not log_t.append(batch).duplicate
@@ -167,7 +167,7 @@ def test_I07_a_duplicate_is_success(log: Any, engine: Any) -> None:
     assert errors.DuplicateSequenceNumber is errors.DuplicateSequence
 
 
-def test_I08_a_file_cut_behind_the_logs_back_is_a_fatal_error_that_says_so(
+def test_I08_a_file_truncated_by_another_program_raises_a_fatal_error(
     log: Any, directory: Path
 ) -> None:
     with log.producer(linger_ms=0) as producer:
@@ -175,12 +175,12 @@ def test_I08_a_file_cut_behind_the_logs_back_is_a_fatal_error_that_says_so(
         file = directory / "t-0" / "00000000000000000000.log"
         with file.open("r+b") as handle:
             handle.truncate(file.stat().st_size - 10)
-        with pytest.raises(errors.CorruptRecord, match="log truncated") as lost:
+        with pytest.raises(errors.CorruptRecord, match="another program truncated it") as lost:
             producer.send("t", "f").result(20)
         assert lost.value.fatal
 
 
-def test_I08_a_log_that_lost_its_end_is_noticed_by_the_next_sequence(directory: Path) -> None:
+def test_I08_the_next_sequence_reveals_that_a_log_lost_its_end(directory: Path) -> None:
     with eoslog.open(directory) as log:
         log.create_topic("t")
         engine = Engine.open(directory)
@@ -208,12 +208,12 @@ def test_I08_a_log_that_lost_its_end_is_noticed_by_the_next_sequence(directory: 
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 900_001])
-def test_I09_a_timeout_out_of_range_is_refused(log: Any, timeout: int) -> None:
+def test_I09_a_timeout_out_of_range_is_rejected(log: Any, timeout: int) -> None:
     with pytest.raises(errors.InvalidTransactionTimeout, match=str(timeout)):
         log.producer(transactional_id="a", transaction_timeout_ms=timeout)
 
 
-def test_J03_a_commit_may_be_repeated_after_it_is_complete(log: Any, engine: Any) -> None:
+def test_J03_a_commit_can_be_repeated_after_it_is_complete(log: Any, engine: Any) -> None:
     pid, epoch, _ = engine.transactions.init_producer_id("a", 60_000)
     coordinator, end = engine.transactions.add_partitions_to_txn("a", pid, epoch, [T0])
     batch = data(["x"], producer_id=pid, epoch=epoch, sequence=0, transactional=True)
@@ -232,7 +232,7 @@ def begun(log: Any, transactional_id: str = "tx", timeout: int = 1000) -> Any:
     return producer
 
 
-def test_K02_what_hangs_is_counted(log: Any) -> None:
+def test_K02_open_transactions_are_counted(log: Any) -> None:
     producer = begun(log, timeout=60_000)
     assert len(log.transactions()) == 1
     offsets = log.offsets("t", 0)
@@ -262,8 +262,8 @@ def test_K06_an_idle_id_expires_and_an_open_one_does_not(log: Any, engine: Any) 
     producer.close()
 
 
-def test_K06_seven_days_is_the_default() -> None:
-    from eoslog.config import LogConfig
+def test_K06_transactional_ids_expire_after_seven_days_by_default() -> None:
+    from eoslog.config.keys import LogConfig
 
     assert LogConfig.of({}).transactional_id_expiration_ms == 7 * 24 * 3600 * 1000
 
@@ -281,7 +281,7 @@ def passing(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], N
     return passes
 
 
-def test_K01_a_transaction_is_aborted_when_its_time_is_up(
+def test_K01_a_transaction_is_aborted_after_its_timeout(
     log: Any, passing: Callable[[float], None]
 ) -> None:
     producer = begun(log, timeout=60_000)
@@ -296,7 +296,7 @@ def test_K01_a_transaction_is_aborted_when_its_time_is_up(
     producer.close()
 
 
-def test_K03_the_epoch_moves_before_the_marker(log: Any, engine: Any) -> None:
+def test_K03_an_abort_raises_the_epoch_before_the_marker(log: Any, engine: Any) -> None:
     producer = begun(log, timeout=900_000)
     pid, epoch = producer.producer_id, producer.producer_epoch
     log.abort_transaction("tx")
@@ -313,7 +313,7 @@ def test_K03_the_epoch_moves_before_the_marker(log: Any, engine: Any) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("point", ["txn.prepared", "txn.decided", "txn.marked"])
-def test_K03_whoever_dies_between_the_bump_and_the_marker_lets_no_late_write_in(
+def test_K03_a_kill_between_the_bump_and_the_marker_lets_no_late_write_in(
     tmp_path: Path, point: str
 ) -> None:
     path = tmp_path / "log"
@@ -343,7 +343,7 @@ def test_K03_whoever_dies_between_the_bump_and_the_marker_lets_no_late_write_in(
     assert live(late, *life.of("who")[0]).fine().of("seen") == [[]]
 
 
-def test_K04_a_marker_teaches_the_partition_the_new_epoch(log: Any, engine: Any) -> None:
+def test_K04_a_marker_sets_the_new_epoch_in_the_partition(log: Any, engine: Any) -> None:
     producer = begun(log, timeout=900_000)
     pid, epoch = producer.producer_id, producer.producer_epoch
     log.abort_transaction("tx")
@@ -351,7 +351,9 @@ def test_K04_a_marker_teaches_the_partition_the_new_epoch(log: Any, engine: Any)
     producer.close()
 
 
-def test_K07_each_transaction_has_its_own_time(log: Any, passing: Callable[[float], None]) -> None:
+def test_K07_each_transaction_has_its_own_timeout(
+    log: Any, passing: Callable[[float], None]
+) -> None:
     short, long = begun(log, "short", 60_000), begun(log, "long", 900_000)
     passing(61)
     assert [row.transactional_id for row in log.transactions()] == ["long"]

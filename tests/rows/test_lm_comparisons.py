@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eoslog import TopicPartition, errors
+from tests.paths import ROOT
 from tests.rows.tools import (
     assigned,
     data,
@@ -23,17 +23,17 @@ from tests.rows.tools import (
 )
 
 T0 = TopicPartition("t", 0)
-DOCS = Path(__file__).parent.parent.parent / "docs"
+DOCS = ROOT / "docs"
 
 
-def test_L01_rollback_deletes_nothing_and_readers_filter(log: Any) -> None:
+def test_L01_an_abort_deletes_nothing_and_readers_filter(log: Any) -> None:
     with transactional(log) as producer:
         transact(producer, "rolled back", commit=False)
     assert values(log) == [] and values(log, isolation="read_uncommitted") == [b"rolled back"]
     assert log.snapshot(["t"])[T0] == log.offsets("t", 0).last_stable
 
 
-def test_L02_a_prepare_says_commit_or_abort_and_asks_nobody(log: Any, engine: Any) -> None:
+def test_L02_a_prepare_states_the_decision_and_needs_no_vote(log: Any, engine: Any) -> None:
     pid, epoch, _ = engine.transactions.init_producer_id("a", 60_000)
     coordinator, end = engine.transactions.add_partitions_to_txn("a", pid, epoch, [T0])
     batch = data(["x"], producer_id=pid, epoch=epoch, sequence=0, transactional=True)
@@ -65,7 +65,7 @@ def test_L04_a_decision_is_final(log: Any, engine: Any) -> None:
     assert values(log) == [b"a"]
 
 
-def test_L06_a_hung_transaction_is_freed(log: Any) -> None:
+def test_L06_an_operator_can_abort_a_hung_transaction(log: Any) -> None:
     producer = transactional(log)
     producer.begin_transaction()
     put(producer, "hung")
@@ -77,7 +77,7 @@ def test_L06_a_hung_transaction_is_freed(log: Any) -> None:
     producer.close()
 
 
-def test_L07_many_coordinators_in_one_directory(log: Any, engine: Any) -> None:
+def test_L07_many_coordinator_shards_share_one_directory(log: Any, engine: Any) -> None:
     shards = {
         engine.transaction_partition(name).partition
         for name in ("my-txn", "tx-1", "payments-0", "foo")
@@ -85,7 +85,7 @@ def test_L07_many_coordinators_in_one_directory(log: Any, engine: Any) -> None:
     assert len(shards) == 4
 
 
-def test_L09_a_plain_append_has_no_abort(log: Any) -> None:
+def test_L09_a_plain_append_cannot_be_aborted(log: Any) -> None:
     with log.producer(acks="all") as producer:
         put(producer, "there")
         with pytest.raises(errors.IllegalState):
@@ -93,7 +93,7 @@ def test_L09_a_plain_append_has_no_abort(log: Any) -> None:
     assert values(log) == [b"there"]
 
 
-def test_L10_readers_ask_for_no_lock(log: Any, engine: Any) -> None:
+def test_L10_readers_take_no_lock(log: Any, engine: Any) -> None:
     with log.producer() as producer:
         put(producer, *"abc")
     with locked_elsewhere(engine.partition("t", 0)), assigned(log) as consumer:
@@ -129,7 +129,7 @@ def test_L10_readers_do_not_wait_for_writers(log: Any) -> None:
     assert all(count > 100 for count in counts)
 
 
-def test_L11_the_client_decides_and_the_disk_makes_it_durable(log: Any, engine: Any) -> None:
+def test_L11_the_decision_of_the_client_is_durable_after_a_commit(log: Any, engine: Any) -> None:
     with transactional(log) as producer:
         transact(producer, "a")
         coordinator = engine.transaction_partition("tx")
@@ -143,13 +143,13 @@ def test_L11_the_client_decides_and_the_disk_makes_it_durable(log: Any, engine: 
         )  # PrepareCommit is durable
 
 
-def test_M01_send_and_do_not_care(log: Any) -> None:
+def test_M01_acks_0_sends_without_waiting_for_an_offset(log: Any) -> None:
     with log.producer(acks=0) as producer:
         assert producer.send("t", "a").result(1).offset == -1
     assert values(log) == [b"a"]
 
 
-def test_M02_confirms_one_by_one_and_in_a_batch(log: Any) -> None:
+def test_M02_deliveries_are_confirmed_one_by_one_after_a_flush(log: Any) -> None:
     confirmed: list[int] = []
     with log.producer(linger_ms=0) as producer:
         for number in range(10):
@@ -161,7 +161,7 @@ def test_M02_confirms_one_by_one_and_in_a_batch(log: Any) -> None:
     assert confirmed == list(range(10))
 
 
-def test_M02_a_refused_record_is_told_to_its_callback(log: Any) -> None:
+def test_M02_a_rejected_record_is_reported_to_its_callback(log: Any) -> None:
     refused: list[Any] = []
     with log.producer(linger_ms=60_000, delivery_timeout_ms=120_000) as producer:
         producer.produce("t", "a", on_delivery=lambda error, meta: refused.append(error))
@@ -174,5 +174,5 @@ def test_M02_a_refused_record_is_told_to_its_callback(log: Any) -> None:
 @pytest.mark.parametrize(
     "system", ["RabbitMQ", "RocketMQ", "PostgreSQL", "ZooKeeper", "two-phase commit", "Kafka"]
 )
-def test_L01_the_comparison_names_every_system(system: str) -> None:
-    assert system.lower() in (DOCS / "comparison.md").read_text().lower()
+def test_L01_the_comparison_page_names_every_system(system: str) -> None:
+    assert system.lower() in (DOCS / "explanation" / "comparison.md").read_text().lower()

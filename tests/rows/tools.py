@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from eoslog import TopicPartition, _core
-from eoslog.engine import Engine
+from eoslog.engine.engine import Engine
 
 NOW = 1_700_000_000_000
 SCALE = int(os.environ.get("EOSLOG_ROW_SCALE", "1"))
-"""`make rows SCALE=100` runs the tests that count up to the figures of the mission."""
+"""`make quality-rows SCALE=100` runs the tests that count up to the figures of the mission."""
 
 
 def settled(log: Any, topic: str = "t") -> None:
-    """Wait until the background flusher has made durable what was appended: readers see no more."""
+    """Wait until the background flusher has made the appended records durable."""
     deadline = time.monotonic() + 30
     for description in log.describe_topic(topic).partitions:
         while True:
@@ -119,7 +119,7 @@ def drain(consumer: Any, timeout: float = 0.5) -> list[bytes]:
 
 @contextmanager
 def locked_elsewhere(log: Any) -> Iterator[None]:
-    """A partition's append lock is held as by another process: through an open file of its own."""
+    """Hold a partition's append lock through an open file, as another process does."""
     fd, at = log.session.append_lock(log.slot)
     other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
     try:

@@ -1,4 +1,5 @@
-"""The deterministic simulator: several processes, one disk that crashes, one seed.
+"""The deterministic simulator: several processes, one crashing disk, one seed.
 
-`python -m tests.simulation --seconds N --seed S`; how it works and what it cannot see: `docs/simulation.md`.
+Run it as `python -m tests.simulation --seconds N --seed S`. `docs/contributing/simulator.md`
+says how it works and what it cannot see.
 """

@@ -1,7 +1,8 @@
-"""`python -m tests.simulation --seconds N --seed S`: simulate, and say which seed fails.
+"""Run the simulator from the command line and report each seed that fails.
 
-With --sweep the disk fails at every call instead. --plant runs with a
-bug on purpose until it is found, --self-test does so with every bug of `planted.py`.
+Usage: `python -m tests.simulation --seconds N --seed S`. With --sweep the disk fails at every
+call instead. --plant runs with a planted bug until the bug is found. --self-test does so with
+every bug of `planted.py`.
 """
 
 from __future__ import annotations
@@ -15,28 +16,53 @@ import sys
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long (60)")
-    parser.add_argument("--seed", type=int, default=1, help="the first seed; others follow")
     parser.add_argument(
-        "--runs", type=int, default=None, help="at most so many seeds, however long it takes"
+        "--seconds", type=float, default=60.0, help="Duration in seconds. [default: %(default)s]"
     )
     parser.add_argument(
-        "--images", type=int, default=8, help="power cuts of each life beside its own end (8)"
+        "--seed",
+        type=int,
+        default=1,
+        help="First seed; the next runs count up from it. [default: %(default)s]",
     )
     parser.add_argument(
-        "--sweep", type=int, metavar="N", help="fail every Nth call of the workload instead"
+        "--runs",
+        type=int,
+        default=None,
+        help="Run at most N seeds and ignore --seconds. [default: no limit]",
     )
-    parser.add_argument("--part", type=int, default=0, help="which of those calls: 0 to N - 1")
-    parser.add_argument("--plant", help="run with a planted bug: a name from planted.py")
     parser.add_argument(
-        "--self-test", action="store_true", help="find every planted bug within --runs seeds"
+        "--images",
+        type=int,
+        default=8,
+        help="Power losses to try in each process run, besides its own end. [default: %(default)s]",
+    )
+    parser.add_argument(
+        "--sweep",
+        type=int,
+        metavar="N",
+        help="Fail every Nth call of the workload instead. [default: off]",
+    )
+    parser.add_argument(
+        "--part",
+        type=int,
+        default=0,
+        help="Which of those calls to fail: 0 to N - 1. [default: %(default)s]",
+    )
+    parser.add_argument(
+        "--plant", help="Run with this planted bug, a name from planted.py. [default: none]"
+    )
+    parser.add_argument(
+        "--self-test",
+        action="store_true",
+        help="Check that every planted bug is found within --runs seeds.",
     )
     args = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of a run
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
     logging.disable(logging.CRITICAL)
-    from tests.simulation.planted import PLANTS, planted
+    from tests.simulation.planted import OF_PREPARED, PLANTS, planted
     from tests.simulation.simulation import Plan, Report, run
     from tests.simulation.sweep import sweep
 
@@ -48,7 +74,7 @@ def main() -> int:
         missed = []
         for name in PLANTS:
             with planted(name):
-                plan = Plan(chores=0)
+                plan = Plan(chores=0, halves=float(name in OF_PREPARED))
                 report = run(seconds, args.seed, plan=plan, runs=args.runs, stop_at_first=True)
             found = "found" if report.violations else "MISSED"
             say(

@@ -1,12 +1,14 @@
-"""The many ends that one life could have had: the power is cut at many of its moments.
+"""Many possible ends of one process run: power losses at many of its moments.
 
-One execution stands for all crashes that could have ended it: at each moment that is drawn, several of the states in
-which the disk may be left are kept, with what had been promised by then, and each is opened afterwards. In the
-recovery of some the power goes again, and again in the recovery of those. An image that equals another one of the
-same promises is not looked at twice, and not counted.
+One execution represents all crashes that could have ended it. At each moment that is chosen,
+several of the states in which the disk may be left are kept, with the promises made by then.
+Each state is opened afterwards. In the recovery of some of them the power is lost again, and
+again in the recovery of those. An image that equals another one with the same promises is
+neither checked nor counted twice.
 
-An image is opened on the real table of OS calls, on tmpfs: there is one process, and nothing stops it any more. Clocks,
-draws and threads are the simulation's, so a seed is still a run.
+An image is opened on the real table of OS calls, on tmpfs: there is one process, and nothing
+stops it any more. Clocks, random choices and threads are the simulation's, so a seed still
+determines a run.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from tests.simulation import oracle, seam
-from tests.simulation.disk import Disk, Image
-from tests.simulation.model import Model
-from tests.simulation.world import Faults, World
+from tests.simulation.machine import seam
+from tests.simulation.machine.disk import Disk, Image
+from tests.simulation.machine.world import Faults, World
+from tests.simulation.oracles import oracle
+from tests.simulation.oracles.model import Model
 
 AT_ONCE = 2
 """Images of one moment."""
@@ -47,7 +50,7 @@ class Fates:
     ) -> None:  # fmt: skip
         """Nothing is kept yet."""
         self._rng, self._disk, self._run, self._counts = rng, disk, run, counts
-        # Lives are of very different length: half of the moments lie early.
+        # The lengths of runs differ widely: half of the moments are early.
         self._moments = Counter(
             rng.randrange(20, rng.choice((500, 1500))) for _ in range(images // AT_ONCE)
         )

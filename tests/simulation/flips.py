@@ -1,12 +1,15 @@
-"""Single bits flipped in every file of a directory: detected or harmless, never silently fewer records.
+"""Single flipped bits in each file of a directory are detected or harmless.
 
-Two directories of 64 KiB each: one closed clean, one whose processes were killed after everything was flushed.
-Each flip gets a fresh copy, which is opened for writing and read to the end by a real consumer. Detected is an
-error of eoslog's; harmless is the same records, offsets and committed offsets as before. Of the control file only
-the header and two slots that are in use are flipped.
+This is checked for each reader and deletion. The directory of
+`tests.torture.oracles.operations.fill` is created twice in the simulator: closed clean, and
+killed after everything was flushed. Its bytes are the same at the same places each time. Each
+flip gets a fresh copy, on which readers and a deletion run. A flip is detected if eoslog raises
+one of its errors. It is harmless if the results are those of the undamaged directory. Of the
+control file only the header and two slots in use are flipped.
 
-Most bits lie under the checksum of a batch. Each of those is flipped where the core has the batch, which must then call
-it damaged; one in 64 goes the long way like the others, which shows that whoever opens or reads asks the core.
+Most bits are under the checksum of a batch. Each of those is flipped in the batch in the core's
+memory, and the core must call the batch damaged. One in 64 of them is flipped in a file like
+the others. This shows that a process that opens or reads asks the core.
 """
 
 from __future__ import annotations
@@ -21,104 +24,68 @@ import tempfile
 import time
 from bisect import bisect
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from random import Random
 
-import eoslog
-from eoslog import Producer, TopicPartition, _core
-from eoslog.errors import EoslogError
-from eoslog.model import OffsetAndMetadata
-from eoslog.storage import checkpoints
-from eoslog.storage.session import CONTROL_FILE
-from tests.simulation import seam
-from tests.simulation.disk import Disk, Image, write_sparse
+from eoslog import _core
+from eoslog.storage.directory.session import CONTROL_FILE
+from eoslog.storage.format import checkpoints
+from tests.simulation.machine import seam
+from tests.simulation.machine.disk import Disk, Image, write_sparse
+from tests.simulation.machine.world import Faults, World
 from tests.simulation.simulation import ROOT, Report
-from tests.simulation.world import Faults, World
+from tests.torture.oracles.operations import (
+    SETTINGS,
+    Known,
+    attempts,
+    choose,
+    fill,
+    learn,
+    require_variety,
+)
 
-SIZE = 64 << 10
 _SLOTS_AT, _SLOT_SIZE = 131072, 256
 _CRC_AT = 17
 """In a batch; what lies before it is under no checksum."""
 _ALL_THE_WAY = 64
 """One in so many bits under a checksum is looked for by opening and reading."""
-Found = tuple[dict[int, list[tuple[int, bytes]]], dict[TopicPartition, int]]
+_READERS = 3
+"""Of all readers, for each flip that is looked for by opening: which ones, the flip decides."""
 
 
-def directory(*, clean: bool) -> tuple[Image, Found]:
-    """A directory with several segments, transactions, aborts and a group's offsets; what it holds."""
+def directory(*, clean: bool) -> Image:
+    """The directory, closed clean or killed."""
     base = tempfile.mkdtemp(prefix="eoslog-flips-", dir=ROOT)
     try:
         disk = Disk(os.path.join(base, "d"), {})
         properties = checkpoints.MetaProperties(
             cluster_id="A" * 22,
             directory_id="B" * 22,
-            transaction_partitions=2,
-            offsets_partitions=1,
+            transaction_partitions=SETTINGS["transaction.state.log.num.partitions"],
+            offsets_partitions=SETTINGS["offsets.topic.num.partitions"],
         )
         checkpoints.write_meta_properties(disk.root, properties)
         disk = Disk(
             os.path.join(base, "e"),
             {"meta.properties": open(f"{disk.root}/meta.properties", "rb").read()},
         )
-        found: list[Found] = []
 
         def body() -> None:
-            log = eoslog.open(disk.root)
-            log.create_topic("a", 2, {"segment.bytes": 8000, "index.interval.bytes": 500})
-            producer = Producer({"log.dir": disk.root, "transactional.id": "t", "batch.size": 600})
-            producer.init_transactions()
-            for i in itertools.count():
-                producer.begin_transaction()
-                for j in range(20):
-                    producer.produce("a", f"{i}.{j}" + "v" * 60, partition=j % 2)
-                if i % 5 == 4:
-                    producer.flush()
-                    producer.abort_transaction()
-                else:
-                    producer.send_offsets_to_transaction({TopicPartition("a", 0): i}, "g")
-                    producer.commit_transaction()
-                if (
-                    sum(len(c or b"") for n, c in disk.as_is().items() if n != CONTROL_FILE)
-                    > SIZE - 2500
-                ):
-                    break
-            log.engine.groups.commit_offsets(
-                "h", "", -1, {TopicPartition("a", 1): OffsetAndMetadata(7)}
-            )
-            for partition in range(2):
-                log.engine.partition("a", partition).flush()
-            found.append(content(log))
+            log = fill(disk.root)
             if clean:
-                producer.close()
                 log.close()
 
         world = World(Random(1), disk, Faults(writeback=0))
+        world.wall_ns = time.time_ns()  # or the flips would look at what has expired
         process = world.spawn("p", body)
         with seam.installed(world):
             world.run()
         seam.bury(process)
-        return disk.as_is(), found[0]
+        world.raise_kept()
+        return disk.as_is()
     finally:
         shutil.rmtree(base, ignore_errors=True)
-
-
-def content(log: eoslog.Log) -> Found:
-    """What a reader gets, to the end, and the groups' offsets."""
-    records: dict[int, list[tuple[int, bytes]]] = {0: [], 1: []}
-    with log.consumer(**{"auto.offset.reset": "earliest"}) as consumer:
-        consumer.assign([TopicPartition("a", 0), TopicPartition("a", 1)])
-        for _ in range(100):
-            for record in consumer.consume(100_000, timeout=0):
-                records[record.partition].append((record.offset, record.value))
-            places = consumer.position(consumer.assignment())
-            if all(p.offset == log.offsets("a", p.partition).last_stable for p in places):
-                break
-        else:
-            raise AssertionError(f"the reader stands still at {places}")
-    groups = {}
-    for group in ("g", "h"):
-        for tp, stored in log.engine.groups.fetch_offsets(group).items():
-            groups[TopicPartition(f"{group} {tp.topic}", tp.partition)] = stored.offset
-    return records, groups
 
 
 def bits(image: Image) -> list[tuple[str, int]]:
@@ -161,37 +128,39 @@ class Core:
         _, _, starts = self._files[name]
         return bit // 8 - starts[bisect(starts, bit // 8) - 1] >= _CRC_AT
 
-    def look(self, name: str, bit: int) -> str | None:
-        """None if the batch is called damaged."""
+    def look(self, name: str, bit: int) -> list[str]:
+        """What is wrong: nothing if the batch is called damaged."""
         data, batches, starts = self._files[name]
         batch = batches[bisect(starts, bit // 8) - 1]
         data[bit // 8] ^= 1 << bit % 8
         whole = batch.valid
         data[bit // 8] ^= 1 << bit % 8
-        return "the batch counts as whole" if whole else None
+        return ["the batch counts as whole"] if whole else []
 
 
-def look(path: str, expected: Found) -> str | None:
-    """None if it is harmless, or detected; else what went wrong."""
+def newest(image: Image, name: str) -> bool:
+    """Whether it is the log file of a partition's active segment."""
+    place = os.path.dirname(name)
+    logs = [other for other in image if os.path.dirname(other) == place and other.endswith(".log")]
+    return name.endswith(".log") and name == max(logs)
+
+
+def look(path: str, image: Image, flip: tuple[str, int], known: Known, report: Report) -> list[str]:
+    """Run readers and a deletion on the image with one flipped bit.
+
+    Returns what went wrong.
+    """
+    name, bit = flip
+    rng = Random(f"{name} {bit}")
+    read_only = rng.random() < 0.3
+    killed = "killed" in os.path.basename(path)
+    alone = not (killed and newest(image, name))
+    chosen = choose(rng, files_alone=alone, read_only=read_only, readers=_READERS)
+    lay(path, image, name, bit)
     try:
-        with eoslog.open(path) as log:
-            found = content(log)
-    except EoslogError as error:
-        return None if str(error) else f"{type(error).__name__} without a word"
-    except Exception as error:
-        return f"not typed: {type(error).__name__}: {error}"
-    for part, want in zip(found, expected, strict=True):
-        if part != want:
-            return f"silently {_size(part)} instead of {_size(want)}"
-    return None
-
-
-def _size(part: object) -> object:
-    return (
-        {k: len(v) if isinstance(v, list) else v for k, v in part.items()}
-        if isinstance(part, dict)
-        else part
-    )
+        return attempts(Path(path), chosen, known, report.counts, read_only=read_only)
+    finally:
+        shutil.rmtree(path)
 
 
 def flips(
@@ -206,7 +175,10 @@ def flips(
     base = tempfile.mkdtemp(prefix="eoslog-flip-", dir=ROOT)
     try:
         for clean in (True, False):
-            image, expected = directory(clean=clean)
+            kind = "clean" if clean else "killed"
+            image = directory(clean=clean)
+            known = learn(partial(copy, os.path.join(base, "learn"), image))
+            require_variety(known)
             todo = bits(image)
             report.counts["bits there"] += len(todo)
             Random(0).shuffle(todo)
@@ -218,16 +190,11 @@ def flips(
                 if core.judges(name, bit) and number % _ALL_THE_WAY:
                     wrong = core.look(name, bit)
                 else:
-                    path = os.path.join(base, f"{clean}{number}")
-                    lay(path, image, name, bit)
-                    wrong = look(path, expected)
-                    shutil.rmtree(path)
+                    path = os.path.join(base, f"{kind}{number}")
+                    wrong = look(path, image, (name, bit), known, report)
                     report.counts["openings"] += 1
                 report.counts["flips"] += 1
-                if wrong is not None:
-                    report.violations.append(
-                        f"{'clean' if clean else 'killed'} {name} bit {bit}: {wrong}"
-                    )
+                report.violations += [f"{kind} {name} bit {bit}: {what}" for what in wrong]
                 if say is not None and number % 500 == 499:
                     say(
                         f"{report.counts['flips']} of {report.counts['bits there']} bits, {len(report.violations)} violations"
@@ -239,8 +206,14 @@ def flips(
     return report
 
 
+def copy(path: str, image: Image) -> Path:
+    """The image as it is."""
+    lay(path, image, "", 0)
+    return Path(path)
+
+
 def lay(path: str, image: Image, name: str, bit: int) -> None:
-    """The image, with one bit of one file flipped."""
+    """The image, with one bit of one file flipped; of none if no file has the name."""
     for file, data in image.items():
         full = os.path.join(path, file)
         if data is None:
@@ -256,9 +229,21 @@ def lay(path: str, image: Image, name: str, bit: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.flips")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long (60)")
-    parser.add_argument("--every", type=int, default=1, help="one in so many bits (1: every bit)")
-    parser.add_argument("--part", type=int, default=0, help="which of them: 0 to EVERY - 1")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="Duration in seconds. [default: %(default)s]"
+    )
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=1,
+        help="Flip one in N bits; 1 flips every bit. [default: %(default)s]",
+    )
+    parser.add_argument(
+        "--part",
+        type=int,
+        default=0,
+        help="Which of those bits to flip: 0 to EVERY - 1. [default: %(default)s]",
+    )
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
     report = flips(
@@ -268,7 +253,8 @@ def main() -> int:
         print(what)
     c = report.counts
     print(
-        f"{c['flips']} flips, {c['openings']} openings, {c['bits there']} bits there, {len(report.violations)} violations"
+        f"{c['flips']} flips, {c['openings']} openings, {c['pairs']} pairs, {c['bits there']} bits there, "
+        f"{len(report.violations)} violations"
     )
     return 1 if report.violations else 0
 

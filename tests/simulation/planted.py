@@ -1,4 +1,4 @@
-"""Bugs of the kind that the simulator exists for, planted on purpose: it must find every one of them."""
+"""Planted bugs, each of which the simulator must find."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from eoslog import _core
-from eoslog.client.acknowledger import Acknowledger
-from eoslog.coordinator.transaction_ending import Endings
-from eoslog.coordinator.transaction_log import TransactionLog
-from eoslog.storage import files, log_flusher, log_loader
-from eoslog.storage.log_flusher import LogFlusher
-from tests.simulation import seam
+from eoslog.client.producer.acknowledger import Acknowledger
+from eoslog.coordinator.transactions.commit import Endings
+from eoslog.coordinator.transactions.log import TransactionLog
+from eoslog.coordinator.transactions.prepared import PreparedTransactions
+from eoslog.engine.staged_transactions import StagedTransactions
+from eoslog.errors import OutcomeConflict
+from eoslog.storage.fs import files
+from eoslog.storage.log import flusher as log_flusher
+from eoslog.storage.log import loader as log_loader
+from eoslog.storage.log.flusher import LogFlusher
+from eoslog.storage.segment import seals
+from eoslog.storage.segment.derived import Derived
+from eoslog.storage.segment.segment import TXN_INDEX
+from tests.simulation.machine import seam
 
 _WRITTEN, _PUBLISHED = 3, 6
 
@@ -90,10 +98,42 @@ def _flush_without_sync(stack: contextlib.ExitStack) -> None:
     _put(stack, LogFlusher, "__init__", make)
 
 
+def _use_indexes_as_they_are(stack: contextlib.ExitStack) -> None:
+    """One alone costs a scan, or nothing."""
+
+    def abort_index(self: Derived) -> bytes:
+        return seals.content(self._stem + TXN_INDEX) or b""
+
+    _put(stack, LogFlusher, "sync_indexes", _nothing)
+    _put(stack, Derived, "abort_index", abort_index)
+
+
 def _recover_without_sync(stack: contextlib.ExitStack) -> None:
     """Neither before it reads nor after it wrote again: one alone is all but enough."""
     _put(stack, log_loader, "_core", But(_core, os_sync=_nothing))
     _put(stack, log_loader.files, "forget_cached", _nothing)
+
+
+def _stage_without_flush(stack: contextlib.ExitStack) -> None:
+    """The record that names a payload is durable before the payload."""
+    room = StagedTransactions._room
+
+    def unflushed(self: StagedTransactions) -> Any:
+        log = room(self)
+        return But(log, flush=_nothing)
+
+    _put(stack, StagedTransactions, "_room", unflushed)
+
+
+def _accept_both_decisions(stack: contextlib.ExitStack) -> None:
+    """A process that decides gets what it asked for, although another one was faster."""
+    resolve = PreparedTransactions.resolve
+
+    def agree(self: PreparedTransactions, token: str, commit: bool) -> None:
+        with contextlib.suppress(OutcomeConflict):
+            resolve(self, token, commit)
+
+    _put(stack, PreparedTransactions, "resolve", agree)
 
 
 def _put(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -101,6 +141,11 @@ def _put(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None
     setattr(owner, name, value)
 
 
+OF_PREPARED: dict[str, Callable[[contextlib.ExitStack], None]] = {
+    "a staged payload that is not flushed": _stage_without_flush,
+    "two decisions of one prepared transaction": _accept_both_decisions,
+}
+"""Those that only prepared transactions show."""
 PLANTS: dict[str, Callable[[contextlib.ExitStack], None]] = {
     "a flush without fdatasync": _flush_without_sync,
     "an acknowledgement before the flush": lambda s: _put(
@@ -111,14 +156,15 @@ PLANTS: dict[str, Callable[[contextlib.ExitStack], None]] = {
     ),
     "a publication before the bytes": _publish_first,
     "a commit whose data is not flushed": lambda s: _put(
-        s, Endings, "_flush", lambda self, spans: False
+        s, Endings, "flush", lambda self, spans: False
     ),
     "a decision that is not flushed": lambda s: _put(s, TransactionLog, "make_durable", _nothing),
-    "indexes that are never synced": lambda s: _put(s, LogFlusher, "sync_indexes", _nothing),
+    "indexes that are neither synced nor verified": _use_indexes_as_they_are,
     "a roll whose names are not synced": lambda s: _put(
         s, log_flusher.files, "fsync_dir", _nothing
     ),
     "recovery without fdatasync": _recover_without_sync,
+    **OF_PREPARED,
 }
 
 

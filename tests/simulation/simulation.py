@@ -1,10 +1,10 @@
-"""One seed, one run: lives of several processes, crashes, recoveries that crash, and looks at what is left.
+"""One seed, one run: process runs, crashes, recoveries and checks.
 
 run      a directory on a simulated disk, and one model of what was promised
 life     one to three processes work until they are done, or everything stops
-crash    all processes die; the power goes with them or not
+crash    all processes die; the power is lost with them or not
 recovery one process opens everything; it may crash too, three deep
-look     by a process that nothing disturbs: the oracles, and live state = replayed state
+look     by an undisturbed process: the oracles, and live state = replayed state
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from eoslog.storage import checkpoints, files
-from tests.simulation import oracle, seam
-from tests.simulation.disk import Disk, Image
+from eoslog.storage.format import checkpoints
+from eoslog.storage.fs import files
 from tests.simulation.fates import Fates
-from tests.simulation.model import Model
-from tests.simulation.workload import Client
-from tests.simulation.world import Faults, Process, World
+from tests.simulation.machine import seam
+from tests.simulation.machine.disk import Disk, Image
+from tests.simulation.machine.world import Faults, Process, World
+from tests.simulation.oracles import oracle
+from tests.simulation.oracles.model import Model
+from tests.simulation.workloads.workload import Client
 
 ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
@@ -58,12 +60,15 @@ class Plan:
     """What a run does; a seed draws from it."""
 
     lives: int = 4
-    images: int = 8  # about so many power cuts of each life, beside its own end
+    images: int = 8  # approximate number of power losses per process run, besides its own end
     processes: int = 3
     operations: int = 10
     faults: bool = True
     chores: float = (
         0.5  # share of the seeds in which processes clean, trim, delete topics and join groups
+    )
+    halves: float = (
+        0.3  # share of the seeds in which processes prepare transactions and decide them
     )
 
 
@@ -79,6 +84,7 @@ class Run:
         self.base = tempfile.mkdtemp(prefix="eoslog-sim-", dir=ROOT)
         self.roots = 0
         self.chores = Random(f"{seed} chores").random() < self.plan.chores
+        self.halves = Random(f"{seed} halves").random() < self.plan.halves
         self.traces: list[str] = []
 
     def execute(self) -> Report:
@@ -105,7 +111,11 @@ class Run:
     # -- pieces -------------------------------------------------------------------------------------
 
     def _disk(self, image: Image) -> Disk:
-        """A new root. It bears the same name for every disk, which files of the log may hold."""
+        """Return a disk with a new root.
+
+        The path of the root has the same length for every disk, because files of the log may
+        contain it.
+        """
         self.roots += 1
         return Disk(os.path.join(self.base, f"{self.roots:06d}"), image)
 
@@ -135,6 +145,7 @@ class Run:
         ]
         for client in clients:
             client.does_chores = self.chores
+            client.prepares = self.halves
 
         def killed(process: Process) -> None:
             self.report.counts["kills"] += 1
@@ -158,7 +169,10 @@ class Run:
         return self._after_crash(disk, depth=0)
 
     def _fresh(self) -> Image:
-        """A new directory with few internal partitions. Durable; its creation is another test's."""
+        """Create a durable directory with few internal partitions.
+
+        Another test covers its creation.
+        """
         disk = self._disk({})
         checkpoints.write_meta_properties(
             disk.root,
@@ -202,7 +216,10 @@ class Run:
         return self._look(disk, depth)
 
     def _look(self, disk: Disk, depth: int) -> Image:
-        """Open, check everything, compare with a second opening; what is on the disk then."""
+        """Open, check everything, compare with a second opening.
+
+        Returns the image of the disk after that.
+        """
         self.report.counts["looks"] += 1
         found: list[oracle.State] = []
 

@@ -1,9 +1,11 @@
-"""The disk fails at every call of one workload: once, or from then on; EIO, a full disk, a short write.
+"""The disk fails at each call of one workload: with EIO, ENOSPC or a short write.
 
-One process runs a fixed series of operations. First without a fault, to count its calls; then once for every call
-of every kind, with that call failing. If the process has not died by the end, the disk heals: every partition must
-take records again (unless a failed flush has poisoned it) and take them after the directory was closed and opened.
-Then the process dies or ends, the power goes or stays, and everything that was promised must be there.
+The failure happens once, or from then on. One process runs a fixed series of operations: first
+without a fault, to count its calls, then once for every call of every kind, with that call
+failing. If the process has not died by the end, the disk works again. Then every partition must
+accept records, unless a failed flush has poisoned it, and accept them after the directory was
+closed and opened. Then the process dies or ends, with or without a power loss, and everything
+that was promised must be there.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from dataclasses import dataclass
 from random import Random
 
 from eoslog.errors import EoslogError, LogPoisoned
+from tests.simulation.machine.world import Faults, World
 from tests.simulation.simulation import Plan, Report, Run
-from tests.simulation.workload import TOPICS, Client
-from tests.simulation.world import Faults, World
+from tests.simulation.workloads.workload import TOPICS, Client
 
 KINDS = {
     "EIO": ("pwrite", "sync", "open", "rename", "unlink", "ftruncate", "mkdir", "pread"),
@@ -137,7 +139,7 @@ def sweep(
     runs: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Report:
-    """Run one in `every` faults of the workloads of seeds from `seed` on until the time is over.
+    """Run one in `every` faults of the workloads from `seed` on, for `seconds`.
 
     The parts 0 to every - 1 are disjoint, and together all faults. At most `runs` workloads.
     """

@@ -1,4 +1,7 @@
-"""What the simulator found, each as a test of its own: a crash at the worst moment, all unsynced bytes lost."""
+"""Each finding of the simulator as a test of its own.
+
+Each test crashes at the worst moment and loses all unsynced bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import pytest
 
 import eoslog
 from eoslog import Producer
-from eoslog.storage import checkpoints, files
-from eoslog.storage.cleaner import clean_partition
-from tests.simulation import looks, seam
-from tests.simulation.disk import Disk
-from tests.simulation.world import Faults, World
+from eoslog.storage.compaction.cleaner import clean_partition
+from eoslog.storage.format import checkpoints
+from eoslog.storage.fs import files
+from tests.simulation.machine import seam
+from tests.simulation.machine.disk import Disk
+from tests.simulation.machine.world import Faults, World
+from tests.simulation.oracles import looks
 
 CALM = Faults(writeback=0)
 
@@ -60,7 +65,7 @@ def shown(found: list[str]) -> Callable[[str], None]:
 
     def body(path: str) -> None:
         with eoslog.open(path) as log:
-            found[:] = [value for _, value in looks.visible(log.engine.partition("a", 0))]
+            found[:] = [value for _, value in looks.visible(log._engine.partition("a", 0))]
 
     return body
 
@@ -81,11 +86,14 @@ def one_abort(path: str) -> None:
 
 def roll(path: str) -> None:
     with eoslog.open(path) as log:
-        log.engine.partition("a", 0).roll()
+        log._engine.partition("a", 0).roll()
 
 
-def test_an_aborted_record_stays_hidden_when_the_abort_index_was_never_synced(power: Power) -> None:
-    """A clean close moves the recovery point past a sealed segment: its indexes are durable first."""
+def test_an_aborted_record_stays_hidden_after_its_abort_index_is_lost(power: Power) -> None:
+    """A clean close moves the recovery point past a sealed segment.
+
+    The indexes of the segment are durable before that.
+    """
     power.life(one_abort)
     power.life(roll)
     power.cut(losing=".txnindex")
@@ -95,13 +103,16 @@ def test_an_aborted_record_stays_hidden_when_the_abort_index_was_never_synced(po
 
 
 def test_a_checkpoint_syncs_the_indexes_that_recovery_will_not_rebuild(power: Power) -> None:
-    """A roll, a checkpoint and a power cut, by one process that never closes. (R49 of docs/reliability.md)"""
+    """A roll, a checkpoint and a power loss, by one process that never closes.
+
+    See R49 of docs/contributing/regressions.md.
+    """
 
     def body(path: str) -> None:
         one_abort(path)
         log = eoslog.open(path)
-        log.engine.partition("a", 0).roll()
-        log.engine._checkpointer.checkpoint()
+        log._engine.partition("a", 0).roll()
+        log._engine._checkpointer.checkpoint()
 
     power.life(body)
     power.cut(losing=".txnindex")
@@ -111,12 +122,15 @@ def test_a_checkpoint_syncs_the_indexes_that_recovery_will_not_rebuild(power: Po
 
 
 def test_a_segment_that_ends_at_the_recovery_point_is_scanned(power: Power) -> None:
-    """It was active when the point was written: its indexes are only what recovery makes of them. (R44 of docs/reliability.md)"""
+    """The segment was active when the recovery point was written.
+
+    Its indexes are only what recovery builds. See R44 of docs/contributing/regressions.md.
+    """
     power.life(one_abort)  # clean: the recovery point is the end of the only segment
 
     def body(path: str) -> None:
         log = eoslog.open(path)
-        log.engine.partition("a", 0).roll()
+        log._engine.partition("a", 0).roll()
 
     power.life(body)
     power.cut(losing=".txnindex")
@@ -126,8 +140,11 @@ def test_a_segment_that_ends_at_the_recovery_point_is_scanned(power: Power) -> N
 
 
 @pytest.mark.slow
-def test_a_first_opening_that_lost_the_bytes_of_its_files_is_opened_again(tmp_path: Path) -> None:
-    """Their lengths were kept, as XFS and ext4 may do it: no file is there under its name unsynced."""
+def test_an_opening_whose_files_lost_their_bytes_is_repeated(tmp_path: Path) -> None:
+    """The files kept their lengths, as with XFS and ext4.
+
+    No file has its final name before it is synced.
+    """
     for step in range(1, 1000):
         base = tmp_path / f"{step}"
         base.mkdir()
@@ -145,8 +162,11 @@ def test_a_first_opening_that_lost_the_bytes_of_its_files_is_opened_again(tmp_pa
     assert 20 < step < 1000
 
 
-def test_a_directory_made_by_a_dead_process_becomes_durable(power: Power) -> None:
-    """Killed between mkdir and the sync of its parent: the next process finds it and relies on it."""
+def test_a_directory_created_by_a_dead_process_becomes_durable(power: Power) -> None:
+    """The process is killed between mkdir and the sync of the parent.
+
+    The next process finds the directory and relies on it.
+    """
 
     def make(path: str) -> None:
         files.make_dir(f"{path}/a-0")
@@ -159,13 +179,16 @@ def test_a_directory_made_by_a_dead_process_becomes_durable(power: Power) -> Non
 
 
 @pytest.mark.slow
-def test_renames_in_another_order_leave_all_old_or_all_new_segments(tmp_path: Path) -> None:
-    """A swap of cleaned segments is cut at each step, and only the last rename was kept."""
+def test_reordered_renames_leave_all_old_or_all_new_segments(tmp_path: Path) -> None:
+    """A swap of cleaned segments is interrupted at each step.
+
+    Only the last rename was kept.
+    """
 
     def fill(path: str) -> None:
         with eoslog.open(path) as log:
             log.create_topic("a", config={"cleanup.policy": "compact"})
-            partition = log.engine.partition("a", 0)
+            partition = log._engine.partition("a", 0)
             with Producer({"log.dir": path}) as producer:
                 for i in range(3):
                     producer.produce("a", f"{i}", key="k")
@@ -176,7 +199,7 @@ def test_renames_in_another_order_leave_all_old_or_all_new_segments(tmp_path: Pa
 
     def clean(path: str) -> None:
         log = eoslog.open(path)
-        clean_partition(log.engine.partition("a", 0), 0, 1 << 50, force=True)
+        clean_partition(log._engine.partition("a", 0), 0, 1 << 50, force=True)
 
     base = tmp_path / "filled"
     base.mkdir()

@@ -1,12 +1,16 @@
-"""Single flipped bits, sampled; `python -m tests.simulation.flips` takes every one."""
+"""A sample of single flipped bits is detected or harmless.
+
+`python -m tests.simulation.flips` flips every bit.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.process
 
@@ -14,7 +18,7 @@ pytestmark = pytest.mark.process
 def test_a_flipped_bit_is_detected_or_harmless() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.simulation.flips", "--seconds", "30", "--every", "4000"],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=900,

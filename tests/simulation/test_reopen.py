@@ -1,4 +1,7 @@
-"""Reopening after an unclean stop reads what was written since the last checkpoint, not the log: bytes are counted."""
+"""Reopening after an unclean stop reads only what the last checkpoint lacks.
+
+The tests count bytes.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ import pytest
 
 import eoslog
 from eoslog import Producer
-from tests.simulation import seam
+from tests.simulation.machine import seam
+from tests.simulation.machine.world import World
 from tests.simulation.test_findings import CALM, Power
-from tests.simulation.world import World
 
 SEGMENT = 20_000
 
@@ -26,7 +29,7 @@ def fill(segments: int, tail: int):
         for _ in range(segments * SEGMENT // 1000):
             producer.produce("a", "x" * 900, partition=0)
         producer.flush()
-        log.engine._checkpointer.checkpoint()
+        log._engine._checkpointer.checkpoint()
         for _ in range(tail):
             producer.produce("a", "y" * 900, partition=0)
         producer.flush()
@@ -46,7 +49,7 @@ def bytes_read(power: Power, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]
 
     def body(path: str) -> None:
         log = eoslog.open(path)
-        end[0] = log.engine.partition("a", 0).log_end
+        end[0] = log._engine.partition("a", 0).log_end
         world.crash()
 
     world = World(Random(1), power.disk, CALM)
@@ -70,7 +73,7 @@ def measured(base: Path, monkeypatch: pytest.MonkeyPatch, segments: int, tail: i
     return read
 
 
-def test_reopening_reads_the_unflushed_part_and_not_the_log(
+def test_reopening_reads_only_the_part_that_was_not_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = measured(tmp_path / "small", monkeypatch, 4, 10)

@@ -1,6 +1,7 @@
-"""A million open transactions: what one costs in memory, and that the last stable offset does not get slower.
+"""A million open transactions: memory per transaction and cost of the stable end.
 
-Here a tenth of a million; `EOSLOG_SCALE=10` takes all of it. No seconds are asserted, only how the work grows.
+The last stable offset does not get slower. By default a tenth of a million is opened;
+`EOSLOG_SCALE=10` takes all of it. No seconds are asserted, only how the work grows.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import time
 import tracemalloc
 
 from eoslog._core import build_batch, build_marker, transaction_value
-from eoslog.coordinator.transaction_log import TransactionFold
-from eoslog.coordinator.transaction_records import encode_key
-from eoslog.coordinator.transaction_state import TransactionMetadata
+from eoslog.coordinator.transactions.log import TransactionLogFold
+from eoslog.coordinator.transactions.records import encode_key
+from eoslog.coordinator.transactions.state import TransactionMetadata
 from eoslog.model import AppendOrigin, TopicPartition
 from tests.storage.helpers import opened
 
@@ -30,7 +31,10 @@ def resident() -> int:
 
 
 def open_transactions(log, count: int) -> int:
-    """Enter transactions through the core's state; each of its own producer, in order of offsets. Bytes they take."""
+    """Enter transactions of one producer each through the core's state, by offset.
+
+    Returns the bytes that they take.
+    """
     log.append(build_batch([(0, None, b"", ())] * 2))
     log.fold()
     entries = b"".join(_ENTRY.pack(pid, 0, 0, 0, 0, 0, 0, 0) for pid in range(count))
@@ -42,7 +46,10 @@ def open_transactions(log, count: int) -> int:
 
 
 def end_some(log, first: int, ends: int) -> float:
-    """Processor seconds to abort `ends` transactions from `first` on, looking at the stable end each time."""
+    """Abort `ends` transactions from `first` on and return the processor seconds.
+
+    The stable end is read after each abort.
+    """
     began = time.process_time()
     for pid in range(first, first + ends):
         log.append(
@@ -53,14 +60,14 @@ def end_some(log, first: int, ends: int) -> float:
     return time.process_time() - began
 
 
-def test_an_open_transaction_takes_a_kibibyte_at_most_in_the_core(tmp_path) -> None:
+def test_an_open_transaction_uses_at_most_a_kibibyte_in_the_core(tmp_path) -> None:
     with opened(str(tmp_path)) as log:
         assert open_transactions(log, COUNT) <= 1024 * COUNT
         assert len(log.core.open_transactions()) == COUNT
 
 
-def test_an_open_transaction_takes_a_kibibyte_at_most_in_the_coordinator() -> None:
-    fold = TransactionFold()
+def test_an_open_transaction_uses_at_most_a_kibibyte_in_the_coordinator() -> None:
+    fold = TransactionLogFold()
     names = [f"transactional-id-{i}" for i in range(COUNT // 50)]
     rows = []
     for i, name in enumerate(names):
@@ -77,7 +84,7 @@ def test_an_open_transaction_takes_a_kibibyte_at_most_in_the_coordinator() -> No
     assert taken <= 1024 * len(names), f"{taken / len(names):.0f} bytes each"
 
 
-def test_the_stable_end_is_no_slower_with_a_hundred_times_the_transactions(tmp_path) -> None:
+def test_the_stable_end_is_as_fast_with_a_hundred_times_the_transactions(tmp_path) -> None:
     seconds = {}
     for count in (COUNT // 100, COUNT):
         path = tmp_path / str(count)

@@ -1,17 +1,19 @@
-"""Spark tests run on the installed wheel, or on the source tree by way of PYTHONPATH=spark."""
+"""Spark tests run on the installed wheel, or on the source tree.
+
+For the source tree, set PYTHONPATH=spark.
+"""
 
 import importlib.util
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.paths import ROOT
 
 
 def _make_importable() -> None:
-    """Spark's planner and executors are processes of their own: the environment tells them."""
+    """Set the environment for Spark's planner and executors, which are processes."""
     wanted = []
     for name, folder in (("eoslog", ROOT), ("pyspark_eoslog", ROOT / "spark")):
         spec = importlib.util.find_spec(name)
@@ -29,7 +31,10 @@ _make_importable()
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
-    """One session for all Spark tests: two slots, three attempts a task, no network, no UI."""
+    """One session for all Spark tests: two slots, three attempts per task.
+
+    The session uses no network and no UI.
+    """
     pytest.importorskip("pyspark")
     from pyspark.sql import SparkSession
 
@@ -71,9 +76,9 @@ def log(tmp_path):
 @pytest.fixture
 def made(log):
     """Makes readers of streams over topic `t` of `log`, closed at the end."""
-    from pyspark_eoslog.options import Options
+    from pyspark_eoslog.options.options import Options
+    from pyspark_eoslog.read.stream import EoslogStreamReader
     from pyspark_eoslog.schema import source_schema
-    from pyspark_eoslog.stream_reader import EoslogStreamReader
 
     readers = []
 

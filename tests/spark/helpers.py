@@ -1,8 +1,8 @@
-"""What the Spark tests share: reading, writing, and looking at a topic without Spark."""
+"""Helpers of the Spark tests: read, write, and check a topic without Spark."""
 
 from pathlib import Path
 
-from eoslog.client.staging import STAGING
+from eoslog.connector.staging import STAGING
 
 
 def reader(spark, log, **options):
@@ -42,7 +42,7 @@ def values(log, topic, isolation="read_committed"):
 
 
 def staged(log):
-    """Names of the jobs in the staging directory, but for those that are being removed."""
+    """Names of the jobs in the staging directory, except those being removed."""
     folder = Path(log.path) / STAGING
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     return sorted(name for name in names if not name.endswith(".done"))

@@ -1,4 +1,4 @@
-"""What `make bench-spark` prints is worth what its arithmetic is."""
+"""What `make quality-bench-spark` prints is worth what its arithmetic is."""
 
 import itertools
 
@@ -15,7 +15,7 @@ def test_a_ratio_is_the_median_of_neighbouring_rounds():
     assert ratio(ours, peer).processor == 2.5
 
 
-def test_cases_take_turns_and_the_first_round_does_not_count():
+def test_cases_alternate_and_the_first_round_does_not_count():
     seen, made = [], []
     cases = {name: lambda number, name=name: seen.append((number, name)) for name in "abc"}
     found = in_turns(cases, 20, before=lambda name, number: made.append((number, name)))
@@ -25,7 +25,7 @@ def test_cases_take_turns_and_the_first_round_does_not_count():
     assert [len(found[name].walls) for name in "abc"] == [20, 20, 20]
 
 
-def test_every_case_comes_behind_every_other_one():
+def test_every_case_follows_every_other_case():
     seen = []
     cases = {name: lambda number, name=name: seen.append((number, name)) for name in "abc"}
     in_turns(cases, 20)
@@ -35,7 +35,7 @@ def test_every_case_comes_behind_every_other_one():
 
 
 @pytest.mark.slow
-def test_processor_time_of_a_child_counts_to_the_case_that_ran_it():
+def test_cpu_time_of_a_child_counts_towards_its_case():
     import subprocess
     import sys
 
@@ -49,5 +49,5 @@ def test_processor_time_of_a_child_counts_to_the_case_that_ran_it():
     assert found["child"].processor[0] > 0.2 > found["nothing"].processor[0]
 
 
-def test_columns_are_as_wide_as_they_need():
+def test_report_columns_are_as_wide_as_needed():
     assert table([("", "x"), ("long", "1"), ("a", "22")]) == ["       x", "long   1", "a     22"]

@@ -1,25 +1,24 @@
-"""The pipelines as they are run: all of them on some flights, and a table that two runs write to."""
+"""The pipelines run as programs on some flights; two runs write to one table."""
 
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
+from tests.paths import SOURCE
+
 pytest.importorskip("pyspark")
 
-from .helpers import produce
+from tests.spark.helpers import produce
 
-SOURCE = Path(os.environ.get("EOSLOG_SOURCE") or Path(__file__).parents[2]).resolve()
 PIPELINES = SOURCE / "spark" / "pipelines"
 
 
 @pytest.fixture
 def pipeline(monkeypatch):
-    """The module that compacts a topic, imported as the script beside it does."""
+    """The module that compacts a topic, imported as its neighbouring script does."""
     monkeypatch.syspath_prepend(str(PIPELINES))
     yield import_module("compact_to_parquet")
     for name in ("compact_to_parquet", "session"):
@@ -43,19 +42,19 @@ def topic(log):
 
 
 @pytest.mark.slow
-def test_all_of_them_agree_with_the_file_and_change_nothing_when_run_again(tmp_path):
+def test_all_pipelines_agree_with_the_file_and_are_idempotent(tmp_path):
     command = [sys.executable, str(PIPELINES / "flights.py"), "--limit", "20000"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "pipelines: everything agrees" in done.stdout and "WRONG" not in done.stdout
 
 
-def test_of_two_runs_at_once_one_counts(spark, topic, pipeline, tmp_path):
+def test_only_one_of_two_concurrent_pipeline_runs_counts(spark, topic, pipeline, tmp_path):
     def run(_):
         try:
             return pipeline.compact(spark, topic.path, "t", tmp_path)
         except RuntimeError as error:
-            assert "made by another run" in str(error)
+            assert "another run wrote version" in str(error)
             return 0
 
     with ThreadPoolExecutor(2) as pool:
@@ -66,7 +65,9 @@ def test_of_two_runs_at_once_one_counts(spark, topic, pipeline, tmp_path):
     assert numbers(spark, pipeline, tmp_path) == list(range(130))
 
 
-def test_what_a_run_left_that_died_counts_for_nothing_and_goes(spark, topic, pipeline, tmp_path):
+def test_the_files_of_a_killed_pipeline_run_are_ignored_and_removed(
+    spark, topic, pipeline, tmp_path
+):
     dead = tmp_path / "data" / "000000-dead"
     spark.range(5).selectExpr("binary('no') as value").write.parquet(str(dead))
     for end in (130, 160):
@@ -76,10 +77,12 @@ def test_what_a_run_left_that_died_counts_for_nothing_and_goes(spark, topic, pip
     assert not dead.exists()
 
 
-def test_a_topic_made_anew_is_not_taken_for_the_one_before(spark, topic, pipeline, tmp_path):
+def test_a_pipeline_does_not_mistake_a_re_created_topic_for_the_old_one(
+    spark, topic, pipeline, tmp_path
+):
     pipeline.compact(spark, topic.path, "t", tmp_path)
     topic.delete_topic("t")
     topic.create_topic("t", 2)
-    with pytest.raises(RuntimeError, match="the topic was made anew"):
+    with pytest.raises(RuntimeError, match="the topic was re-created"):
         pipeline.compact(spark, topic.path, "t", tmp_path)
     assert numbers(spark, pipeline, tmp_path) == list(range(100))

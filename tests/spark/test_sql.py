@@ -1,9 +1,12 @@
-"""Topics as tables: what SQL can do with a Python source in Spark 4, and what it says otherwise."""
+"""Topics as tables: what SQL can do with a Python source in Spark 4.
+
+Other statements get a clear error.
+"""
 
 import pytest
 
 pytest.importorskip("pyspark")
-from .helpers import message_of, produce, values
+from tests.spark.helpers import message_of, produce, values
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def count(spark, name):
     return spark.sql(f"SELECT count(*) AS n FROM {name}").collect()[0].n
 
 
-def test_a_table_remembers_what_it_reads(spark, log, table):
+def test_a_table_stores_its_read_options(spark, log, table):
     assert count(spark, table) == 5
     found = spark.sql(f"SELECT string(value) AS v FROM {table} WHERE partition = 1").collect()
     assert sorted(row.v for row in found) == ["1", "3"]
@@ -31,15 +34,18 @@ def test_a_table_remembers_what_it_reads(spark, log, table):
     assert spark.table(table).count() == 6
 
 
-def test_dropping_a_table_leaves_the_directory(spark, log):
+def test_dropping_a_table_keeps_the_directory(spark, log):
     log.create_topic("t")
     spark.sql(f"CREATE TABLE gone USING eoslog OPTIONS (path '{log.path}', subscribe 't')")
     spark.sql("DROP TABLE gone")
     assert log.topics() == ["t"] and log.offsets("t", 0).log_end == 0
 
 
-def test_what_is_selected_from_a_table_and_saved_is_no_copy_of_it(spark, log, table):
-    """The columns bring the metadata of the first table along: it would be read in its place."""
+def test_a_selection_saved_as_a_table_is_not_a_copy_of_its_source(spark, log, table):
+    """The columns carry the metadata of the first table.
+
+    Without a check, Spark would read that table instead.
+    """
     log.create_topic("few")
     chosen = spark.table(table).limit(2).select("key", "value")
     chosen.write.format("eoslog").options(path=log.path, topic="few").saveAsTable("kept")
@@ -52,7 +58,7 @@ def test_what_is_selected_from_a_table_and_saved_is_no_copy_of_it(spark, log, ta
         spark.sql("DROP TABLE kept")
 
 
-def test_create_table_as_select_is_refused_and_leaves_nothing(spark, log, table):
+def test_create_table_as_select_is_rejected_and_leaves_nothing(spark, log, table):
     with pytest.raises(Exception) as caught:
         spark.sql(
             f"CREATE TABLE made USING eoslog OPTIONS (path '{log.path}', topic 't', subscribe 't') "
@@ -62,7 +68,7 @@ def test_create_table_as_select_is_refused_and_leaves_nothing(spark, log, table)
     assert not spark.catalog.tableExists("made") and len(values(log, "t")) == 5
 
 
-def test_what_a_whole_table_saved_as_another_reads(spark, log, table):
+def test_a_table_saved_as_another_reads_the_topic_of_the_first(spark, log, table):
     log.create_topic("copy", 2)
     whole = spark.table(table).write.format("eoslog").mode("append")
     whole.options(path=log.path, topic="copy").saveAsTable("twin")
@@ -75,7 +81,7 @@ def test_what_a_whole_table_saved_as_another_reads(spark, log, table):
         spark.sql("DROP TABLE twin")
 
 
-def test_insert_names_its_target(spark, log, table):
+def test_insert_requires_the_name_of_its_target(spark, log, table):
     target = f"WITH (path = '{log.path}', topic = 't')"
     spark.sql(f"INSERT INTO {table} {target} (key, value) VALUES (binary('k'), binary('5'))")
     assert count(spark, table) == 6
@@ -87,7 +93,7 @@ def test_insert_names_its_target(spark, log, table):
     assert count(spark, table) == 6
 
 
-def test_a_temporary_view_is_read_and_written(spark, log):
+def test_a_temporary_view_can_be_read_and_written(spark, log):
     log.create_topic("t")
     view = (
         "CREATE OR REPLACE TEMPORARY VIEW both_ways USING eoslog "
@@ -101,7 +107,7 @@ def test_a_temporary_view_is_read_and_written(spark, log):
     assert count(spark, "both_ways") == 2
 
 
-def test_save_as_table_writes(spark, log):
+def test_save_as_table_writes_the_rows(spark, log):
     log.create_topic("t")
     frame = spark.range(3).selectExpr("string(id) AS value")
     writer = frame.write.format("eoslog").options(path=log.path, topic="t", subscribe="t")
@@ -112,7 +118,7 @@ def test_save_as_table_writes(spark, log):
     spark.sql("DROP TABLE saved")
 
 
-def test_a_table_is_streamed_from_and_a_stream_goes_to_a_table(spark, log, table, tmp_path):
+def test_a_stream_can_read_from_and_write_to_a_table(spark, log, table, tmp_path):
     log.create_topic("out")
     frame = spark.readStream.option("startingOffsets", "earliest").table(table)
     writer = frame.select("key", "value").writeStream.options(path=log.path, topic="out")
@@ -122,7 +128,7 @@ def test_a_table_is_streamed_from_and_a_stream_goes_to_a_table(spark, log, table
     assert len(values(log, "out")) == 5
 
 
-def test_a_table_with_columns_of_its_own_says_how_to_make_it(spark, log):
+def test_a_table_with_other_columns_raises_with_the_right_statement(spark, log):
     log.create_topic("t")
     spark.sql(
         f"CREATE TABLE own (value BINARY) USING eoslog OPTIONS (path '{log.path}', subscribe 't')"

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eoslog._core import build_batch
-from eoslog.storage.adoption import StagedSegment
-from eoslog.storage.log_loader import LastSession, make_directory, open_partition
-from eoslog.storage.partition_log import LogSettings, PartitionLog
-from eoslog.storage.session import Session
+from eoslog.storage.directory.last_run import LastSession
+from eoslog.storage.directory.session import Session
+from eoslog.storage.log.ingest import StagedSegment
+from eoslog.storage.log.loader import make_directory, open_partition
+from eoslog.storage.log.partition_log import LogSettings, PartitionLog
 
 TOPIC_ID = b"0123456789abcdef"
 SLOT = 5

@@ -1,4 +1,4 @@
-"""A partition log in memory with the calls that folds use, for tests without files."""
+"""A partition log in memory with the calls that folds use, without files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MemoryBatch:
 
 
 class MemoryLog:
-    """Appends, flushes and reads; `race` runs once before the next append, as a rival would."""
+    """Appends, flushes and reads; `race` runs once before the next append."""
 
     def __init__(self, *, strict: bool = True) -> None:
         self.strict = strict

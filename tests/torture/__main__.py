@@ -1,8 +1,11 @@
-"""`python -m tests.torture --minutes 10`: every fault there is, for a time; a line a second; a report.
+"""Run every fault harness for a time, print progress, and write a report.
 
-Exit code 1 if there was a violation. A seed that is named can be run again with `--only NAME --seed S
---steps 1`; with `--seed S` alone each harness takes the same steps in the same order again, as many
-as there is time for, with `--jobs J --most N` never others than the first N of each. No process is left behind, also where the run is interrupted.
+Run it as `python -m tests.torture --minutes 10`. The exit code is 1 if there was a violation.
+
+The report names the seed of each violation. `--only NAME --seed S --steps 1` repeats that step.
+`--seed S` alone makes each harness take the same steps in the same order, as many as the time
+allows. `--jobs J --most N` limits each harness to its first N steps per job. No process is left
+running, even if the run is interrupted.
 """
 
 from __future__ import annotations
@@ -26,10 +29,9 @@ from tests.torture.processes import Interruption, adopt_orphans, die_with, end_d
 from tests.torture.registry import harnesses
 from tests.torture.report import Report, done_before, parts_left
 
-# Imported here, so that the lives that are forked need not.
-import eoslog.client.consumer  # isort: skip
-import eoslog.client.producer
-import eoslog.client.scan  # noqa: F401
+# Imported before the fork, so that the child processes need not import them.
+import eoslog.client.consumer.consumer  # isort: skip
+import eoslog.client.scan.log_scan  # noqa: F401
 
 LONGEST_STEP_S = 900
 
@@ -48,7 +50,7 @@ def worker(
     rngs = {harness.name: random.Random(f"{seed} {harness.name}") for harness, _ in chosen}
     spent = dict.fromkeys((harness.name for harness, _ in chosen), 0.0)
     logging.disable(logging.CRITICAL)
-    _core.debug_locks()  # a wrong order is a death that nobody asked for
+    _core.debug_locks()  # a wrong lock order ends the process, which counts as a violation
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     adopt_orphans()
     signal.signal(signal.SIGALRM, _hangs)
@@ -98,14 +100,46 @@ def _hangs(*_: object) -> None:
 def main() -> int:
     """Run."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture")
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4))
-    parser.add_argument("--only", default="", help="names of harnesses, with commas")
-    parser.add_argument("--steps", type=int, default=0, help="stop each job after so many")
-    parser.add_argument("--most", type=int, default=0, help="steps of a harness in each job")
-    parser.add_argument("--report", type=Path, default=None, help="add the counts to this report")
+    parser.add_argument(
+        "--minutes", type=float, default=10, help="Duration in minutes. [default: %(default)s]"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=int(time.time()),
+        help="Seed of the first job; job N takes seed + N. [default: the time]",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=min(os.cpu_count() or 1, 4),
+        help="Number of worker processes. [default: the processors, at most 4]",
+    )
+    parser.add_argument(
+        "--only", default="", help="Run only these harnesses, separated by commas. [default: all]"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=0, help="Stop each job after N steps. [default: no limit]"
+    )
+    parser.add_argument(
+        "--most",
+        type=int,
+        default=0,
+        help="Run at most N steps of each harness in each job. [default: no limit]",
+    )
+    parser.add_argument(
+        "--report", type=Path, default=None, help="Add the counts to this page. [default: none]"
+    )
+    parser.add_argument(
+        "--figures",
+        type=Path,
+        default=None,
+        help="JSON file with the counts of all runs. [default: the page's name with .json]",
+    )
     arguments = parser.parse_args()
+    figures = arguments.figures
+    if figures is None and arguments.report is not None:
+        figures = arguments.report.with_suffix(".json")
 
     wanted = set(filter(None, arguments.only.split(",")))
     chosen, report = [], Report(arguments.seed)
@@ -119,14 +153,14 @@ def main() -> int:
         else:
             print(f"not run: {harness.name}: {why}", flush=True)
             report.not_run[harness.name] = why
-    before = Counter[str]() if arguments.report is None else done_before(arguments.report)
+    before = Counter[str]() if figures is None else done_before(figures)
     goals = {
         harness.name: (harness.goal[1] - before[": ".join((harness.name, harness.goal[0]))])
         / arguments.jobs
         for harness, _ in chosen
     }
     whole = {h.name: h.whole for h, _ in chosen if hasattr(h, "whole")}
-    left = {name: parts_left(arguments.report, name, n) for name, n in whole.items()}
+    left = {name: parts_left(figures, name, n) for name, n in whole.items()}
     parts = [
         {name: some[job :: arguments.jobs] or some for name, some in left.items()}
         for job in range(arguments.jobs)
@@ -164,7 +198,7 @@ def main() -> int:
     for line in report.summary():
         print(line)
     if arguments.report is not None:
-        report.add_to(arguments.report)
+        report.add_to(arguments.report, figures)
     return 1 if report.violations else 0
 
 

@@ -1,7 +1,8 @@
-"""What every harness of `make torture` is: a name, what it needs of the machine, and a step.
+"""The interface of a `make torture` harness: a name, its needs, and a step.
 
-A harness is a class with this shape; `registry.py` lists them. A step takes a seed and some seconds
-at most, does its faults, and returns counts (which add up over runs) and violations (texts).
+A harness is a class with this shape; `registry.py` lists them. A step takes a seed, causes its
+faults, and returns counts (which add up over runs) and violations (texts). It lasts some
+seconds at most.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.faults.harness import Life
-from tests.torture.verify import endings_of, verify
+from tests.torture.oracles.verify import endings_of, verify
 
 MEMORY = Path("/dev/shm")
 
@@ -36,10 +37,11 @@ def excerpt(said: str, limit: int = 2000) -> str:
 
 
 class Harness(Protocol):
-    """One kind of fault. `goal` names a count and the figure to reach, zero violations.
+    """One kind of fault; `goal` names a count and the figure to reach.
 
-    Where steps are parts of a whole, `whole` says of how many: they are taken one after another, from
-    run to run, and the seed of a step is the number of its part.
+    The violations must stay at zero. If steps are parts of a whole, `whole` is the number of
+    parts. The parts are taken one after another, from run to run, and the seed of a step is the
+    number of its part.
     """
 
     name: str
@@ -57,11 +59,11 @@ class Harness(Protocol):
 
 
 class Round:
-    """A directory with the histories of the lives lived in it, and a verdict in the end.
+    """A directory, the histories of the processes that ran in it, and a final check.
 
     Args:
-        seed: of everything drawn.
-        root: where the log lies; a temporary directory in memory if None.
+        seed: seed of every random choice.
+        root: directory of the log; None means a temporary directory in memory.
     """
 
     def __init__(self, seed: int, root: Path | None = None) -> None:

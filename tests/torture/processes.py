@@ -24,18 +24,21 @@ def adopt_orphans() -> None:
 
 
 def die_with(parent: int, number: int = signal.SIGTERM) -> None:
-    """Have this process sent a signal when its parent dies; at once if it has died already."""
+    """Have this process sent a signal when its parent dies.
+
+    If the parent has died already, the signal comes immediately.
+    """
     _libc.prctl(_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
 
 
 class Interruption:
-    """SIGTERM, SIGINT and SIGHUP of this process and of those it forks, as SystemExit.
+    """SIGTERM, SIGINT and SIGHUP of this process and its forks, as SystemExit.
 
-    An exception out of a signal handler may get lost (in a destructor, or in what `os.fork` calls),
-    so it is also kept: loops look at `code`, and a second signal raises again, unless the clearing
-    up has begun, which it would cut short.
+    An exception from a signal handler may get lost, in a destructor or in what `os.fork` calls.
+    Therefore it is also kept: loops check `code`, and a second signal raises again. Once the
+    clean-up has begun, a second signal does not raise, because it would interrupt the clean-up.
     """
 
     def __init__(self) -> None:
@@ -51,7 +54,7 @@ class Interruption:
 
 
 def reap(pids: list[int], patience_s: float, *, insist: bool) -> None:
-    """Wait for children; with `insist` ask them to end, each second again, and kill them at last."""
+    """Wait for children; with `insist` ask them to end every second, then kill them."""
     deadline, asked = time.monotonic() + patience_s, 0.0
     while pids and time.monotonic() < deadline:
         if insist and time.monotonic() - asked > 1:

@@ -2,51 +2,59 @@
 
 A line is (module, class, minutes); the class has the shape of `harness.Harness`, and the minutes are about those that
 its goal took one core of a quiet machine, so that all come near their goals together; together they are the two cores
-of `make torture MINUTES=210`. A module that is not in the tree
-is left out; one that the machine cannot run says why and is counted.
+of `make torture MINUTES=210`. A harness that the machine cannot run says why and is counted.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
 LINES = (
-    ("tests.torture.kills", "Kills", 20),
-    ("tests.torture.power", "Power", 2),
-    ("tests.torture.simulated", "Simulated", 35),
-    ("tests.torture.simulated", "Swept", 28),
-    ("tests.torture.simulated", "Flipped", 20),
-    ("tests.torture.full", "Refusals", 10),
-    ("tests.torture.syscalls", "Syscalls", 11),
-    ("tests.torture.syscalls", "Counted", 40),
-    ("tests.torture.full", "Full", 14),
-    ("tests.torture.full", "Failing", 12),
-    ("tests.torture.stops", "Stops", 12),
-    ("tests.torture.stops", "Holders", 19),
-    ("tests.torture.stops", "Clocks", 5),
-    ("tests.torture.crowds", "Transform", 21),
-    ("tests.torture.crowds", "Producers", 9),
-    ("tests.torture.joins", "Joins", 8),
-    ("tests.torture.onlookers", "Onlookers", 3),
-    ("tests.torture.threads", "Threads", 8),
-    ("tests.torture.remade", "Remade", 12),
-    ("tests.torture.impatient", "Impatient", 7),
-    ("tests.torture.ends", "Ends", 20),
-    ("tests.torture.storms", "Storm", 4),
-    ("tests.torture.storms", "Hanging", 9),
-    ("tests.torture.storms", "ManyTopics", 24),
-    ("tests.torture.fuzzed", "Fuzzed", 40),
-    ("tests.torture.properties", "Properties", 3),
-    ("tests.torture.moves", "Moves", 20),
+    ("tests.torture.harnesses.kills", "Kills", 20),
+    ("tests.torture.harnesses.kills", "Decisions", 20),
+    ("tests.torture.harnesses.power", "Power", 2),
+    ("tests.torture.adapters.simulated", "Simulated", 35),
+    ("tests.torture.adapters.simulated", "Swept", 28),
+    ("tests.torture.adapters.simulated", "Flipped", 60),
+    ("tests.torture.harnesses.damaged", "Damaged", 15),
+    ("tests.torture.harnesses.damaged", "DamagedCommands", 2),
+    ("tests.torture.harnesses.full", "Refusals", 10),
+    ("tests.torture.harnesses.syscalls", "Syscalls", 11),
+    ("tests.torture.harnesses.syscalls", "Counted", 40),
+    ("tests.torture.harnesses.full", "Full", 14),
+    ("tests.torture.harnesses.full", "Failing", 12),
+    ("tests.torture.harnesses.stops", "Stops", 12),
+    ("tests.torture.harnesses.stops", "Holders", 19),
+    ("tests.torture.harnesses.stops", "Clocks", 5),
+    ("tests.torture.harnesses.crowds", "Transform", 21),
+    ("tests.torture.harnesses.crowds", "Producers", 9),
+    ("tests.torture.harnesses.joins", "Joins", 8),
+    ("tests.torture.harnesses.onlookers", "Onlookers", 3),
+    ("tests.torture.harnesses.threads", "Threads", 8),
+    ("tests.torture.harnesses.remade", "Remade", 12),
+    ("tests.torture.harnesses.impatient", "Impatient", 7),
+    ("tests.torture.harnesses.ends", "Ends", 20),
+    ("tests.torture.harnesses.storms", "Storm", 4),
+    ("tests.torture.harnesses.storms", "Hanging", 9),
+    ("tests.torture.harnesses.storms", "ManyTopics", 24),
+    ("tests.torture.adapters.fuzzed", "Fuzzed", 40),
+    ("tests.torture.adapters.properties", "Properties", 3),
+    ("tests.torture.harnesses.moves", "Moves", 20),
+    ("tests.torture.harnesses.halves", "Halves", 20),
+    ("tests.torture.harnesses.halves", "HalvesPower", 10),
+    ("tests.torture.harnesses.ids", "Ids", 20),
+    ("tests.torture.harnesses.databases", "Atomic", 20),
+    ("tests.torture.harnesses.databases", "AtomicOnServer", 4),
+    ("tests.torture.harnesses.databases", "Sink", 20),
+    ("tests.torture.harnesses.databases", "SinkOnServer", 4),
+    ("tests.torture.harnesses.zombies", "Zombies", 8),
+    ("tests.torture.harnesses.zombies", "ZombiesOnServer", 8),
 )
 
 
 def harnesses() -> list[tuple[Any, float]]:
-    """(harness, share) of everything that is in the tree."""
+    """(harness, share) of every line; a module that is not there ends the run."""
     return [
-        (getattr(importlib.import_module(module), name)(), share)
-        for module, name, share in LINES
-        if importlib.util.find_spec(module) is not None
+        (getattr(importlib.import_module(module), name)(), share) for module, name, share in LINES
     ]

@@ -1,7 +1,8 @@
-"""What a torture run found, and `docs/reliability-report.md`, whose counts add up over runs.
+"""The findings of a torture run, and the page that adds its counts up over runs.
 
-The figures behind the page lie beside it in `reliability-report.json`: one entry a run. What a violation came from and
-the commit that mended it is told in `reliability-mended.json`, by harness and seed; the page takes it from there.
+The page is `docs/contributing/torture-report.md`. Its figures are in `torture-report.json`: one
+entry per run. `fixed.json` has the cause of each violation and the commit that fixed it, by
+harness and seed. The page quotes it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-HEAD = """# Reliability report
+from tests.torture.counts import write as write_counts
 
-Written by `make torture`; counts add up over runs, each with its seed. A violation is a line of
-`eoslog verify-history`, a digest that differs, an untyped error, or a death that nobody asked for.
-`python -m tests.torture --only NAME --seed SEED --steps 1` takes one step again.
+FIXED = Path(__file__).with_name("fixed.json")
+"""Causes and fixes of violations."""
+HEAD = """# Torture report
+
+`make torture` writes this page. Counts add up over runs, each with its seed. A violation is a line
+of `eoslog verify-history`, a difference between two readers, an untyped error, or a process that
+died without being killed. `python -m tests.torture --only NAME --seed SEED --steps 1` repeats a step.
 """
 
 
@@ -93,20 +98,20 @@ class Report:
             "violations": self.violations[:20],
         }  # fmt: skip
 
-    def add_to(self, page: Path) -> None:
-        """Add the run to the page and to the figures beside it."""
-        figures = page.with_suffix(".json")
+    def add_to(self, page: Path, figures: Path, notes: Path = FIXED) -> None:
+        """Add the run to the figures and write the page of all runs."""
         runs = json.loads(figures.read_text()) if figures.exists() else []
         runs.append(self.entry())
         figures.write_text(json.dumps(runs, indent=1) + "\n")
-        notes = page.with_name("reliability-mended.json")
-        mended = json.loads(notes.read_text()) if notes.exists() else []
-        page.write_text("\n".join(render(runs, self.goals, mended)) + "\n")
+        fixed = json.loads(notes.read_text()) if notes.exists() else []
+        page.write_text("\n".join(render(runs, self.goals, fixed)) + "\n")
+        for_users = page.parent.parent / "explanation" / "how-we-know.md"
+        if for_users.exists():
+            write_counts(for_users, figures)
 
 
-def done_before(page: Path) -> Counter[str]:
-    """What earlier runs have counted, by harness and count: the keys are "harness: count"."""
-    figures = page.with_suffix(".json")
+def done_before(figures: Path) -> Counter[str]:
+    """The counts of earlier runs; the keys are "harness: count"."""
     total: Counter[str] = Counter()
     for run in json.loads(figures.read_text()) if figures.exists() else []:
         for name, counts in run["counts"].items():
@@ -114,9 +119,8 @@ def done_before(page: Path) -> Counter[str]:
     return total
 
 
-def parts_left(page: Path | None, name: str, whole: int) -> list[int]:
-    """The parts of a harness that no earlier run has taken; all of them where none is left."""
-    figures = None if page is None else page.with_suffix(".json")
+def parts_left(figures: Path | None, name: str, whole: int) -> list[int]:
+    """The parts of a harness that no earlier run has taken, or else all parts."""
     runs = json.loads(figures.read_text()) if figures is not None and figures.exists() else []
     done = _parts(runs).get(name, set())
     return [part for part in range(whole) if part not in done] or list(range(whole))
@@ -125,16 +129,16 @@ def parts_left(page: Path | None, name: str, whole: int) -> list[int]:
 def render(
     runs: list[dict[str, Any]],
     goals: dict[str, tuple[str, int]],
-    mended: list[dict[str, str]] | None = None,
+    fixed: list[dict[str, str]] | None = None,
 ) -> Iterator[str]:
-    """The page of some runs; `mended` says of violations what they came from."""
+    """The page of some runs; `fixed` says of violations what they came from."""
     total: dict[str, Counter[str]] = {}
     for run in runs:
         for name, counts in run["counts"].items():
             total.setdefault(name, Counter()).update(counts)
     longest = max(runs, key=lambda run: run["seconds"])["counts"]
     yield HEAD
-    yield "| faults | done | in the longest run | goal | all counts |"
+    yield "| Harness | Done | In the longest run | Goal | All counts |"
     yield "|---|---|---|---|---|"
     for name, parts in sorted(_parts(runs).items()):
         total[name]["distinct parts"] = len(parts)
@@ -147,7 +151,7 @@ def render(
         yield f"| {name} | {counts[unit]:,} {unit} | {once:,} | {goal:,} | {rest} |"
     bad = sum(len(run["violations"]) for run in runs)
     yield f"\n{len(runs)} runs, {sum(run['seconds'] for run in runs):,} s of work, {bad} violations.\n"
-    yield "| date | commit | seed | machine | work | violations | not run |"
+    yield "| Date | Commit | Seed | Machine | Work | Violations | Not run |"
     yield "|---|---|---|---|---|---|---|"
     for run in runs:
         left = "; ".join(f"{name}: {why}" for name, why in run["not_run"].items()) or "-"
@@ -156,15 +160,15 @@ def render(
             f" | {len(run['violations'])} | {left} |"
         )
     if bad:
-        yield "\nEach violation, and what became of it:\n"
+        yield "\nEach violation, with its cause:\n"
     for run in runs:
         for violation in run["violations"]:
             yield (
                 f"- at {run['commit']}, {violation.split(': ')[0].removeprefix('VIOLATION ')}: "
                 + next(
                     (
-                        f"{note['what']}; mended by {note['commit']}, held by `{note['test']}`"
-                        for note in mended or ()
+                        f"{note['what']}; fixed by {note['commit']}, test `{note['test']}`"
+                        for note in fixed or ()
                         if f"VIOLATION {note['harness']} seed {note['seed']}:" in violation
                     ),
                     "**open**",

@@ -1,4 +1,7 @@
-"""A torture run leaves no process behind, however it ends, and takes the steps that it was told."""
+"""A torture run leaves no process running, and takes the requested steps.
+
+This holds for every way in which the run ends.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def test_an_interrupted_run_leaves_no_process(number: signal.Signals) -> None:
         time.sleep(0.05)
 
 
-def test_a_run_with_most_takes_the_same_steps_wherever_it_runs() -> None:
+def test_a_run_with_a_step_limit_takes_the_same_steps_on_every_machine() -> None:
     command = [sys.executable, "-m", "tests.torture", "--only", "stop,clock", "--seed", "1"]
     limits = ["--minutes", "9", "--jobs", "2", "--most", "1"]
     run = subprocess.run([*command, *limits], stdout=subprocess.PIPE, text=True, check=True)

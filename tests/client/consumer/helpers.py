@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from eoslog.client.consumer import Consumer
+import threading
+
+from eoslog.client.consumer.consumer import Consumer
+from eoslog.client.consumer_registry import ConsumerRegistry
+from eoslog.client.transaction_link import TransactionLink
 from eoslog.model import TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -10,7 +14,7 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 def consumer(host, *, assign=(T0,), producer=None, **config) -> Consumer:
     config.setdefault("auto_offset_reset", "earliest")
-    made = Consumer(config, producer, engine=host)
+    made = Consumer._of_engine(host, config, producer)
     if assign:
         made.assign(assign)
     return made
@@ -27,9 +31,19 @@ def drain(c, n=100) -> list[str]:
     return out
 
 
+class FakeTransaction:
+    transactional_id = "tx"
+    begun_by = 0
+    asked = open = fatal = False
+    error = None
+
+    def fail(self, error):
+        return error
+
+
 class FakeProducer:
     transactional_id = "tx"
-    transaction_state = "READY"
 
-    def bind(self, consumer):
-        pass
+    def __init__(self):
+        self.transaction = FakeTransaction()
+        self._link = TransactionLink(self.transaction, ConsumerRegistry(), threading.RLock())

@@ -1,4 +1,4 @@
-"""Committed offsets, by hand and by itself, and the guarantees that follow from when."""
+"""Manual and automatic commits of offsets, and the guarantees of each."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import warnings
 
 import pytest
 
+from eoslog.descriptions import GroupMetadata
 from eoslog.errors import (
     ConfigError,
     IllegalState,
 )
-from eoslog.model import GroupMetadata, OffsetAndMetadata, TopicPartition
+from eoslog.model import OffsetAndMetadata, TopicPartition
 from tests.client.consumer.helpers import T0, T1, FakeProducer, consumer, drain, values
 from tests.coordinator.fake_host import FakeLog
 
@@ -31,7 +32,7 @@ def test_H05_commit_stores_the_next_offset_to_read(host, log):
     assert c.positions() == {T0: 1}
 
 
-def test_H05_committing_the_last_record_itself_is_warned_about(host, log):
+def test_H05_committing_the_offset_of_the_last_record_logs_a_warning(host, log):
     log.put(*"abcd")
     c = consumer(host, group_id="g", enable_auto_commit=False)
     record = c.consume(3, 0)[-1]
@@ -42,7 +43,7 @@ def test_H05_committing_the_last_record_itself_is_warned_about(host, log):
         c.commit({T0: record.offset + 1})
 
 
-def test_A07_a_second_consumer_goes_on_at_the_committed_offset(host, log):
+def test_A07_a_second_consumer_resumes_at_the_committed_offset(host, log):
     log.put(*"abcd")
     a = consumer(host, group_id="g", enable_auto_commit=False)
     a.consume(2, 0)
@@ -51,20 +52,20 @@ def test_A07_a_second_consumer_goes_on_at_the_committed_offset(host, log):
     assert drain(consumer(host, group_id="g")) == ["c", "d"]
 
 
-def test_A08_committing_first_skips_what_was_not_processed(host, log):
+def test_A08_commit_before_processing_skips_unprocessed_records(host, log):
     log.put(*"0123456")
     c = consumer(host, group_id="g", processing_guarantee="at_most_once")
     done = []
     for _ in range(6):
         record = c.poll(0)
         if record.offset == 5:
-            break  # Dies here, record 5 handed out and not processed.
+            break  # Dies here: record 5 was returned and not processed.
         done.append(record.value)
     assert drain(consumer(host, group_id="g")) == ["6"]
     assert len(done) == 5
 
 
-def test_A01_what_could_not_be_committed_is_not_handed_out(host, log, monkeypatch):
+def test_A01_at_most_once_returns_no_record_whose_commit_failed(host, log, monkeypatch):
     log.put(*"ab")
     c = consumer(host, group_id="g", processing_guarantee="at_most_once")
     with monkeypatch.context() as patched:
@@ -74,7 +75,7 @@ def test_A01_what_could_not_be_committed_is_not_handed_out(host, log, monkeypatc
     assert values([c.poll(0)]) == ["a"]
 
 
-def test_A09_committing_last_repeats_what_was_processed(host, log):
+def test_A09_commit_after_processing_repeats_processed_records(host, log):
     log.put(*"0123456")
     c = consumer(host, group_id="g", enable_auto_commit=False)
     for _ in range(6):
@@ -102,7 +103,7 @@ def test_H01_auto_commit_waits_for_its_interval(host, log):
     assert c.committed(T0) is None
 
 
-def test_H02_without_auto_commit_only_commit_commits(host, log):
+def test_H02_close_commits_nothing_without_auto_commit(host, log):
     log.put(*"abc")
     c = consumer(host, group_id="g", enable_auto_commit=False)
     drain(c)
@@ -130,7 +131,7 @@ def test_H03_exactly_once_needs_a_transactional_producer(host, log, value):
     assert host.groups.fetch_offsets("g") == {}
 
 
-def test_H07_a_bound_consumer_does_not_commit_by_itself(host, log):
+def test_H07_a_bound_consumer_does_not_commit_automatically(host, log):
     with pytest.raises(ConfigError, match="enable.auto.commit"):
         consumer(host, group_id="g", enable_auto_commit=True, producer=FakeProducer())
     c = consumer(host, group_id="g", auto_commit_interval_ms=0, producer=FakeProducer())
@@ -139,7 +140,7 @@ def test_H07_a_bound_consumer_does_not_commit_by_itself(host, log):
     assert c.committed(T0) is None
 
 
-def test_what_another_assign_drops_is_committed_first(host, log):
+def test_auto_commit_covers_partitions_that_assign_drops(host, log):
     log.put(*"ab")
     c = consumer(host, group_id="g")
     c.poll(0)
@@ -151,7 +152,7 @@ def test_what_another_assign_drops_is_committed_first(host, log):
     assert host.groups.fetch_offsets("g")[T0].offset == 2
 
 
-def test_what_an_assign_drops_is_left_to_who_commits_by_hand(host, log):
+def test_assign_commits_nothing_without_auto_commit(host, log):
     log.put(*"ab")
     c = consumer(host, group_id="g", enable_auto_commit=False)
     c.poll(0)

@@ -1,10 +1,10 @@
-"""A consumer in a group: what it is told, what it may commit, how it leaves."""
+"""A consumer in a group: its notifications, its commits, and how it leaves."""
 
 from __future__ import annotations
 
 import pytest
 
-from eoslog.client.consumer import Consumer
+from eoslog.client.consumer.consumer import Consumer
 from eoslog.errors import (
     CommitFailed,
     ConfigError,
@@ -28,14 +28,14 @@ def member(host, **config) -> Consumer:
 
 @pytest.fixture
 def eager(monkeypatch):
-    from eoslog.client import membership
-    from eoslog.coordinator import group_coordinator
+    from eoslog.client.consumer import membership
+    from eoslog.coordinator.groups import liveness as group_watch
 
     monkeypatch.setattr(membership, "_FOLLOW_EVERY_S", 0.0)
-    monkeypatch.setattr(group_coordinator, "_WATCH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(group_watch, "_WATCH_INTERVAL_S", 0.0)
 
 
-def test_a_rebalance_commits_and_tells_before_a_partition_goes(host, log, eager):
+def test_a_rebalance_commits_and_calls_on_revoke_before_a_partition_moves(host, log, eager):
     log.put(*"ab")
     host.partition("t", 1).put(*"xy")
     a = member(host)
@@ -51,7 +51,7 @@ def test_a_rebalance_commits_and_tells_before_a_partition_goes(host, log, eager)
     assert host.groups.fetch_offsets("g")[T1].offset in (1, 2)
 
 
-def test_A15_a_removed_member_cannot_commit_and_joins_anew(host, log, eager):
+def test_A15_a_removed_member_cannot_commit_and_joins_again(host, log, eager):
     log.put(*"ab")
     a = member(host, enable_auto_commit=False)
     a.poll(0)
@@ -64,7 +64,7 @@ def test_A15_a_removed_member_cannot_commit_and_joins_anew(host, log, eager):
     assert a.group_metadata().member_id != old
 
 
-def test_lost_partitions_are_told_to_on_lost_if_there_is_one(host, log, eager):
+def test_on_lost_replaces_on_revoke_when_partitions_are_lost(host, log, eager):
     a = consumer(host, assign=(), group_id="g")
     told = []
     a.subscribe(
@@ -76,21 +76,21 @@ def test_lost_partitions_are_told_to_on_lost_if_there_is_one(host, log, eager):
     assert told == ["lost"]
 
 
-def test_nothing_uncommitted_is_let_go_inside_an_open_transaction(host, log, eager):
+def test_a_partition_is_not_revoked_inside_an_open_transaction(host, log, eager):
     log.put("a")
     producer = FakeProducer()
     a = member(host, producer=producer)
-    producer.transaction_state = "IN_TRANSACTION"
+    producer.transaction.open = True
     a.poll(0)
     member(FakeHost(host.disk, 1)).poll(0)
     a.poll(0)
     assert a.assignment() == [T0, T1]
-    producer.transaction_state = "READY"
+    producer.transaction.open = False
     a.poll(0)
     assert a.assignment() == [T0]
 
 
-def test_closing_leaves_the_group(host, log, eager):
+def test_close_leaves_the_group(host, log, eager):
     a, b = member(host), member(FakeHost(host.disk, 1))
     for _ in range(2):
         a.poll(0), b.poll(0)
@@ -101,7 +101,7 @@ def test_closing_leaves_the_group(host, log, eager):
     assert b.assignment() == [T0, T1]
 
 
-def test_a_pattern_follows_new_topics(host, log, eager):
+def test_a_pattern_subscription_follows_new_topics(host, log, eager):
     a = consumer(host, assign=(), group_id="g")
     a.subscribe("^[tu].*")
     a.poll(0)
@@ -112,7 +112,7 @@ def test_a_pattern_follows_new_topics(host, log, eager):
         a.subscribe("^(")
 
 
-def test_a_listener_may_bring_the_starting_points(host, log, eager):
+def test_on_assign_may_seek_to_the_starting_offsets(host, log, eager):
     log.put(*"abc")
     c = consumer(host, assign=(), group_id="g", auto_offset_reset="none")
     c.subscribe("t", on_assign=lambda who, ps: [who.seek(p, 2 if p == T0 else 0) for p in ps])
@@ -127,12 +127,12 @@ def test_a_listener_may_bring_the_starting_points(host, log, eager):
     assert values([without.poll(0)]) == ["b"]
 
 
-def test_a_member_that_lost_count_leaves_and_joins_anew(host, log, eager):
+def test_a_member_with_a_wrong_epoch_leaves_and_joins_again(host, log, eager):
     log.put("a")
     a = member(host)
     a.poll(0)
     old = a.group_metadata().member_id
-    a._membership.epoch = 7
+    a._member.epoch = 7
     a.poll(0)
     [only] = host.groups.describe_group("g").members
     assert only.member_id == a.group_metadata().member_id != old
@@ -141,15 +141,15 @@ def test_a_member_that_lost_count_leaves_and_joins_anew(host, log, eager):
     assert host.groups.describe_group("g").members == []
 
 
-def test_a_consumer_that_never_polled_is_told_to(host):
+def test_commit_before_the_first_poll_says_to_poll_first(host):
     c = consumer(host, assign=(), group_id="g")
     c.subscribe("t")
-    with pytest.raises(CommitFailed, match=r"has not joined yet: call poll\(\) first"):
+    with pytest.raises(CommitFailed, match=r"has not joined yet; call poll\(\) first"):
         c.commit({T0: 1})
 
 
-def test_a_topic_that_is_not_there_yet_is_a_warning(host, caplog):
+def test_subscribing_to_a_missing_topic_logs_a_warning(host, caplog):
     c = consumer(host, assign=(), group_id="g")
     c.subscribe(["t", "zz", "^later.*"])
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert told == ["subscribed topic 'zz' does not exist (yet)"]
+    assert told == ["topic 'zz': subscribed but missing, waiting for its creation"]

@@ -1,4 +1,4 @@
-"""Reading from a directory in memory: isolation, positions, errors at a position, threads."""
+"""Reads from an in-memory directory: isolation, positions, errors, threads."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from eoslog.model import OffsetAndMetadata, TopicPartition
 from tests.client.consumer.helpers import T0, T1, consumer, drain, values
 
 
-def test_records_have_their_attributes(host, log):
+def test_consumed_records_have_their_attributes(host, log):
     log.append(_core.build_batch([(1000, b"k", b"v", (("h", b"x"),))]))
     record = consumer(host).poll(0)
     assert (record.topic, record.partition, record.offset, record.timestamp) == ("t", 0, 0, 1000)
     assert (record.key, record.value, list(record.headers)) == (b"k", b"v", [("h", b"x")])
 
 
-def test_poll_waits_for_a_record_and_gives_up_after_its_timeout(host, log):
+def test_poll_waits_for_a_record_until_its_timeout(host, log):
     c = consumer(host)
     started = time.monotonic()
     assert c.poll(0.1) is None
@@ -38,7 +38,7 @@ def test_poll_waits_for_a_record_and_gives_up_after_its_timeout(host, log):
     assert values([c.poll(60)]) == ["late"]
 
 
-def test_max_poll_records_hands_out_what_was_fetched_in_pieces(host, log):
+def test_consume_returns_at_most_max_poll_records(host, log):
     log.put(*"abcde")
     c = consumer(host, max_poll_records=2)
     assert [values(c.consume(timeout=0)) for _ in range(4)] == [["a", "b"], ["c", "d"], ["e"], []]
@@ -46,7 +46,7 @@ def test_max_poll_records_hands_out_what_was_fetched_in_pieces(host, log):
     assert len(consumer(host).consume(10, 0)) == 5
 
 
-def test_all_partitions_get_their_turn(host, log):
+def test_consume_returns_records_of_all_partitions_in_rotation(host, log):
     log.put(*"aaaa")
     host.partition("t", 1).put(*"bbbb")
     c = consumer(host, assign=(T0, T1))
@@ -62,7 +62,7 @@ def test_all_partitions_get_their_turn(host, log):
     [("read_committed", ["plain", "yes", "plain2"]),
      ("read_uncommitted", ["plain", "yes", "no", "plain2", "open", "after"])],
 )  # fmt: skip
-def test_A13_isolation_decides_what_is_seen(host, log, isolation, expected):
+def test_A13_isolation_level_decides_which_records_are_visible(host, log, isolation, expected):
     log.put("plain")
     log.put("yes", producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
     log.put("no", producer_id=2, producer_epoch=0, base_sequence=0, transactional=True)
@@ -92,13 +92,13 @@ def test_the_position_steps_over_aborted_batches_and_markers(host, log):
     assert c.position(T0) == 2
 
 
-def test_a_reader_held_up_by_an_open_transaction_has_it_driven(host, log):
+def test_a_blocked_reader_has_an_abandoned_transaction_completed(host, log):
     log.put("x", producer_id=3, producer_epoch=0, base_sequence=0, transactional=True)
     host.transactions.resolve = lambda blocked: blocked.mark(3, 0, commit=True)
     assert values([consumer(host).poll(5)]) == ["x"]
 
 
-def test_nothing_above_the_high_watermark_is_read(host, log):
+def test_no_record_above_the_high_watermark_is_returned(host, log):
     log.put("a")
     log.put("b")
     log.visible = 1
@@ -106,7 +106,7 @@ def test_nothing_above_the_high_watermark_is_read(host, log):
         assert drain(consumer(host, isolation_level=isolation)) == ["a"]
 
 
-def test_where_reading_starts(host, log):
+def test_reading_starts_by_assigned_offset_committed_offset_or_reset_policy(host, log):
     log.put(*"ab")
     assert drain(consumer(host, auto_offset_reset="latest")) == []
     assert drain(consumer(host, assign=[TopicPartition("t", 0, 1)])) == ["b"]
@@ -116,7 +116,7 @@ def test_where_reading_starts(host, log):
     assert drain(consumer(host, auto_offset_reset="none", group_id="g")) == ["b"]
 
 
-def test_reading_starts_at_the_end_that_is_named(host, log):
+def test_reading_starts_at_the_named_end(host, log):
     log.put(*"ab")
     host.groups.commit_offsets("g", "", -1, {T0: OffsetAndMetadata(1)})
     first, last = TopicPartition("t", 0, "earliest"), TopicPartition("t", 0, "latest")
@@ -141,7 +141,7 @@ def test_reading_starts_at_the_end_that_is_named(host, log):
 
 
 @pytest.mark.parametrize(("isolation", "lag"), [("read_committed", 2), ("read_uncommitted", 3)])
-def test_the_lag_is_what_lies_between_the_position_and_the_end(host, log, isolation, lag):
+def test_current_lag_is_the_distance_from_the_position_to_the_end(host, log, isolation, lag):
     log.put(*"ab")
     log.append(
         _core.build_batch(
@@ -164,7 +164,7 @@ def test_the_lag_is_what_lies_between_the_position_and_the_end(host, log, isolat
         consumer(host, auto_offset_reset="none").current_lag()
 
 
-def test_the_lag_is_not_known_while_the_committed_offset_is_undecided(host, log):
+def test_current_lag_is_unknown_while_the_committed_offset_is_undecided(host, log):
     log.put(*"ab")
     host.groups.txn_offset_commit("g", "tx", 5, 0, "", -1, None, {T0: OffsetAndMetadata(1)})
     c = consumer(host, group_id="g")
@@ -173,13 +173,13 @@ def test_the_lag_is_not_known_while_the_committed_offset_is_undecided(host, log)
     assert c.current_lag(T0) == 1
 
 
-def test_latest_means_the_moment_of_assign(host, log):
+def test_latest_is_resolved_when_assign_is_called(host, log):
     c = consumer(host, auto_offset_reset="latest")
     log.put("new")
     assert drain(c) == ["new"]
 
 
-def test_an_undecided_committed_offset_holds_up_only_its_partition(host, log):
+def test_an_undecided_committed_offset_blocks_only_its_partition(host, log):
     log.put(*"ab")
     host.partition("t", 1).put("c")
     host.groups.txn_offset_commit("g", "tx", 5, 0, "", -1, None, {T0: OffsetAndMetadata(1)})
@@ -189,7 +189,7 @@ def test_an_undecided_committed_offset_holds_up_only_its_partition(host, log):
     assert drain(c) == ["b"]
 
 
-def test_seek_drops_what_was_fetched(host, log):
+def test_seek_drops_fetched_records(host, log):
     log.put(*"abcd", timestamp=1000)
     log.put("e", timestamp=2000)
     c = consumer(host)
@@ -213,7 +213,7 @@ def test_seek_drops_what_was_fetched(host, log):
         c.seek(T1, 0)
 
 
-def test_out_of_range_resets_or_raises(host, log):
+def test_an_offset_out_of_range_resets_or_raises_by_policy(host, log):
     log.put(*"abc")
     log.log_start = 2
     strict = consumer(host, auto_offset_reset="none", assign=[TopicPartition("t", 0, 0)])
@@ -226,7 +226,7 @@ def test_out_of_range_resets_or_raises(host, log):
     assert drain(consumer(host, assign=[TopicPartition("t", 0, 0)])) == ["c"]
 
 
-def test_paused_partitions_keep_what_was_fetched(host, log):
+def test_paused_partitions_keep_fetched_records(host, log):
     log.put(*"abc")
     c = consumer(host)
     assert values([c.poll(0)]) == ["a"]
@@ -237,7 +237,7 @@ def test_paused_partitions_keep_what_was_fetched(host, log):
     assert drain(c) == ["b", "c"]
 
 
-def test_a_corrupt_batch_is_an_error_at_its_position_until_seek(host, log):
+def test_a_corrupt_batch_raises_at_its_position_until_seek(host, log):
     log.put("a")
     log.put("b")
     log.put("c")
@@ -253,7 +253,7 @@ def test_a_corrupt_batch_is_an_error_at_its_position_until_seek(host, log):
     assert drain(c) == ["c"]
 
 
-def test_a_failing_deserializer_is_an_error_at_its_position_until_seek(host, log):
+def test_a_failing_deserializer_raises_at_its_position_until_seek(host, log):
     log.put("1", "2", "x", "4")
     c = consumer(host, value_deserializer=lambda data: int(data))
     assert [r.value for r in c.consume(9, 0)] == [1, 2]
@@ -268,9 +268,7 @@ def test_a_failing_deserializer_is_an_error_at_its_position_until_seek(host, log
     ("deserializer", "told"),
     [("long", "long: expected 8 bytes, got 3"), (lambda data: int(data), "ValueError: invalid")],
 )
-def test_a_record_that_cannot_be_deserialized_is_named_and_may_be_skipped(
-    host, log, deserializer, told
-):
+def test_a_deserializer_error_names_its_record_which_may_be_skipped(host, log, deserializer, told):
     log.put("no", producer_id=2, producer_epoch=0, base_sequence=0, transactional=True)
     log.mark(2, 0, commit=False)
     log.put("bad")
@@ -283,7 +281,7 @@ def test_a_record_that_cannot_be_deserialized_is_named_and_may_be_skipped(
     assert c.poll(0) is None
 
 
-def test_trouble_in_one_partition_does_not_lose_records_of_another(host, log):
+def test_an_error_in_one_partition_loses_no_record_of_another(host, log):
     log.put("bad")
     host.partition("t", 1).put("good")
     base, data = log.entries[0]
@@ -298,7 +296,7 @@ def test_trouble_in_one_partition_does_not_lose_records_of_another(host, log):
     assert seen == ["good"]
 
 
-def test_iteration_ends_by_wakeup_and_by_close(host, log):
+def test_iteration_ends_after_wakeup_or_close(host, log):
     log.put(*"ab")
     c = consumer(host)
     seen = []
@@ -315,7 +313,7 @@ def test_iteration_ends_by_wakeup_and_by_close(host, log):
     c.close()
 
 
-def test_a_second_thread_is_refused(host, monkeypatch):
+def test_a_consumer_rejects_a_second_thread(host, monkeypatch):
     c = consumer(host)
     errors = []
 
@@ -351,7 +349,7 @@ def test_assign_and_subscribe_exclude_each_other(host):
         c.poll(0)
 
 
-def test_assigning_what_does_not_exist_is_refused(host):
+def test_assign_rejects_a_missing_topic_or_partition(host):
     for partition in (TopicPartition("nope"), TopicPartition("t", 7)):
         with pytest.raises(UnknownTopicOrPartition):
             consumer(host, assign=[partition])
@@ -359,7 +357,7 @@ def test_assigning_what_does_not_exist_is_refused(host):
         consumer(host, assign=["t"])
 
 
-def test_without_a_group_subscribe_reads_all_partitions_and_nothing_is_committed(host, log):
+def test_subscribe_without_a_group_reads_all_partitions_without_commits(host, log):
     log.put("a")
     c = consumer(host, assign=())
     c.subscribe("t")
@@ -403,7 +401,7 @@ def test_consume_arrow_moves_the_position_as_consume_does(host, log):
             c.consume_arrow(timeout=0)
 
 
-def test_consume_arrow_gives_others_their_turn_after_a_damaged_partition(host, log):
+def test_consume_arrow_returns_other_partitions_after_a_damaged_one(host, log):
     pytest.importorskip("pyarrow")
     for damaged in (log, other := host.partition("t", 1)):
         damaged.put("bad")
@@ -417,7 +415,7 @@ def test_consume_arrow_gives_others_their_turn_after_a_damaged_partition(host, l
         other.put("more")
 
 
-def test_G08_from_every_offset_exactly_the_committed_records_are_seen(host, log):
+def test_G08_each_start_offset_sees_exactly_the_committed_records(host, log):
     expected = {}
     for number in range(12):
         pid, kind = number % 4, ("commit", "abort", "plain")[number % 3]

@@ -1,0 +1,1 @@
+# The offset map of a compaction.

@@ -1,0 +1,1 @@
+# Records of `__transaction_state`.

@@ -1,1 +1,0 @@
-# The one place that turns a C status into a Python exception.

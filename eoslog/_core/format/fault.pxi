@@ -1,0 +1,1 @@
+# Converting C statuses into Python exceptions.

@@ -1,0 +1,1 @@
+# A partition: state, append, recovery.

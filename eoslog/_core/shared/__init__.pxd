@@ -1,0 +1,1 @@
+# State that processes share: control file, group commit.

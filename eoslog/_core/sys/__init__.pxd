@@ -1,0 +1,1 @@
+# System calls, locks and wake-ups.

@@ -1,0 +1,1 @@
+"""Helpers above the layer of errors: arguments of calls, closing, extras."""

@@ -1,0 +1,1 @@
+"""Administration of a directory: health, backup, repair, blockers, inspection."""

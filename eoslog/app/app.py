@@ -1,0 +1,415 @@
+"""`eoslog.App`: the declarations of an application, and its runs."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from eoslog._util.argument_types import explained_calls
+from eoslog._util.arguments import as_directory, as_int, as_list_of, as_seconds, shown
+from eoslog._util.closing import Closing
+from eoslog.app.clients import guarantee_of
+from eoslog.app.instance import Instance, folder_of
+from eoslog.app.tables.table import AppTable
+from eoslog.app.tasks import Task, task_of
+from eoslog.app.topology import check_topics, create_topics, described
+from eoslog.app.worker import AppWorker
+from eoslog.errors import ConfigError, IllegalState
+from eoslog.log import Log
+from eoslog.opening import open as open_log
+from eoslog.reports import RunReport
+
+if TYPE_CHECKING:
+    from eoslog.app.supervisor import Supervisor, Watch
+
+__all__ = ["App"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_LEGAL_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_WAIT_S = 0.5
+_CAUGHT_UP_WAIT_S = 0.05
+
+
+@explained_calls()
+class App(Closing):
+    """An application: functions over topics that commit with their positions.
+
+    Output, tables and the position in the input are one transaction. After a crash, the next run
+    continues at the position of the last transaction that has committed::
+
+        app = eoslog.App("shop", "billing")
+
+        @app.task("orders", key="string", value="string", to="bills")
+        def bill(order, ctx):
+            return f"bill for {order.value}"
+
+        app.create_topics()
+        app.run(until="caught_up")
+
+    Any number of processes can run an application with the same id. They are members of one
+    consumer group, which has that id, and share the partitions of the input topics.
+
+    Args:
+        path_or_log: the directory of the log, which is opened at the first use, or a `Log`.
+        id: the id of the application, and of its consumer group: letters, digits, ".", "_", "-".
+        processing_guarantee: "exactly_once", "at_least_once" or "at_most_once".
+        commit_interval: the longest time of a transaction in seconds, unless a task takes longer.
+        max_records: the most input records of a transaction.
+
+    Raises:
+        ConfigError: if an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        path_or_log: str | os.PathLike[str] | Log,
+        id: str,  # noqa: A002
+        processing_guarantee: str = "exactly_once",
+        commit_interval: float = 0.1,
+        *,
+        max_records: int = 1000,
+    ) -> None:
+        """Declare an application without tasks; nothing is opened."""
+        if not isinstance(id, str) or not _LEGAL_ID.fullmatch(id) or id in (".", ".."):
+            raise ConfigError(
+                f"id: expected 1 to 200 letters, digits, '.', '_' and '-', got {shown(id)}"
+            )
+        self._given = path_or_log if isinstance(path_or_log, Log) else None
+        self._path = path_or_log.path if isinstance(path_or_log, Log) else as_directory(path_or_log)
+        self._id = id
+        self._guarantee = guarantee_of(processing_guarantee)
+        self._commit_interval = as_seconds("commit_interval", commit_interval)
+        if as_int("max_records", max_records, "1 or more") < 1:
+            raise ConfigError(f"max_records: expected 1 or more, got {max_records}")
+        self._max_records = max_records
+        self._tasks: dict[str, Task] = {}
+        self._tables: dict[str, AppTable] = {}
+        self._opened: Log | None = None
+        self._worker: AppWorker | None = None
+        self._supervisor: Supervisor | None = None
+        self._pid = os.getpid()
+        self._running = False
+        self._stopping = threading.Event()
+
+    @classmethod
+    def _of_handler(
+        cls,
+        log: Log,
+        id: str,  # noqa: A002
+        topic: str,
+        handler: Callable[..., Any],
+        options: dict[str, Any],
+    ) -> App:
+        """Declare an application with one task; see `Log.process`."""
+        own = inspect.signature(cls.__init__).parameters
+        app = cls(log, id, **{name: options[name] for name in options if name in own})
+        app.task(topic, **{name: options[name] for name in options if name not in own})(handler)
+        return app
+
+    def __repr__(self) -> str:
+        return f"<App {self._id!r} of {self._path!r}, {len(self._tasks)} tasks>"
+
+    @property
+    def id(self) -> str:
+        """The id of the application, and of its consumer group."""
+        return self._id
+
+    @property
+    def path(self) -> str:
+        """The directory of the log."""
+        return self._path
+
+    @property
+    def log(self) -> Log:
+        """The log, which is opened at the first use.
+
+        Raises:
+            EoslogError: if the directory cannot be opened.
+        """
+        if self._pid != os.getpid():  # a fork: the parent's handles cannot be used
+            self._pid = os.getpid()
+            self._given = self._opened = self._worker = None
+            self._running = False
+        if self._given is not None:
+            return self._given
+        if self._opened is None:
+            self._opened = open_log(self._path)
+        return self._opened
+
+    # Declarations.
+
+    def task(
+        self,
+        topic: str,
+        *,
+        key: Any = None,
+        value: Any = None,
+        to: str | None = None,
+        tables: Sequence[AppTable] = (),
+        batch: int | None = None,
+        batch_format: str = "records",
+        retries: Sequence[float] = (),
+        on_error: str = "stop",
+        max_deaths: int = 3,
+        task_timeout: float | None = None,
+    ) -> Callable[[F], F]:
+        """Declare a function as the task of a topic; use it as a decorator.
+
+        The function gets a record and a `Context`. What it sends, and what it changes in tables,
+        commits together with the position after the record. If it raises, none of it remains.
+
+        Args:
+            topic: the input topic.
+            key: the format of keys: "string", "json", "integer", "long", "double", "uuid",
+                "msgpack", or a callable that takes the bytes. None: keys stay bytes. Keys that
+                the function sends have the same format, unless they are bytes.
+            value: the format of values, as `key`.
+            to: the topic of the returned value, with the key of the record; None means that the
+                result is not used. A function that yields sends a record for each value.
+            tables: the tables that the function uses.
+            batch: the most records of a call. The function then gets a list of records.
+            batch_format: "records", or "arrow" for a pyarrow RecordBatch.
+            retries: the delays before further attempts, in seconds.
+            on_error: what happens to a record after the last attempt: "stop", "skip", "retry" or
+                "dead_letter".
+            max_deaths: how many processes a record may end before it goes to the dead letters.
+            task_timeout: the longest call in seconds; None means 60.
+
+        Returns:
+            A decorator, which returns the function unchanged.
+
+        Raises:
+            ConfigError: if an option is invalid, or the topic has a task already.
+        """
+        options = {
+            "key": key, "value": value, "to": to, "batch": batch, "batch_format": batch_format,
+            "retries": retries, "on_error": on_error, "max_deaths": max_deaths,
+            "task_timeout": task_timeout,
+        }  # fmt: skip
+
+        def declare(handler: F) -> F:
+            if not callable(handler):
+                raise ConfigError(f"task: expected a function, got {shown(handler)}")
+            task = task_of(handler, topic, options, self._own(tables))
+            for other in self._tasks.values():
+                if other.topic == topic or other.name == task.name:
+                    what = f"topic {topic!r}" if other.topic == topic else f"name {task.name!r}"
+                    raise ConfigError(
+                        f"app {self._id!r}, task {task.name!r}: {what} has task {other.name!r}; "
+                        "call both from one function, or declare another application"
+                    )
+            self._tasks[task.name] = task
+            return handler
+
+        return declare
+
+    def _own(self, tables: Sequence[AppTable]) -> list[AppTable]:
+        found = as_list_of(AppTable, "tables", "tables", tables)
+        for table in found:
+            if self._tables.get(table.topic) is not table:
+                raise ConfigError(
+                    f"app {self._id!r}: {table} is not a table of this application; declare it "
+                    "with app.table"
+                )
+        return found
+
+    def table(
+        self,
+        topic: str,
+        key: Any = "string",
+        value: Any = "json",
+        default: Callable[[], Any] | None = None,
+        store: str = "memory",
+    ) -> AppTable:
+        """Declare a table: state of tasks that commits with the position.
+
+        A table is a topic with `cleanup.policy=compact`, with as many partitions as the topics of
+        its tasks. A worker reads its partitions when it gets them.
+
+        Args:
+            topic: the topic.
+            key: the format of keys, as for `task`, but not a function.
+            value: the format of values, as `key`.
+            default: a function without arguments that gives the value of a missing key; None raises
+                KeyError for one.
+            store: "memory" has the rows in memory, and reads the topic when a worker gets a
+                partition. "sqlite" has them in files in the directory of the log. It can have more
+                rows than memory, and reads only what a file does not have.
+
+        Returns:
+            The table. Name it in the `tables` of each task that uses it.
+
+        Raises:
+            ConfigError: if an option is invalid, or the topic is a table already.
+        """
+        table = AppTable(self._id, topic, key, value, default, store)
+        if topic in self._tables:
+            raise ConfigError(
+                f"app {self._id!r}: topic {topic!r} is a table already; use the table that "
+                "app.table has returned"
+            )
+        self._tables[topic] = table
+        return table
+
+    def create_topics(self, partitions: int = 1) -> list[str]:
+        """Create the topics of the tasks and tables that do not exist.
+
+        A table gets the partitions of its task's topic, and is compacted.
+
+        Args:
+            partitions: the number of partitions of new input topics.
+
+        Returns:
+            The names of the topics that were created.
+
+        Raises:
+            ConfigError: if the topics that exist do not fit.
+        """
+        return create_topics(self.log, self._id, self._tasks.values(), partitions)
+
+    # Runs.
+
+    def run(
+        self, processes: int = 1, until: str | None = None, *, watch: Watch | None = None
+    ) -> RunReport:
+        """Process records until `stop` is called, or until no record is left.
+
+        In the main thread, SIGTERM and SIGINT end the run after the current transaction.
+
+        With more than one process, or with `watch`, this process only starts the others, by forks
+        that open the log themselves. A process that is killed is started again, after a delay that
+        doubles up to 10 s. What it has committed in its last half second is not in the report.
+
+        Args:
+            processes: the number of processes.
+            until: "caught_up" ends the run when no input record is left; None continues.
+            watch: called twice a second with a list of `ProcessStatus`, one for each process.
+
+        Returns:
+            What the run has done.
+
+        Raises:
+            TaskFailed: if a task has failed for a record, and its `on_error` is "stop".
+            TopologyChanged: if another process runs this application with other tasks or tables.
+            UnknownTopicOrPartition: if a topic does not exist.
+            ConfigError: if an argument is invalid, or the topics do not fit.
+            IllegalState: if the application runs already.
+            EoslogError: if the log cannot be used.
+        """
+        if until not in (None, "caught_up"):
+            raise ConfigError(f"until: expected 'caught_up' or None, got {shown(until)}")
+        if as_int("processes", processes, "1 or more") < 1:
+            raise ConfigError(f"processes: expected 1 or more, got {processes}")
+        if self._running:
+            raise IllegalState(f"app {self._id!r}: the application runs already; stop it first")
+        if processes > 1 or watch is not None:
+            return self._supervise(processes, until, watch)
+        began = time.monotonic()
+        worker = self._begun()
+        wait = _WAIT_S if until is None else _CAUGHT_UP_WAIT_S
+        self._running = True
+        try:
+            with self._signals():
+                while not self._stopping.is_set():
+                    worker.step(wait, linger=until is None)
+                    if until is not None and worker.caught_up():
+                        break
+        finally:
+            self._running = False
+            self._stopping.clear()
+            self.close()
+        worker.report.seconds = time.monotonic() - began
+        return worker.report
+
+    def _supervise(self, processes: int, until: str | None, watch: Watch | None) -> RunReport:
+        from eoslog.app.supervisor import Supervisor
+
+        if not self._tasks:
+            raise ConfigError(f"app {self._id!r}: it has no task; declare one with @app.task")
+        self.close()  # the processes open the log themselves
+        self._supervisor = Supervisor(self, processes, until, watch)
+        try:
+            return self._supervisor.run()
+        finally:
+            self._supervisor = None
+
+    def step(self) -> int:
+        """Process the records that there are, in one transaction, without a wait.
+
+        Returns:
+            The number of records; 0 if there are none, or the transaction was rolled back.
+
+        Raises:
+            EoslogError: as `run`.
+        """
+        if self._running:
+            raise IllegalState(f"app {self._id!r}: the application runs already; stop it first")
+        return self._begun().step(0, linger=False)
+
+    def stop(self) -> None:
+        """End a run after its current transaction; any thread can call it.
+
+        Without a run, it ends the membership in the group that `step` has begun.
+        """
+        if self._supervisor is not None and self._pid == os.getpid():
+            self._supervisor.stop()
+        elif self._running:
+            self._stopping.set()
+            if self._worker is not None:
+                self._worker.wakeup()
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Leave the group, and close the log if the application has opened it."""
+        if self._pid != os.getpid():
+            return
+        worker, self._worker = self._worker, None
+        opened, self._opened = self._opened, None
+        with contextlib.ExitStack() as stack:
+            if opened is not None:
+                stack.callback(opened.close)
+            if worker is not None:
+                stack.callback(worker.close)
+
+    def _begun(self) -> AppWorker:
+        """The worker of this process, which is created at the first use."""
+        log = self.log
+        if self._worker is None:
+            tasks = list(self._tasks.values())
+            if not tasks:
+                raise ConfigError(f"app {self._id!r}: it has no task; declare one with @app.task")
+            check_topics(log, self._id, tasks)
+            topology = described(tasks, self._tables.values())
+            instance = Instance(folder_of(log.path, self._id), self._id, topology)
+            try:
+                self._worker = AppWorker(
+                    log, self._id, tasks, instance, self._guarantee, self._commit_interval,
+                    self._max_records, self._stopping.is_set,
+                )  # fmt: skip
+            except BaseException:
+                instance.close()
+                raise
+        return self._worker
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """End the run after its transaction at SIGTERM and SIGINT, in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, lambda *_: self.stop()) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)

@@ -1,0 +1,246 @@
+"""The clients of a worker, and its transaction, for each guarantee.
+
+* exactly_once: output, tables and positions commit in one transaction of the log.
+* at_least_once: output is flushed, then positions are committed.
+* at_most_once: positions are committed, then the records are processed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from eoslog._util.arguments import shown
+from eoslog.client.consumer.subscription import Listener
+from eoslog.errors import ConfigError, RequestTimedOut
+from eoslog.model import TopicPartition
+from eoslog.storage.fs.files import failpoint
+
+if TYPE_CHECKING:
+    from eoslog._core import Record
+    from eoslog.client.consumer.consumer import Consumer
+    from eoslog.client.producer.producer import Producer
+    from eoslog.log import Log
+
+__all__ = ["Clients", "OutputTransaction", "clients_of", "guarantee_of"]
+
+_GUARANTEES = {
+    "exactly_once": "exactly_once",
+    "exactly_once_v2": "exactly_once",
+    "exact_once": "exactly_once",
+    "at_least_once": "at_least_once",
+    "at_most_once": "at_most_once",
+}
+_MARGIN_S = 30.0
+"""Added to the longest call and the commit interval, for a commit on a busy disk."""
+_COMMITS = 5
+_LARGEST = (1 << 31) - 1
+"""No other limit of a record than `max.message.bytes` of its topic."""
+
+
+class OutputTransaction(Protocol):
+    """Where the output of a transaction goes."""
+
+    def produce(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        *,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        on_delivery: Any = None,
+    ) -> None:
+        """Buffer a record; it becomes visible with the positions."""
+        ...
+
+    def produce_many(
+        self, topic: str, values: Any, keys: Any = None, partition: int | None = None
+    ) -> int:
+        """Buffer records; return their number."""
+        ...
+
+
+def guarantee_of(value: Any) -> str:
+    """Return the one name of a processing guarantee.
+
+    Raises:
+        ConfigError: if there is no such guarantee.
+    """
+    name = value.lower().replace("-", "_") if isinstance(value, str) else value
+    found = _GUARANTEES.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise ConfigError(
+            f"processing_guarantee: expected {', '.join(_GUARANTEES)}, got {shown(value)}"
+        )
+    return found
+
+
+class Clients:
+    """A consumer in the group of the application, and a producer; used by one thread."""
+
+    def __init__(
+        self,
+        log: Log,
+        app_id: str,
+        number: int,
+        topics: list[str],
+        longest_s: float,
+        max_records: int,
+        on_assign: Listener,
+        on_revoke: Listener,
+    ) -> None:
+        """Join the group at the next poll.
+
+        Args:
+            log: the log.
+            app_id: the id of the application, and of its group.
+            number: the number of this worker.
+            topics: the input topics.
+            longest_s: the longest time that a transaction may take without its commit.
+            max_records: the most records of a transaction.
+            on_assign: called with the partitions that this worker gets.
+            on_revoke: called with the partitions that it loses.
+        """
+        self._max_records = max_records
+        milliseconds = round(1000 * (longest_s + _MARGIN_S))
+        self.producer = self._producer(log, f"{app_id}-{number}", milliseconds)
+        try:
+            self.consumer: Consumer = log.consumer(
+                group_id=app_id,
+                auto_offset_reset="earliest",
+                enable_auto_commit=False,
+                max_poll_interval_ms=max(milliseconds, 300_000),
+                client_id=f"{app_id}-{number}",
+                producer=self.producer if self.producer.transactional_id else None,
+            )
+            self.consumer.subscribe(topics, on_assign=on_assign, on_revoke=on_revoke)
+        except BaseException:
+            self.producer.close()
+            raise
+
+    def _producer(self, log: Log, transactional_id: str, timeout_ms: int) -> Producer:
+        return log.producer(client_id=transactional_id, max_request_size=_LARGEST)
+
+    def next(self, timeout: float) -> Record | None:
+        """Return the next record to process, or None after a timeout or a wakeup."""
+        return self.consumer.poll(timeout)
+
+    @property
+    def usable(self) -> bool:
+        """Whether another transaction may begin."""
+        return True
+
+    def put_back(self, records: list[Record]) -> bool:
+        """Read these records, and those after them in their partitions, again later.
+
+        Returns:
+            False if that is not possible, so that they must be processed now.
+        """
+        for record in records:
+            self.consumer.seek(TopicPartition(record.topic, record.partition, record.offset))
+        return True
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[OutputTransaction]:
+        """Commit output and positions at the end of the block, or neither."""
+        try:
+            yield self.producer
+            failpoint("app.processed")
+            self.producer.flush()
+        except BaseException:
+            self.consumer.rewind()
+            raise
+        self._commit_positions()
+
+    def _commit_positions(self) -> None:
+        self.consumer.commit()
+
+    def close(self) -> None:
+        """Leave the group, and close both clients."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.producer.close)
+            stack.callback(self.consumer.close)
+
+
+class _ExactlyOnce(Clients):
+    """Output and positions are one transaction of the log."""
+
+    def _producer(self, log: Log, transactional_id: str, timeout_ms: int) -> Producer:
+        producer = log.producer(
+            transactional_id=transactional_id,
+            transaction_timeout_ms=timeout_ms,
+            max_request_size=_LARGEST,
+        )
+        try:
+            producer.init_transactions()  # completes or aborts what an earlier worker has left
+        except BaseException:
+            producer.close()
+            raise
+        return producer
+
+    @property
+    def usable(self) -> bool:
+        return self.producer.transaction_state == "READY"
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[OutputTransaction]:
+        try:
+            with self.producer.transaction() as tx:
+                yield tx
+                failpoint("app.processed")
+                tx.commit_offsets(self.consumer)
+                failpoint("app.offsets")
+        except RequestTimedOut:
+            # Only the coordinator knows whether it has decided: nothing but a commit is allowed.
+            if self.producer.transaction_state != "COMMITTING_TRANSACTION":
+                raise
+            self._commit_again()
+
+    def _commit_again(self) -> None:
+        for left in reversed(range(_COMMITS)):
+            try:
+                self.producer.commit_transaction()
+            except RequestTimedOut:
+                if not left:
+                    raise
+            else:
+                return
+
+
+class _AtMostOnce(Clients):
+    """Positions are committed before the records are processed."""
+
+    _records: Iterator[Record] = iter(())
+
+    def next(self, timeout: float) -> Record | None:
+        record = next(self._records, None)
+        if record is None:
+            records = self.consumer.consume(self._max_records, timeout)
+            if records:
+                self.consumer.commit()
+                self._records = iter(records)
+                record = next(self._records)
+        return record
+
+    def put_back(self, records: list[Record]) -> bool:
+        return False
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[OutputTransaction]:
+        yield self.producer
+        self.producer.flush()
+
+
+_KINDS: dict[str, Callable[..., Clients]] = {
+    "exactly_once": _ExactlyOnce,
+    "at_least_once": Clients,
+    "at_most_once": _AtMostOnce,
+}
+
+
+def clients_of(guarantee: str, *arguments: Any) -> Clients:
+    """Create the clients of a guarantee; see `Clients`."""
+    return _KINDS[guarantee](*arguments)

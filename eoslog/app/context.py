@@ -1,0 +1,100 @@
+"""The context of a call: its place, and its output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from eoslog.errors import IllegalState
+
+if TYPE_CHECKING:
+    from eoslog._core import Record
+    from eoslog.app.tasks import Task
+
+__all__ = ["Context", "Output"]
+
+Output = tuple[str, Any, Any, Any, "int | None", "int | None"]
+"""Topic, value, key, headers, partition and timestamp of a record to send."""
+
+
+class Context:
+    """The place of one call of a task, and its output.
+
+    The second argument of each task is a context::
+
+        app = eoslog.App("shop", "billing")
+
+        @app.task("orders", key="string", value="string")
+        def bill(record, ctx):
+            ctx.send("bills", f"bill for {record.value}", record.key)
+
+    Attributes:
+        app_id: the id of the application.
+        task: the name of the task.
+        record: the record, with its key and value decoded; the first one of a batch.
+        attempt: the number of this attempt to process the record, from 1.
+    """
+
+    __slots__ = ("_key", "_open", "_outputs", "_value", "app_id", "attempt", "record", "task")
+
+    def __init__(self, app_id: str, task: Task, record: Record, attempt: int = 1) -> None:
+        """Begin a call."""
+        self.app_id = app_id
+        self.task = task.name
+        self.record = record
+        self.attempt = attempt
+        self._key = task.key
+        self._value = task.value
+        self._outputs: list[Output] = []
+        self._open = True
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        *,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Send a record in the transaction of the record that is processed.
+
+        It is sent when the function has returned. If the function raises, it is not sent.
+
+        Args:
+            topic: the topic.
+            value: the value, in the value format of the task. None is a tombstone, and bytes are
+                sent as they are.
+            key: the key, in the key format of the task, or bytes; None means no key.
+            headers: pairs of name and bytes, or a mapping; None means no headers.
+            partition: the partition; None lets the partitioner choose.
+            timestamp: milliseconds since the epoch; None means now.
+
+        Raises:
+            SerializationError: if the key or the value has not the format.
+            IllegalState: if the function has returned, for example in a thread that it started.
+        """
+        self._check_open("send")
+        self._outputs.append(
+            (topic, self._value.bytes_of(value), self._key.bytes_of(key), headers, partition,
+             timestamp)
+        )  # fmt: skip
+
+    def _check_open(self, call: str) -> None:
+        if not self._open:
+            record = self.record
+            raise IllegalState(
+                f"app {self.app_id!r}, task {self.task!r}: {call} was called after the task had "
+                f"processed {record.topic}-{record.partition} at offset {record.offset}, outside "
+                "of its transaction; call it before the task returns"
+            )
+
+    def _end(self) -> list[Output]:
+        """End the call, and return what it has sent."""
+        self._open = False
+        return self._outputs
+
+    def __repr__(self) -> str:
+        record = self.record
+        place = f"{record.topic}-{record.partition} at offset {record.offset}"
+        return f"<Context of {self.app_id!r}, task {self.task!r}, {place}, attempt {self.attempt}>"

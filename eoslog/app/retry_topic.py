@@ -1,0 +1,256 @@
+"""The retry topic of an app: records that wait, and counts of crashes.
+
+The topic is compacted. Its key names what a record is about, so its latest records are its state,
+and a tombstone ends it. A record of partition P of an input topic is in partition P. So the owner
+of the input partition finds there what its predecessors have left:
+
+    [topic, partition, offset, task]                     a record that waits
+    ["deaths", topic, partition, offset, task]           the processes that ended in its handler
+    ["replay", number, topic, partition, offset, task]   a dead letter that was sent back
+
+The value of a waiting record is one byte, 1 or 0 for null, and the value. Its headers are those of
+`failed_records`, followed by the time of the next attempt, the key, and the origin: a worker, or
+the command `eoslog dead replay`.
+
+Workers write here in the transaction of the position. The count of a process that a handler ended
+is written and flushed before the handler runs again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eoslog.app.failed_records import FailedRecord, retry_topic
+from eoslog.app.retry_queue import WaitingRecord
+from eoslog.errors import InvalidPartitions, RequestTimedOut
+from eoslog.model import TopicPartition
+from eoslog.shown_paths import get_logger
+
+if TYPE_CHECKING:
+    from eoslog._core import Record
+    from eoslog.client.consumer.consumer import Consumer
+
+__all__ = ["Deaths", "RetryTopic", "Stored", "StoredRecord", "encoded", "ensure_topic"]
+
+logger = get_logger("eoslog.app")
+
+Place = tuple[str, int, int, str]
+StoredRecord = tuple[bytes, "bytes | None", list[tuple[str, "bytes | None"]], int]
+"""Key, value, headers and partition of a record of the topic."""
+
+_OWN = ("eoslog.due", "eoslog.key", "eoslog.origin")
+_WORKER, _REPLAY = b"worker", b"replay"
+_RESTORE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deaths:
+    """The processes that ended while the handler of a record ran."""
+
+    count: int
+    owner: int
+    """The random number of the last one, so that none is counted twice."""
+    last: int
+    """The offset of the last record of the batch; the record's own without one."""
+
+    def encoded(self, place: Place) -> StoredRecord:
+        """Return the record of the topic."""
+        value = json.dumps(asdict(self), separators=(",", ":")).encode()
+        return (_deaths_key(place), value, [], place[1])
+
+
+def _deaths_key(place: Place) -> bytes:
+    return json.dumps(["deaths", *place], separators=(",", ":")).encode()
+
+
+def encoded(waiting: WaitingRecord, *, replayed: bool = False) -> StoredRecord:
+    """Return the record of the topic for a record that waits.
+
+    Args:
+        waiting: the record.
+        replayed: whether `eoslog dead replay` writes it, which is not the owner of the partition.
+    """
+    record = waiting.record
+    value = b"0" if record.value is None else b"1" + record.value
+    own: list[tuple[str, bytes | None]] = [
+        ("eoslog.due", str(waiting.due).encode()),
+        ("eoslog.key", record.key),
+        ("eoslog.origin", _REPLAY if replayed else _WORKER),
+    ]
+    return (waiting.id, value, [*record.all_headers(), *own], record.partition)
+
+
+def ended(waiting: WaitingRecord) -> StoredRecord:
+    """Return the tombstone of a record that waits no longer."""
+    return (waiting.id, None, [], waiting.record.partition)
+
+
+def survived(place: Place) -> StoredRecord:
+    """Return the tombstone of a count of processes."""
+    return (_deaths_key(place), None, [], place[1])
+
+
+def _decoded(record: Record) -> tuple[WaitingRecord, bool]:
+    """Return the waiting record of a stored one, and whether it was replayed."""
+    headers = record.headers
+    (_, due), (_, key), (_, origin) = headers[-len(_OWN) :]
+    value = record.value[1:] if record.value[:1] == b"1" else None
+    failed = FailedRecord.stored(key, value, headers[: -len(_OWN)])
+    return WaitingRecord(failed, int(due or b"0"), bytes(record.key)), origin == _REPLAY
+
+
+def ensure_topic(log: Any, app: str, partitions: int, inputs: Iterable[str]) -> str:
+    """Create the retry topic, or add partitions, and return its name.
+
+    Args:
+        log: the open log.
+        app: the id of the app.
+        partitions: the least number of partitions.
+        inputs: the input topics, whose largest records must fit.
+    """
+    name = retry_topic(app)
+    config = {"cleanup.policy": "compact", "max.message.bytes": largest_message(log, inputs)}
+    found = log.create_topic(name, partitions, config, exist_ok=True)
+    if len(found.partitions) < partitions:
+        try:
+            log.create_partitions(name, partitions)
+        except InvalidPartitions:  # another process was faster
+            logger.debug("%s: has %d partitions already", name, partitions)
+    return name
+
+
+def largest_message(log: Any, inputs: Iterable[str]) -> int:
+    """Return a message size that fits the records of inputs with more headers."""
+    known = set(log.topics())
+    sizes = [
+        int(log.describe_topic(topic).config.get("max.message.bytes", _DEFAULT_LARGEST))
+        for topic in inputs
+        if topic in known
+    ]
+    return max(sizes, default=_DEFAULT_LARGEST) + _HEADERS_LARGEST
+
+
+_DEFAULT_LARGEST = 1_048_588  # Kafka's default of max.message.bytes
+_HEADERS_LARGEST = 65_536
+
+
+class Stored(NamedTuple):
+    """What a partition of the topic has for one input partition."""
+
+    waiting: list[WaitingRecord]
+    """In the order in which they were stored."""
+    deaths: dict[Place, Deaths]
+
+
+class RetryTopic:
+    """Reads the retry topic for the owner of input partitions."""
+
+    def __init__(self, log: Any, app: str) -> None:
+        """Open nothing; a missing topic has no records."""
+        self._log = log
+        self.name = retry_topic(app)
+        self._follower: Consumer | None = None
+        self._ends: dict[tuple[str, int], int] = {}
+
+    def restore(self, topic: str, partition: int) -> Stored:
+        """Return what the previous owners of an input partition have left.
+
+        All of it is visible: the call waits for transactions that are undecided.
+
+        Raises:
+            RequestTimedOut: if a transaction is undecided after a minute.
+        """
+        stored = Stored([], {})
+        if not self._exists(partition):
+            self._ends[topic, partition] = 0
+            return stored
+        waiting: dict[bytes, WaitingRecord] = {}
+        records, self._ends[topic, partition] = self._read(partition)
+        for record in records:
+            about = json.loads(record.key)
+            if about[-4:-2] != [topic, partition]:
+                continue
+            place: Place = tuple(about[-4:])
+            if len(about) == len(place) + 1:
+                stored.deaths.pop(place, None)
+                if record.value is not None:
+                    stored.deaths[place] = Deaths(**json.loads(record.value))
+                continue
+            # A record that was stored again keeps its place in its line.
+            if record.value is None:
+                waiting.pop(record.key, None)
+            else:
+                waiting[record.key] = _decoded(record)[0]
+        stored.waiting.extend(waiting.values())
+        return stored
+
+    def _read(self, partition: int) -> tuple[list[Record], int]:
+        """Return the records of a partition up to now, and where they end."""
+        at = TopicPartition(self.name, partition)
+        ends = self._log.offsets(self.name, partition)
+        found: list[Record] = []
+        with self._log.consumer(enable_auto_commit=False) as consumer:
+            consumer.assign([TopicPartition(self.name, partition, ends.log_start)])
+            deadline = time.monotonic() + _RESTORE_S
+            while consumer.position(at) < ends.log_end:
+                records = consumer.consume(1000, timeout=0.1)
+                found.extend(records)
+                if not records and time.monotonic() > deadline:
+                    raise RequestTimedOut(
+                        f"{at}: a transaction is undecided, so the records that wait are not "
+                        "known; `eoslog why` names its process"
+                    )
+            return found, consumer.position(at)
+
+    def _exists(self, partition: int) -> bool:
+        if self.name not in self._log.topics():
+            return False
+        return any(tp.partition == partition for tp in self._log.partitions_of(self.name))
+
+    def replayed(self) -> list[WaitingRecord]:
+        """Return the dead letters that were sent to tasks since the last call.
+
+        They are those of the input partitions that were restored and not forgotten.
+        """
+        starts: dict[int, int] = {}
+        for (_, partition), end in self._ends.items():
+            if partition in starts or self._exists(partition):
+                starts[partition] = min(end, starts.get(partition, end))
+        if not starts:
+            return []
+        follower = self._follow(starts)
+        found = []
+        while records := follower.consume(500, timeout=0):
+            for record in records:
+                if record.value is None or not record.headers:
+                    continue
+                waiting, by_command = _decoded(record)
+                restored = self._ends.get((waiting.record.topic, record.partition))
+                if by_command and restored is not None and record.offset >= restored:
+                    found.append(waiting)
+        return found
+
+    def _follow(self, starts: dict[int, int]) -> Consumer:
+        if self._follower is None:
+            self._follower = self._log.consumer(enable_auto_commit=False)
+        now = {tp.partition for tp in self._follower.assignment()}
+        if now != starts.keys():
+            self._follower.assign(
+                TopicPartition(self.name, n) if n in now else TopicPartition(self.name, n, start)
+                for n, start in sorted(starts.items())
+            )
+        return self._follower
+
+    def forget(self, topic: str, partition: int) -> None:
+        """Stop following the records of an input partition."""
+        self._ends.pop((topic, partition), None)
+
+    def close(self) -> None:
+        """Close the consumer of replayed records."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None

@@ -1,0 +1,172 @@
+"""A task: a function over the records of a topic, and how it runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from eoslog._core import Record
+from eoslog._util.arguments import as_int, as_seconds, shown
+from eoslog.errors import ConfigError, SerializationError
+from eoslog.model import TopicPartition
+from eoslog.serializers import Deserializer, Serializer, deserializer, serializer, undecodable
+
+if TYPE_CHECKING:
+    from eoslog.app.tables.table import AppTable
+
+__all__ = ["DEFAULT_TIMEOUT_S", "Format", "Task", "task_of"]
+
+DEFAULT_TIMEOUT_S = 60.0
+_POLICIES = ("stop", "skip", "retry", "dead_letter")
+_BATCH_FORMATS = ("records", "arrow")
+
+
+class Format:
+    """How keys or values become bytes and back; bytes stay bytes without a format."""
+
+    __slots__ = ("decode", "encode", "spec")
+
+    def __init__(self, what: str, spec: Any) -> None:
+        """Look up a format by its name, or take a function that decodes.
+
+        Raises:
+            ConfigError: if the format is unknown.
+        """
+        self.spec = spec
+        self.decode: Deserializer | None = deserializer(what, spec)
+        named = not callable(spec) or spec is bytes or spec is str
+        self.encode: Serializer | None = serializer(what, spec) if named else None
+
+    def bytes_of(self, value: Any) -> Any:
+        """Encode a value; None and bytes stay as they are."""
+        if value is None or type(value) is bytes or self.encode is None:
+            return value
+        return self.encode(value)
+
+    def __repr__(self) -> str:
+        return repr(self.spec)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A function over the records of a topic.
+
+    Attributes:
+        name: the name of the function.
+        topic: the input topic.
+        handler: the function.
+        key: the format of input keys.
+        value: the format of input values.
+        to: the topic of returned values, or None.
+        tables: the tables that the function may use.
+        batch: the most records of a call; None calls the function for each record.
+        batch_format: "records" or "arrow".
+        retries: the delays before further attempts, in seconds.
+        on_error: what happens after the last attempt.
+        max_deaths: the number of processes that a record may end.
+        task_timeout: the longest call, in seconds.
+        is_async: whether the function is a coroutine function.
+    """
+
+    name: str
+    topic: str
+    handler: Callable[..., Any]
+    key: Format
+    value: Format
+    to: str | None
+    tables: tuple[AppTable, ...]
+    batch: int | None
+    batch_format: str
+    retries: tuple[float, ...]
+    on_error: str
+    max_deaths: int
+    task_timeout: float
+    is_async: bool
+
+    def decoded(self, record: Record) -> Record:
+        """Return the record with its key and value decoded.
+
+        Raises:
+            SerializationError: if one has not the format; the message names the record.
+        """
+        key, value = self.key.decode, self.value.decode
+        if key is None and value is None:
+            return record
+        try:
+            return Record(
+                record.topic,
+                record.partition,
+                record.offset,
+                record.timestamp,
+                record.timestamp_type,
+                record.key if key is None else key(record.key),
+                record.value if value is None else value(record.value),
+                record.headers,
+                record.leader_epoch,
+            )
+        except Exception as error:
+            place = TopicPartition(record.topic, record.partition)
+            advice = f"correct the producer, or the formats of task {self.name!r}"
+            raise undecodable(place, record.offset, error, advice) from error
+
+
+def task_of(
+    handler: Callable[..., Any], topic: str, options: dict[str, Any], tables: Sequence[AppTable]
+) -> Task:
+    """Check the options of a task.
+
+    Raises:
+        ConfigError: if an option is invalid; the message names the task.
+    """
+    name = getattr(handler, "__name__", repr(handler))
+    try:
+        return _checked(name, handler, topic, options, tables)
+    except (ConfigError, SerializationError) as error:
+        raise ConfigError(f"task {name!r}: {error}") from None
+
+
+def _checked(
+    name: str,
+    handler: Callable[..., Any],
+    topic: str,
+    options: dict[str, Any],
+    tables: Sequence[AppTable],
+) -> Task:
+    batch, timeout = options["batch"], options["task_timeout"]
+    if batch is not None and as_int("batch", batch, "1 or more") < 1:
+        raise ConfigError(f"batch: expected 1 or more, got {batch}")
+    for option, choices in (("on_error", _POLICIES), ("batch_format", _BATCH_FORMATS)):
+        if options[option] not in choices:
+            raise ConfigError(
+                f"{option}: expected {', '.join(choices)}, got {shown(options[option])}"
+            )
+    if options["batch_format"] == "arrow" and batch is None:
+        raise ConfigError("batch_format='arrow' needs batch, the most records of a call; set it")
+    if as_int("max_deaths", options["max_deaths"], "1 or more") < 1:
+        raise ConfigError(f"max_deaths: expected 1 or more, got {options['max_deaths']}")
+    seconds = DEFAULT_TIMEOUT_S if timeout is None else as_seconds("task_timeout", timeout)
+    if not seconds:
+        raise ConfigError("task_timeout: expected more than 0 seconds, got 0")
+    retries = options["retries"]
+    if isinstance(retries, str | bytes) or not isinstance(retries, Sequence):
+        raise ConfigError(f"retries: expected a list of delays in seconds, got {shown(retries)}")
+    if options["to"] is not None and not isinstance(options["to"], str):
+        raise ConfigError(f"to: expected the name of a topic, got {shown(options['to'])}")
+    return Task(
+        name=name,
+        topic=topic,
+        handler=handler,
+        key=Format("key", options["key"]),
+        value=Format("value", options["value"]),
+        to=options["to"],
+        tables=tuple(tables),
+        batch=batch,
+        batch_format=options["batch_format"],
+        retries=tuple(as_seconds("retries", delay) for delay in retries),
+        on_error=options["on_error"],
+        max_deaths=options["max_deaths"],
+        task_timeout=seconds,
+        is_async=inspect.iscoroutinefunction(handler),
+    )

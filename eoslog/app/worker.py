@@ -1,0 +1,463 @@
+"""A worker: reads the inputs, calls the tasks, and commits, in one thread.
+
+A transaction begins with the first record that there is. It has at most `max_records` records, and
+commits after `commit_interval` at the latest. Rebalances happen in polls. The consumer keeps
+partitions while a transaction has records of them.
+
+After an aborted transaction, the records are read again from the committed positions. If it is not
+known whether a transaction has committed, the clients are opened again. Then the committed
+positions say which records are processed, and tables are read again.
+
+Tables of a partition are read when its first record comes. The position is known then, so the
+tables have the changes of all records before it. A partition of a table belongs to the owner of
+that partition of all topics whose tasks use the table. Until a worker owns all of them, those that
+it owns are paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
+
+from eoslog.app.batches import Batches, argument_of
+from eoslog.app.clients import Clients, OutputTransaction, clients_of
+from eoslog.app.context import Context
+from eoslog.app.failures import Failure, Failures
+from eoslog.app.log_context import running
+from eoslog.app.tables.owned import OwnedTables
+from eoslog.errors import (
+    CommitOutcomeUnknown,
+    ConfigError,
+    GroupNotFound,
+    InvalidRecord,
+    InvalidTopic,
+    KafkaError,
+    RecordTooLarge,
+    SerializationError,
+    StorageError,
+    TaskTimeout,
+    UnknownTopicOrPartition,
+)
+from eoslog.model import TopicPartition
+from eoslog.reports import RunReport
+from eoslog.shown_paths import get_logger
+
+if TYPE_CHECKING:
+    from eoslog._core import Record
+    from eoslog.app.instance import Instance
+    from eoslog.app.tables.table import AppTable
+    from eoslog.app.tasks import Task
+    from eoslog.client.consumer.consumer import Consumer
+    from eoslog.log import Log
+
+__all__ = ["AppWorker"]
+
+logger = get_logger("eoslog.app")
+
+_OUTPUT_ERRORS = (
+    ConfigError, InvalidRecord, InvalidTopic, RecordTooLarge, SerializationError,
+    UnknownTopicOrPartition,
+)  # fmt: skip
+"""Of a record that a task has sent: the task is the cause, not the log."""
+_RECOVERIES = 5
+
+Place = tuple[str, int, int]
+
+
+class _OutputRejected(Exception):
+    """A record that a task has sent is invalid; some of its output was sent."""
+
+    def __init__(self, place: Place, error: Exception) -> None:
+        super().__init__(place, error)
+        self.place = place
+        self.error = error
+
+
+class AppWorker:
+    """One member of the application's group; used by one thread.
+
+    Attributes:
+        report: what the worker has done.
+        idle: whether the last step has found no record.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        app_id: str,
+        tasks: list[Task],
+        instance: Instance,
+        guarantee: str,
+        commit_interval: float,
+        max_records: int,
+        stopping: Callable[[], bool],
+    ) -> None:
+        """Open the clients; the first step joins the group."""
+        self.report = RunReport()
+        self.idle = False
+        self._log = log
+        self._app_id = app_id
+        self._instance = instance
+        self._guarantee = guarantee
+        self._commit_interval = commit_interval
+        self._max_records = max_records
+        self._failures = Failures(app_id, log, tasks, self.report)
+        self._tasks = {task.topic: task for task in tasks}
+        self._timeout = max(task.task_timeout for task in tasks)
+        self._tables = OwnedTables(log, app_id, instance.folder, stopping)
+        self._shared = _shared(self._tasks)
+        self._batches = Batches()
+        self._doubtful = False
+        self._rejected: dict[Place, Exception] = {}
+        self._recoveries = 0
+        self._runner: asyncio.Runner | None = None
+        self._clients = self._open()
+
+    def _open(self) -> Clients:
+        return clients_of(
+            self._guarantee,
+            self._log,
+            self._app_id,
+            self._instance.number,
+            sorted(self._tasks),
+            self._commit_interval + self._timeout,
+            self._max_records,
+            self._assigned,
+            self._revoked,
+        )
+
+    # Partitions.
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        logger.info("app %s: assigned %s", self._app_id, _names(partitions))
+        self._failures.assigned(partitions)
+        self._pause(set(consumer.assignment()))
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        logger.info("app %s: released %s", self._app_id, _names(partitions))
+        self._failures.revoked(partitions)
+        for partition in partitions:
+            self._tables.release(self._tasks[partition.topic].tables, partition.partition)
+        self._pause(set(consumer.assignment()) - set(partitions))
+
+    def _pause(self, owned: set[TopicPartition]) -> None:
+        """Pause partitions whose tables another worker may still use."""
+        for topics in self._shared:
+            for partition in owned:
+                if partition.topic in topics:
+                    number = partition.partition
+                    whole = all(TopicPartition(topic, number) in owned for topic in topics)
+                    consumer = self._clients.consumer
+                    (consumer.resume if whole else consumer.pause)(partition)
+        self._failures.hold(self._clients.consumer.paused() if self._shared else ())
+
+    def _restored(self, record: Record) -> bool:
+        """Restore the tables of a record, outside of a transaction.
+
+        Returns:
+            False if the application stops; the record is read again.
+        """
+        restored = False
+        try:
+            restored = self._tables.take(self._tasks[record.topic].tables, record.partition)
+        finally:
+            if not restored:
+                self._clients.put_back([record])
+        return restored
+
+    # Transactions.
+
+    def step(self, wait: float, *, linger: bool) -> int:
+        """Process records in one transaction.
+
+        Args:
+            wait: the longest wait for the first record, in seconds.
+            linger: wait for more records until the commit interval is over.
+
+        Returns:
+            The number of records whose results are committed; 0 after an abort too.
+
+        Raises:
+            TaskFailed: if a task has failed, and the application must stop.
+            EoslogError: if the log cannot be used.
+        """
+        try:
+            done = self._step(wait, linger)
+        except _OutputRejected as rejected:
+            self._rejected[rejected.place] = rejected.error
+            self._aborted()
+            return 0
+        except CommitOutcomeUnknown as error:
+            self._reopen(error)
+            return 0
+        except KafkaError as error:
+            if not (error.fatal or error.abortable or error.retriable):
+                self._aborted()
+                raise
+            self._reopen(error)
+            return 0
+        except BaseException:
+            self._aborted()
+            raise
+        if done:
+            self._recoveries = 0
+        return done
+
+    def _step(self, wait: float, linger: bool) -> int:
+        self.idle = False
+        if self._doubtful or not self._clients.usable:
+            self._open_again()
+        record = self._clients.next(self._failures.seconds_until_due(wait))
+        first_due = self._failures.first_due()
+        if record is None and first_due is None:
+            self.idle = True
+            return 0
+        if record is not None and not self._restored(record):
+            return 0
+        if first_due is not None and not self._tables.take(first_due[0].tables, first_due[1]):
+            return 0
+        done = 0
+        deadline = time.monotonic() + self._commit_interval
+        with self._clients.transaction() as transaction:
+            again = self._process_due(deadline, transaction)
+            while record is not None:
+                task = self._tasks[record.topic]
+                if task.tables and not self._tables.has(task.tables, record.partition):
+                    if self._clients.put_back([record]):
+                        break  # tables are restored before a transaction, which has a timeout
+                    self._tables.take(task.tables, record.partition)
+                self._process(task, record, transaction)
+                done += 1
+                left = deadline - time.monotonic()
+                if done >= self._max_records or left <= 0:
+                    break
+                record = self._clients.next(left if linger else 0)
+            done -= self._finish_batches(deadline, transaction)
+            self._tables.send(transaction)
+            self._doubtful = True
+        self._tables.apply()
+        self._doubtful = False
+        self._committed(done)
+        return done + again
+
+    def _process_due(self, deadline: float, transaction: OutputTransaction) -> int:
+        """Try records again whose time has come, and return how many."""
+        done = 0
+        for task, record in self._failures.due():
+            if not self._tables.has(task.tables, record.partition):
+                break  # the next step restores them, before its transaction
+            if not self._failures.takes(task, record, transaction):
+                self._run(task, [record], transaction)
+            done += 1
+            if done >= self._max_records or time.monotonic() > deadline:
+                break
+        return done
+
+    def _finish_batches(self, deadline: float, transaction: OutputTransaction) -> int:
+        """Process batches that are not full; return how many records are left."""
+        finished = left = 0
+        while (records := self._batches.take()) is not None:
+            late = finished and time.monotonic() > deadline
+            if late and self._clients.put_back(records[:1]):
+                left += len(records)
+            else:
+                self._run(self._tasks[records[0].topic], records, transaction)
+                finished += 1
+        return left
+
+    def _committed(self, done: int) -> None:
+        self._rejected.clear()
+        self._failures.committed()
+        self.report.records += done
+        self.report.transactions += 1
+
+    def _aborted(self, *, surely: bool = False) -> None:
+        self._batches.clear()
+        if self._guarantee == "exactly_once" and (surely or not self._doubtful):
+            self._tables.roll_back()
+        else:
+            self._tables.release_all()  # their topics may have the changes
+        self._failures.aborted()
+        self.report.aborted += 1
+
+    def _reopen(self, error: KafkaError) -> None:
+        """Continue after an error of the transaction, from the committed positions."""
+        surely = self._clients.usable and not isinstance(error, CommitOutcomeUnknown)
+        self._aborted(surely=surely)
+        self._recoveries += 1
+        if self._recoveries > _RECOVERIES:
+            raise error
+        logger.warning("app %s: rolled back, reading again: %s", self._app_id, error)
+        if surely:
+            self._doubtful = False
+        else:
+            self._open_again()
+
+    def _open_again(self) -> None:
+        """Continue with new clients, and with tables as the log has them."""
+        self._tables.release_all()
+        self._batches.clear()
+        self._clients.close()
+        self._clients = self._open()
+        self._doubtful = False
+
+    # Records.
+
+    def _process(self, task: Task, record: Record, transaction: OutputTransaction) -> None:
+        if self._failures.takes(task, record, transaction):
+            return
+        records = [record] if task.batch is None else self._batches.add(task, record)
+        if records is not None:
+            self._run(task, records, transaction)
+
+    def _run(self, task: Task, records: list[Record], transaction: OutputTransaction) -> None:
+        """Call the function of a task, and send its output."""
+        attempt = self._failures.attempt_of(task, records[0])
+        error = self._rejected_of(records)
+        if error is None:
+            self._failures.begins(task, records[0], records[-1])
+            try:
+                if task.tables:
+                    with self._tables.call(task.tables, records[0].partition):
+                        outputs = self._call(task, records, attempt)
+                else:
+                    outputs = self._call(task, records, attempt)
+            except StorageError:
+                self._failures.ends(records[0])
+                raise  # of a table's file; the record is not the cause
+            except Exception as failed:  # not SystemExit: the next process counts the end of this
+                self._failures.ends(records[0])
+                error = failed
+            else:
+                self._failures.ends(records[0])
+                self._produce(records[0], outputs, transaction)
+                self._failures.succeeded(task, records, transaction)
+                return
+        self._failures.failed(Failure(task, records, attempt, error), transaction)
+
+    def _rejected_of(self, records: list[Record]) -> Exception | None:
+        """Return why the log has rejected the output of a call with one of these records."""
+        if self._rejected:
+            for record in records:
+                error = self._rejected.pop((record.topic, record.partition, record.offset), None)
+                if error is not None:
+                    return error
+        return None
+
+    def _call(self, task: Task, records: list[Record], attempt: int) -> list[Any]:
+        """Call the function of a task, and return its output."""
+        began = time.monotonic()
+        argument = argument_of(task, records)
+        ctx = Context(self._app_id, task, argument if task.batch is None else records[0], attempt)
+        token = running.set(ctx)
+        try:
+            result = task.handler(argument, ctx)
+            if hasattr(result, "__await__"):
+                result = self._awaited(result)
+            if task.to is not None and result is not None:
+                many = result if type(result) is GeneratorType else (result,)
+                for value in many:
+                    ctx.send(task.to, value, records[0].key)
+        finally:
+            running.reset(token)
+            outputs = ctx._end()
+        took = time.monotonic() - began
+        if took > task.task_timeout:
+            raise self._timed_out(task, records[0], took)
+        return outputs
+
+    def _awaited(self, result: Any) -> Any:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+
+        async def wait() -> Any:
+            return await result
+
+        return self._runner.run(wait(), context=contextvars.copy_context())
+
+    def _timed_out(self, task: Task, record: Record, took: float) -> TaskTimeout:
+        return TaskTimeout(
+            f"app {self._app_id!r}, task {task.name!r}: {record.topic}-{record.partition} at "
+            f"offset {record.offset} took {took:.1f} s, task_timeout is {task.task_timeout:g} s; "
+            "set a longer task_timeout, or let the task do less",
+            self._app_id, task.name, record.topic, record.partition, record.offset,
+        )  # fmt: skip
+
+    def _produce(self, record: Record, outputs: list[Any], transaction: OutputTransaction) -> None:
+        try:
+            for topic, value, key, headers, partition, timestamp in outputs:
+                transaction.produce(
+                    topic, value, key, headers=headers, partition=partition, timestamp=timestamp
+                )
+        except _OUTPUT_ERRORS as error:
+            place = (record.topic, record.partition, record.offset)
+            raise _OutputRejected(place, error) from error
+
+    # The end.
+
+    def caught_up(self) -> bool:
+        """Whether no input record is left."""
+        if not self.idle or self._failures.waiting():
+            return False
+        paused = set(self._clients.consumer.paused())
+        mine = set(self._clients.consumer.assignment()) - paused
+        try:
+            lag = self._log.lag(self._app_id)
+        except GroupNotFound:
+            lag = {}
+        for topic in self._tasks:
+            for partition in self._log.partitions_of(topic):
+                if partition in mine:
+                    continue  # the step found no record
+                if partition in lag:
+                    if lag[partition]:
+                        return False
+                    continue
+                offsets = self._log.offsets(partition.topic, partition.partition)
+                if offsets.last_stable > offsets.log_start:
+                    return False
+        return True
+
+    def waiting(self) -> int:
+        """The number of records that wait for another attempt; any thread can call it."""
+        return self._failures.waiting()
+
+    def doing(self) -> str:
+        """The task and the record that is processed now, or ""; any thread can call it."""
+        return self._failures.doing()
+
+    def wakeup(self) -> None:
+        """End a wait for records; any thread can call it."""
+        self._clients.consumer.wakeup()
+
+    def close(self) -> None:
+        """Leave the group, and free the number of the worker."""
+        try:
+            if self._runner is not None:
+                self._runner.close()
+            self._clients.close()
+            self._failures.close()
+        finally:
+            self._tables.release_all()
+            self._instance.close()
+
+
+def _shared(tasks: dict[str, Task]) -> list[set[str]]:
+    """Return the sets of topics whose tasks share tables."""
+    groups: list[tuple[set[str], set[AppTable]]] = []
+    for topic, task in tasks.items():
+        topics, tables = {topic}, set(task.tables)
+        for group in [one for one in groups if one[1] & tables]:
+            groups.remove(group)
+            topics |= group[0]
+            tables |= group[1]
+        groups.append((topics, tables))
+    return [topics for topics, _ in groups if len(topics) > 1]
+
+
+def _names(partitions: list[TopicPartition]) -> str:
+    return ", ".join(map(str, partitions))

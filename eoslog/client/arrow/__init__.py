@@ -1,0 +1,1 @@
+"""Arrow schemas of records, and Arrow columns as input."""

@@ -1,0 +1,1 @@
+"""The consumer: positions, groups and committed offsets."""

@@ -1,0 +1,111 @@
+"""The consumers of a directory in this process.
+
+They are notified of the end of transactions.
+
+Until `commit_offsets` is called, it is not known which consumers a transaction read. So every
+consumer that this process has on the directory is notified of every abort. Each consumer decides
+whether the abort applies to it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from eoslog.errors import EoslogError
+from eoslog.model import OffsetAndMetadata, TopicPartition
+
+if TYPE_CHECKING:
+    from eoslog.engine.engine import Engine
+
+__all__ = ["ConsumerRegistry", "ProducerTransaction", "WeakItems", "registry_of"]
+
+T = TypeVar("T")
+
+
+class ProducerTransaction(Protocol):
+    """The part of a producer's `TransactionManager` that consumers use."""
+
+    transactional_id: str
+    begun_by: int
+    asked: bool
+    error: EoslogError | None
+
+    @property
+    def open(self) -> bool:
+        """Whether a transaction has begun and has not ended."""
+        ...
+
+    @property
+    def fatal(self) -> bool:
+        """Whether no transaction can follow."""
+        ...
+
+    def fail(self, error: EoslogError) -> EoslogError:
+        """Enter ABORTABLE_ERROR or FATAL_ERROR, depending on the error."""
+        ...
+
+
+class _Hears(Protocol):
+    """A consumer's side of transactions (`ConsumerLink`)."""
+
+    def aborted(self, transaction: ProducerTransaction) -> None: ...
+
+    def committed(
+        self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None: ...
+
+
+class WeakItems(Generic[T]):
+    """Objects that are held weakly, by identity. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._items: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    def add(self, item: T) -> None:
+        """Hold the item until it is garbage collected."""
+        self._items[id(item)] = item
+
+    def discard(self, item: T) -> None:
+        """Remove the item, if it is held."""
+        self._items.pop(id(item), None)
+
+    def living(self) -> list[T]:
+        """The items that are not garbage collected."""
+        # `valuerefs` is atomic: other threads may add items at the same time.
+        found = (reference() for reference in self._items.valuerefs())
+        return [item for item in found if item is not None]
+
+
+class ConsumerRegistry:
+    """The consumers that this process has on one directory, held weakly. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Start without consumers."""
+        self._consumers: WeakItems[_Hears] = WeakItems()
+
+    def add(self, consumer: _Hears) -> None:
+        """Notify this consumer of the end of transactions from now on."""
+        self._consumers.add(consumer)
+
+    def aborted(self, transaction: ProducerTransaction) -> None:
+        """Notify all consumers of an aborted transaction, so that its readers rewind."""
+        for consumer in self._consumers.living():
+            consumer.aborted(transaction)
+
+    def committed(self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Notify all consumers of the offsets that a transaction committed for a group."""
+        for consumer in self._consumers.living():
+            consumer.committed(group_id, offsets)
+
+
+_registries: weakref.WeakKeyDictionary[Any, ConsumerRegistry] = weakref.WeakKeyDictionary()
+"""One registry per open directory (`Engine`), which all handles of a process share."""
+
+
+def registry_of(engine: Engine) -> ConsumerRegistry:
+    """The consumers that this process has on an open directory."""
+    found = _registries.get(engine)
+    return _registries.setdefault(engine, ConsumerRegistry()) if found is None else found

@@ -1,0 +1,1 @@
+"""Producers with a name, which drop records with publishing ids that were used."""

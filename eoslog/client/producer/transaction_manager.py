@@ -1,0 +1,751 @@
+"""The state machine of a transactional producer.
+
+    UNINITIALIZED --init--> INITIALIZING --> READY --begin--> IN_TRANSACTION
+    IN_TRANSACTION --commit--> COMMITTING --> READY
+    IN_TRANSACTION --abort--> ABORTING --> READY
+    IN_TRANSACTION --prepare--> PREPARED --commit, abort, or a decision from outside--> READY
+    any failure: ABORTABLE_ERROR (abort, then continue) or FATAL_ERROR (close)
+
+After a timeout in COMMITTING or ABORTING, only the same call is allowed again.
+
+Source: Kafka TransactionManager; KIP-98, KIP-447, KIP-890.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from eoslog.client.consumer_registry import ConsumerRegistry
+from eoslog.client.producer.identity import Identity, Place
+from eoslog.client.producer.staging_buffer import StagingBuffer
+from eoslog.client.producer.transaction_errors import as_abortable, explain_lost_epoch
+from eoslog.coordinator.positions.records import PositionChange
+from eoslog.descriptions import GroupMetadata, TransactionOutcome
+from eoslog.errors import (
+    AuthorizationFailed,
+    CommitFailed,
+    CommitOutcomeUnknown,
+    ConcurrentTransactions,
+    EoslogError,
+    ErrorCode,
+    FencedMemberEpoch,
+    IllegalGeneration,
+    IllegalState,
+    InvalidProducerEpoch,
+    InvalidProducerIdMapping,
+    InvalidTxnState,
+    OutcomeConflict,
+    ProducerFenced,
+    RequestTimedOut,
+    StaleMemberEpoch,
+    TransactionAbortable,
+    TransactionTimedOut,
+    UnknownMember,
+    UnknownToken,
+    UnknownTopicOrPartition,
+)
+from eoslog.model import (
+    POSITIONS_TOPIC,
+    AppendResult,
+    OffsetAndMetadata,
+    Outcome,
+    TopicPartition,
+)
+from eoslog.storage.log.ingest import StagedSegment, adopt
+
+if TYPE_CHECKING:
+    from eoslog.engine.engine import Engine
+
+__all__ = ["ClientState", "TransactionManager"]
+
+T = TypeVar("T")
+
+
+class ClientState(Enum):
+    """States of a transactional producer, under Kafka's names."""
+
+    UNINITIALIZED = "UNINITIALIZED"
+    INITIALIZING = "INITIALIZING"
+    READY = "READY"
+    IN_TRANSACTION = "IN_TRANSACTION"
+    COMMITTING = "COMMITTING_TRANSACTION"
+    ABORTING = "ABORTING_TRANSACTION"
+    PREPARED = "PREPARED_TRANSACTION"
+    ABORTABLE_ERROR = "ABORTABLE_ERROR"
+    FATAL_ERROR = "FATAL_ERROR"
+
+    __hash__ = object.__hash__  # Enum's own hash is a Python call for each table lookup
+
+
+_S = ClientState
+_READY, _IN_TRANSACTION = _S.READY, _S.IN_TRANSACTION  # bound once, as each transaction needs them
+
+PREDECESSORS: Mapping[ClientState, frozenset[ClientState]] = {
+    _S.UNINITIALIZED: frozenset({_S.INITIALIZING}),  # a failed init may be retried
+    _S.INITIALIZING: frozenset({_S.UNINITIALIZED}),
+    _S.READY: frozenset({_S.INITIALIZING, _S.COMMITTING, _S.ABORTING, _S.PREPARED}),
+    _S.IN_TRANSACTION: frozenset({_S.READY}),
+    _S.COMMITTING: frozenset({_S.IN_TRANSACTION, _S.COMMITTING, _S.PREPARED}),
+    _S.ABORTING: frozenset({_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING, _S.PREPARED}),
+    _S.PREPARED: frozenset({_S.IN_TRANSACTION, _S.INITIALIZING}),
+    _S.ABORTABLE_ERROR: frozenset({_S.IN_TRANSACTION, _S.COMMITTING, _S.ABORTABLE_ERROR}),
+    _S.FATAL_ERROR: frozenset(_S),
+}
+
+_OPEN = frozenset({_S.IN_TRANSACTION, _S.COMMITTING, _S.ABORTING, _S.ABORTABLE_ERROR})
+_FATAL = (ProducerFenced, AuthorizationFailed, CommitOutcomeUnknown)
+# From a partition, InvalidProducerEpoch is only abortable: the abort then asks the coordinator
+# whether this producer is fenced. InvalidProducerIdMapping is abortable too: the abort gets a new
+# producer id, unless the transactional id has a new owner.
+_FATAL_AT_COORDINATOR = (*_FATAL, InvalidProducerEpoch, InvalidTxnState)
+_BEGIN = "call begin_transaction(), or use `with producer.transaction()`"
+_GROUP_MOVED_ON = (UnknownMember, IllegalGeneration, StaleMemberEpoch, FencedMemberEpoch)
+
+
+class TransactionManager:
+    """The state of one transactional id in this process.
+
+    The caller's thread uses `initialize` to `add_offsets`. The sender uses `append`, `note_span`
+    and `fail`, and holds its lock.
+
+    Invariants:
+        - `partitions`: partitions with batches of the open transaction. The coordinator's log lists
+          each of them.
+        - `listed`: partitions that the coordinator may list. If there is one, the coordinator must
+          end the transaction.
+        - `_confirmed`: partitions that the coordinator has confirmed. No other partition gets its
+          first batch.
+        - `spans`: first and last offset that this transaction wrote to each partition, and the id
+          of the topic, because a re-created topic does not have the records.
+        - `error`: set in the states ABORTABLE_ERROR and FATAL_ERROR, and in no other.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        transactional_id: str,
+        timeout_ms: int,
+        identity: Identity,
+        consumers: ConsumerRegistry,
+    ) -> None:
+        """Start uninitialized; `consumers` are notified of the end of transactions."""
+        self._engine = engine
+        self._consumers = consumers
+        self._identity = identity
+        self.transactional_id = transactional_id
+        self.timeout_ms = timeout_ms
+        self.state = ClientState.UNINITIALIZED
+        self.error: EoslogError | None = None
+        self.closing = False  # another thread closes the producer: calls must not retry
+        self.asked = False  # the coordinator was asked to end the transaction and may have decided
+        self.partitions: dict[TopicPartition, bytes] = {}  # values: topic ids
+        self.listed: set[TopicPartition] = set()
+        self._confirmed: set[TopicPartition] = set()
+        self.coming: set[TopicPartition] = set()  # partitions with batches in the sender's queues
+        self.spans: dict[TopicPartition, tuple[int, int, bytes]] = {}
+        self.begun_by = 0  # the thread (`threading.get_ident`) of the last `begin`
+        self._sent: list[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]] = []  # (group, ..)
+        self._expected: Any = None  # condition on the coordinator's log, from the last listing
+        self._names: dict[Place, TopicPartition] = {}
+        self.staging: StagingBuffer | None = None  # set in a staged transaction
+        self.token: str | None = None  # of an undecided inline transaction of this id
+
+    # -- states -------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> bool:
+        """Whether a transaction has begun and has not ended."""
+        return self.state in _OPEN
+
+    @property
+    def fatal(self) -> bool:
+        """Whether no transaction can follow."""
+        return self.state is ClientState.FATAL_ERROR
+
+    def transition(self, to: ClientState, what: str) -> None:
+        """Change the state, or raise and change nothing.
+
+        Raises:
+            EoslogError: if the state is FATAL_ERROR; the error that led to it.
+            IllegalState: if the call is out of order.
+        """
+        if self.state is ClientState.FATAL_ERROR and self.error is not None:
+            raise self.error
+        if self.state not in PREDECESSORS[to]:
+            if self.error is not None:
+                raise IllegalState(
+                    f"{what}: the state is {self.state.value} after an error ({self.error}); "
+                    "call abort_transaction() first"
+                ) from self.error
+            raise IllegalState(self._out_of_order(to, what))
+        self.state = to
+
+    def _out_of_order(self, to: ClientState, what: str) -> str:
+        """The message for a call that is out of order."""
+        if to is ClientState.INITIALIZING:
+            return "init_transactions: called already; call it once per producer"
+        if self.state is ClientState.UNINITIALIZED:
+            return f"{what}: the producer is not initialized; call init_transactions() first"
+        if self.state is _READY:
+            return f"{what}: no transaction is open; {_BEGIN}"
+        if self.state is _IN_TRANSACTION:
+            return f"{what}: a transaction is open already; commit or abort it first"
+        allowed = ", ".join(sorted(s.value for s in PREDECESSORS[to]))
+        return f"{what}: the state is {self.state.value}, but must be one of {allowed}"
+
+    def fail(
+        self, error: EoslogError, fatal: tuple[type[EoslogError], ...] = _FATAL
+    ) -> EoslogError:
+        """Enter ABORTABLE_ERROR or FATAL_ERROR, depending on the error.
+
+        Returns:
+            The error that the failed call must raise; it says what the caller can do in that state.
+        """
+        if self.state is ClientState.FATAL_ERROR:
+            return self.error or error
+        # A TransactionTimedOut from an append is abortable, although it is a ProducerFenced too.
+        abortable = isinstance(error, TransactionTimedOut) and error.abortable
+        if isinstance(error, fatal) and not abortable:
+            self._give_up(error)
+        elif self.state in PREDECESSORS[ClientState.ABORTABLE_ERROR]:
+            self.state = ClientState.ABORTABLE_ERROR
+            self.error = self.error or as_abortable(self.transactional_id, error)
+        return self.error or error
+
+    def check_open(self, what: str) -> None:
+        """Raise unless records and offsets can be added now."""
+        if self.error is not None:
+            raise self.error
+        if self.state is not ClientState.IN_TRANSACTION:
+            if self.state in (ClientState.UNINITIALIZED, _READY):
+                raise IllegalState(self._out_of_order(_IN_TRANSACTION, what))
+            raise IllegalState(
+                f"{what}: no transaction is open, the state is {self.state.value}; {_BEGIN}"
+            )
+
+    # -- the user's calls ---------------------------------------------------------------------
+
+    def take_over(self) -> bool:
+        """Initialize without an identity, if the id has an undecided inline transaction.
+
+        The next `begin` gets the identity, once that transaction is decided.
+        """
+        self.transition(ClientState.INITIALIZING, "init_transactions")
+        try:
+            self.token = self._engine.transactions.prepared.take_over(self.transactional_id)
+        except BaseException:
+            self.state = ClientState.UNINITIALIZED
+            raise
+        kept = self.token is not None
+        self.state = ClientState.PREPARED if kept else ClientState.UNINITIALIZED
+        return kept
+
+    def initialize(self, deadline: float) -> TransactionOutcome | None:
+        """Fence the previous producer, end its transaction, and get an id and epoch.
+
+        Kafka's InitProducerId.
+        """
+        self.transition(ClientState.INITIALIZING, "init_transactions")
+        try:
+            self._engine.transactions.find_coordinator(self.transactional_id)
+            result = self._coordinate(
+                lambda: self._engine.transactions.init_producer_id(
+                    self.transactional_id, self.timeout_ms
+                ),
+                deadline,
+                "init_transactions",
+            )
+        except BaseException:
+            self.state = ClientState.UNINITIALIZED
+            raise
+        self._identity.take(result.producer_id, result.producer_epoch)
+        self.transition(ClientState.READY, "init_transactions")
+        outcome: TransactionOutcome | None = result.outcome
+        if outcome is not None and not outcome.committed:
+            # An earlier producer in this process may have consumers that read its input.
+            self._consumers.aborted(self)
+        return outcome
+
+    def begin(self, deadline: float, *, staged: bool = False) -> None:
+        """Begin locally; the coordinator learns of it with the first partition.
+
+        The coordinator learns of a staged transaction when it is prepared.
+        """
+        if self.state is ClientState.PREPARED:
+            self._take_next_identity(deadline, "begin_transaction")
+        self.transition(_IN_TRANSACTION, "begin_transaction")
+        self.begun_by = threading.get_ident()
+        self._forget()
+        self.staging = StagingBuffer() if staged else None
+
+    def prepare(
+        self, deadline: float, resolver: str | None, meta: bytes | None, deliver_at_ms: int
+    ) -> str:
+        """Prepare the transaction, whose records are all sent; return its token.
+
+        Kafka's `prepareTransaction`, but durable.
+        """
+        what = "prepare_transaction"
+        prepared, identity = self._engine.transactions.prepared, self._identity
+        mine = (self.transactional_id, identity.producer_id, identity.producer_epoch)
+        staging = self.staging
+        try:
+            if staging is None:
+                token, _ = self._coordinate(
+                    lambda: prepared.prepare(*mine, dict(self.spans), resolver=resolver, meta=meta),
+                    deadline,
+                    what,
+                )
+            else:
+                entry = staging.entry  # of an earlier call, which may have prepared it
+                if entry is None:
+                    entry = staging.entry = self._engine.staged.write(
+                        self.transactional_id, staging.parts, staging.offsets, resolver=resolver,
+                        meta=meta, deliver_at_ms=deliver_at_ms,
+                    )  # fmt: skip
+                token, _ = self._coordinate(lambda: prepared.stage(*mine, entry), deadline, what)
+        except RequestTimedOut:
+            raise
+        except EoslogError as error:
+            error = self.explained(error, ErrorCode.PRODUCER_FENCED)
+            failure = self.fail(error, _FATAL_AT_COORDINATOR)
+            if staging is not None and self.state is ClientState.ABORTABLE_ERROR:
+                raise error  # a limit or a full disk: it says what the caller can do
+            raise failure from failure.__cause__
+        if staging is None:
+            self.state, self.token = ClientState.PREPARED, token
+        else:
+            self._forget()
+            self.state = _READY
+        return token
+
+    def _take_next_identity(self, deadline: float, what: str) -> None:
+        """Get the identity after the prepared transaction, and become READY.
+
+        Raises:
+            PreparedTransactionPending: if the transaction is undecided.
+        """
+        transactions, identity = self._engine.transactions, self._identity
+
+        def follow() -> tuple[int, int]:
+            if identity.producer_id < 0:  # it was prepared by an earlier producer
+                result = transactions.init_producer_id(self.transactional_id, self.timeout_ms)
+                return result.producer_id, result.producer_epoch
+            return transactions.prepared.identity_after(
+                self.transactional_id, identity.producer_id, identity.producer_epoch
+            )
+
+        try:
+            identity.take(*self._coordinate(follow, deadline, what))
+        except (ProducerFenced, InvalidProducerIdMapping) as error:
+            self._give_up(error)
+            raise
+        token, self.token = self.token, None
+        if token is not None and transactions.prepared.outcome(token) is not Outcome.COMMIT:
+            # Another process may have aborted it, so what it has read must be read again.
+            self._consumers.aborted(self)
+        self._forget()
+        self.state = _READY
+
+    def withdraw_commit(self) -> bool:
+        """Return to IN_TRANSACTION if the coordinator has not received the commit.
+
+        Returns:
+            Whether there was such a commit.
+        """
+        if self.state is not ClientState.COMMITTING or self.asked or self.error is not None:
+            return False
+        self.state = ClientState.IN_TRANSACTION
+        return True
+
+    def end(self, commit: bool, deadline: float) -> None:
+        """Have the coordinator decide the transaction.
+
+        The state is COMMITTING or ABORTING.
+
+        A transaction that added no partition ends without a write.
+        """
+        what = "commit_transaction" if commit else "abort_transaction"
+        if self.token is not None:
+            self._decide(commit, deadline, what)
+            return
+        if self.staging is not None:
+            if commit:
+                self._append_staged(deadline, what)
+            else:
+                self._withdraw_staged(deadline, what)
+        if self.listed:
+            self.asked = True
+            identity = self._identity
+            try:
+                producer_id, epoch = self._coordinate(
+                    lambda: self._engine.transactions.end_txn(
+                        self.transactional_id,
+                        identity.producer_id,
+                        identity.producer_epoch,
+                        commit,
+                        dict(self.spans),
+                    ),
+                    deadline,
+                    what,
+                )
+            except RequestTimedOut:
+                raise
+            except InvalidProducerIdMapping as error:
+                if commit:
+                    self.fail(error)
+                    raise
+                producer_id, epoch = self._initialize_anew(deadline, what)
+            except EoslogError as error:
+                error = self.explained(error, ErrorCode.PRODUCER_FENCED)
+                failure = self.fail(error, _FATAL_AT_COORDINATOR)
+                if self.error is None:  # an abort failed: no call can end the transaction
+                    self._give_up(error)
+                if not commit:
+                    raise error from None
+                raise failure from failure.__cause__
+            except BaseException as interrupt:
+                if not commit:
+                    raise
+                unknown = CommitOutcomeUnknown(
+                    f"transactional id {self.transactional_id!r}: the commit of epoch "
+                    f"{identity.producer_epoch} was interrupted by {type(interrupt).__name__}, "
+                    "its decision may be written; close the producer, and call "
+                    "init_transactions() on a new one, which returns the outcome"
+                )
+                self.fail(unknown)
+                raise unknown from interrupt
+            identity.take(producer_id, epoch)
+        for group, offsets in self._sent if commit else ():
+            self._consumers.committed(group, offsets)
+        self._forget()
+        self.error = None
+        self.transition(_READY, what)
+
+    def _decide(self, commit: bool, deadline: float, what: str) -> None:
+        """Decide the prepared transaction of this id."""
+        token, prepared = self.token, self._engine.transactions.prepared
+        assert token is not None
+        try:
+            self._coordinate(lambda: prepared.resolve(token, commit), deadline, what)
+        except (OutcomeConflict, UnknownToken):
+            self.state = ClientState.PREPARED
+            raise
+        sent = list(self._sent) if commit else []
+        self.state = ClientState.PREPARED
+        self._take_next_identity(deadline, what)
+        for group, offsets in sent:
+            self._consumers.committed(group, offsets)
+
+    def _append_staged(self, deadline: float, what: str) -> None:
+        """Make the staged transaction an ordinary one that the coordinator commits.
+
+        So its commit fences and checks the members of groups, and a crash leaves nothing to decide.
+        """
+        staging, self.staging = self.staging, None
+        assert staging is not None
+        self._sent.clear()
+        try:
+            if staging.entry is not None:
+                raise TransactionAbortable(
+                    f"{what}: prepare_transaction has not returned, so the transaction may be "
+                    "prepared; call prepare_transaction() again, or abort it"
+                )
+            for part in staging.parts:
+                tp = part.partition
+                place = (tp.topic, tp.partition)
+                log = self._engine.partition(*place)
+                if log.topic_id != part.topic_id:
+                    raise UnknownTopicOrPartition(
+                        f"{what}: the topic {tp.topic!r} was deleted and created again after the "
+                        "records were produced; abort the transaction and produce them again"
+                    )
+                result = self._coordinate(
+                    partial(self.append, log, place, memoryview(part.data)), deadline, what
+                )
+                self.note_span(log, place, result)
+            for group, offsets in staging.groups:
+                self._add_offsets(offsets, group, deadline)
+        except BaseException as error:
+            self.staging = staging
+            if not isinstance(error, EoslogError):
+                self.fail(TransactionAbortable(f"{what}: interrupted before the commit; abort it"))
+                raise
+            failure = self.fail(error)
+            raise failure from failure.__cause__
+
+    def _withdraw_staged(self, deadline: float, what: str) -> None:
+        """Abort the staged transaction where a failed `prepare` may have written it."""
+        entry = None if self.staging is None else self.staging.entry
+        if entry is not None:
+            self._coordinate(
+                partial(self._engine.transactions.prepared.withdraw, entry), deadline, what
+            )
+
+    def _initialize_anew(self, deadline: float, what: str) -> tuple[int, int]:
+        """Get a new producer id for an abort, because the old one is unknown.
+
+        The old id has expired, or another producer took over the transactional id. The call names
+        the old id and epoch, and succeeds only if the id has expired (KIP-360).
+        """
+        old = self._identity
+        try:
+            result = self._coordinate(
+                lambda: self._engine.transactions.init_producer_id(
+                    self.transactional_id, self.timeout_ms, old.producer_id, old.producer_epoch
+                ),
+                deadline,
+                what,
+            )
+        except RequestTimedOut:
+            raise
+        except EoslogError as error:
+            self._give_up(error)
+            raise
+        return result.producer_id, result.producer_epoch
+
+    def add_offsets(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        group: GroupMetadata,
+        deadline: float,
+    ) -> None:
+        """Commit a group's offsets in the transaction.
+
+        These are Kafka's AddOffsetsToTxn and TxnOffsetCommit.
+        """
+        self.check_open("send_offsets_to_transaction")
+        if not offsets:
+            return
+        if self.staging is not None:
+            self.staging.add_offsets(self._engine, group, offsets)
+            self._sent.append((group.group_id, offsets))
+            return
+        self._add_offsets(offsets, group, deadline)
+
+    def _add_offsets(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        group: GroupMetadata,
+        deadline: float,
+    ) -> None:
+        identity = self._identity
+        log = self._engine.group_partition(group.group_id)
+        self.listed.add(TopicPartition(log.topic, log.partition))
+        try:
+            place = self._coordinate(
+                lambda: self._engine.groups.txn_offset_commit(
+                    group.group_id,
+                    self.transactional_id,
+                    identity.producer_id,
+                    identity.producer_epoch,
+                    group.member_id,
+                    group.generation_id,
+                    group.instance_id,
+                    offsets,
+                ),
+                deadline,
+                "send_offsets_to_transaction",
+                final=(CommitOutcomeUnknown, UnknownTopicOrPartition),  # waiting creates no topic
+            )
+        except RequestTimedOut as error:
+            failure = self.fail(error)  # the offsets may be in the log, so only an abort is safe
+            raise failure from failure.__cause__
+        except EoslogError as error:
+            if isinstance(error, _GROUP_MOVED_ON):
+                moved = CommitFailed(
+                    f"group {group.group_id!r} rebalanced ({error}); abort the transaction",
+                    abortable=True,
+                )
+                self.fail(moved)
+                raise moved from error
+            error = self.explained(error, ErrorCode.PRODUCER_FENCED)
+            failure = self.fail(error, _FATAL_AT_COORDINATOR)
+            raise failure from failure.__cause__
+        self._sent.append((group.group_id, offsets))
+        if place.offset is not None and place.offset >= 0:
+            name = self.name((place.topic, place.partition))
+            self._widen(name, place.offset, place.offset + len(offsets) - 1, log.topic_id)
+
+    def set_position(self, change: PositionChange, deadline: float) -> None:
+        """Set a named position in the transaction; a conflict means that it must abort."""
+        self.check_open("set_position")
+        if self.staging is not None:
+            raise IllegalState(
+                "set_position: a staged transaction cannot set positions, because it holds no name "
+                'until its delivery; begin the transaction with mode="inline"'
+            )
+        identity = self._identity
+        log = self._engine.internal_topic(POSITIONS_TOPIC)
+        partition = self.name((log.topic, log.partition))
+        self.listed.add(partition)
+        try:
+            place = self._coordinate(
+                lambda: self._engine.positions.set(
+                    self.transactional_id, identity.producer_id, identity.producer_epoch, change
+                ),
+                deadline,
+                "set_position",
+            )
+        except EoslogError as error:
+            if not isinstance(error, RequestTimedOut):
+                error = self.explained(error, ErrorCode.PRODUCER_FENCED)
+            failure = self.fail(error, _FATAL_AT_COORDINATOR)
+            raise failure from failure.__cause__
+        self._widen(partition, place.base_offset, place.last_offset, log.topic_id)
+
+    # -- the sender's calls -------------------------------------------------------------------
+
+    def append(
+        self,
+        log: Any,
+        place: Place,
+        data: memoryview | StagedSegment,
+        timeout: float | None = None,
+    ) -> AppendResult:
+        """Append to a partition, or `adopt` a segment.
+
+        The first append to a partition has a condition: the coordinator's log must still list the
+        partition. Otherwise the transaction might have ended, and no marker would follow the batch.
+
+        Source: protocol.md row 19.
+        """
+        partition = self.name(place)
+        if self.staging is not None:
+            assert not isinstance(data, StagedSegment)  # `SegmentIngest` does not pass one
+            return self.staging.add(log, partition, data)
+        put: Any = partial(adopt, log) if isinstance(data, StagedSegment) else log.append
+        if self.partitions.get(partition) == log.topic_id:
+            result = put(data, timeout=timeout)
+            assert result is not None  # nothing was expected
+            return result  # type: ignore[no-any-return]
+        expected = self._expected
+        while True:
+            if expected is None or partition not in self._confirmed:
+                expected = self._expected = self._list(partition)
+            result = put(data, expect=[expected], timeout=timeout)
+            if result is not None:
+                self.partitions[partition] = log.topic_id
+                return result  # type: ignore[no-any-return]
+            expected = None  # the coordinator's log has new records: list the partition again
+
+    def _list(self, partition: TopicPartition) -> Any:
+        """Add a partition and those of queued batches, in one AddPartitionsToTxn."""
+        wanted = {partition, *(self.coming - self.partitions.keys())}
+        self.listed |= wanted
+        self._expected = None  # the old condition does not cover the new partitions
+        try:
+            return self._add(wanted)
+        except UnknownTopicOrPartition:
+            if len(wanted) == 1:
+                raise
+            return self._add({partition})  # another topic is deleted; its own batches will fail
+        except InvalidProducerEpoch as error:
+            failure = self.explained(error, ErrorCode.PRODUCER_FENCED)
+            raise failure from failure.__cause__
+
+    def _add(self, partitions: set[TopicPartition]) -> Any:
+        expected = self._engine.transactions.add_partitions_to_txn(
+            self.transactional_id,
+            self._identity.producer_id,
+            self._identity.producer_epoch,
+            partitions,
+        )
+        self._confirmed |= partitions
+        return expected
+
+    def note_span(self, log: Any, place: Place, result: AppendResult) -> None:
+        """Keep the offsets of the transaction's records."""
+        if self.staging is not None:
+            return
+        partition = self.name(place)
+        if result.base_offset >= 0:
+            self._widen(partition, result.base_offset, result.last_offset, log.topic_id)
+            return
+        # A duplicate whose offset is no longer known: use the offsets of the open transaction.
+        for producer_id, _, first, last in log.open_transactions():
+            if producer_id == self._identity.producer_id:
+                self._widen(partition, first, last, log.topic_id)
+
+    def written(self) -> list[tuple[Any, int]]:
+        """The logs with records of the transaction, each with its end."""
+        found = []
+        for partition, (_, last, topic_id) in list(self.spans.items()):
+            try:
+                log = self._engine.partition(partition.topic, partition.partition)
+            except UnknownTopicOrPartition:
+                continue  # the topic was deleted with its records; the commit ignores it too
+            if log.topic_id == topic_id:
+                found.append((log, last + 1))
+        return found
+
+    # -- helpers ------------------------------------------------------------------------------
+
+    def name(self, place: Place) -> TopicPartition:
+        """The partition's name; one object each, so that `is` makes comparisons cheap."""
+        found = self._names.get(place)
+        if found is None:
+            found = self._names[place] = TopicPartition(*place)
+        return found
+
+    def _widen(self, partition: TopicPartition, first: int, last: int, topic_id: bytes) -> None:
+        old = self.spans.get(partition)
+        if old is not None and old[2] == topic_id:
+            first, last = min(old[0], first), max(old[1], last)
+        self.spans[partition] = (first, last, topic_id)
+
+    def _forget(self) -> None:
+        self.asked = False
+        self.partitions.clear()
+        self.listed.clear()
+        self._confirmed.clear()
+        self.coming.clear()
+        self.spans.clear()
+        self._sent.clear()
+        self._expected = None
+        if self.staging is not None:
+            self.staging = None
+            # Staged batches took sequences of this epoch, but no partition has them.
+            self._identity.take(self._identity.producer_id, self._identity.producer_epoch)
+
+    def _give_up(self, error: EoslogError) -> None:
+        """Enter FATAL_ERROR, and mark the error as fatal whatever its class says."""
+        self.state = ClientState.FATAL_ERROR
+        self.error = error
+        self._consumers.aborted(self)
+        error.__dict__.update(retriable=False, abortable=False, fatal=True)
+
+    def explained(
+        self, error: EoslogError, code: ErrorCode = ErrorCode.INVALID_PRODUCER_EPOCH
+    ) -> EoslogError:
+        """The error; for a stale epoch, one that says how the transaction was lost."""
+        transactions = self._engine.transactions
+        return explain_lost_epoch(transactions, self.transactional_id, self._identity, error, code)
+
+    def _coordinate(
+        self,
+        call: Callable[[], T],
+        deadline: float,
+        what: str,
+        final: tuple[type[EoslogError], ...] = (CommitOutcomeUnknown,),
+    ) -> T:
+        """Call the coordinator, and retry retriable errors until the deadline."""
+        pause = 0.005
+        while True:
+            try:
+                return call()
+            except EoslogError as error:
+                if not getattr(error, "retriable", False) or isinstance(error, final):
+                    raise
+                if self.closing or time.monotonic() + pause > deadline:
+                    why = "before the producer closed" if self.closing else "within its timeout"
+                    raise RequestTimedOut(f"{what}: not completed {why}: {error}") from error
+                limit = 0.02 if isinstance(error, ConcurrentTransactions) else 0.5
+            time.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(pause * 2, limit)

@@ -1,0 +1,1 @@
+"""Bulk reads of topics and of closed segment files."""

@@ -1,0 +1,94 @@
+"""SQL over topics, by DuckDB.
+
+DuckDB reads each topic through the Arrow C stream interface, as often as the query needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from eoslog._util.arguments import shown
+from eoslog._util.extras import package
+from eoslog.client.arrow import schema as arrow
+from eoslog.client.scan.scan import Scan
+from eoslog.errors import ConfigError, EoslogError, UnknownTopicOrPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["query"]
+
+
+class _View:
+    """A topic as DuckDB reads it; keeps the error that a reader gets as text only."""
+
+    def __init__(self, scan: Scan, failed: list[EoslogError]) -> None:
+        self._scan = scan
+        self._failed = failed
+
+    def __arrow_c_schema__(self) -> object:
+        return self._scan.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self._scan._stream(self._failed.append)
+
+
+def query(
+    sql: str, topics: Iterable[str], scans: Callable[[set[str]], dict[str, Scan]]
+) -> pa.Table:
+    """Run a statement; `Log.query` describes it.
+
+    Args:
+        sql: the statement.
+        topics: the names of all topics.
+        scans: returns scans of some topics, as of one moment.
+    """
+    if not isinstance(sql, str):
+        raise ConfigError(f"query: expected SQL as str, got {shown(sql)}")
+    arrow.require_pyarrow()
+    duckdb: Any = package("duckdb", "query", "duckdb")
+    failed: list[EoslogError] = []
+    with duckdb.connect(":memory:") as connection:
+        try:
+            names = _topics_of(connection.get_table_names(sql), set(topics))
+            for name, scan in scans(set(names.values())).items():
+                for written in (one for one, topic in names.items() if topic == name):
+                    connection.register(written, _View(scan, failed))
+            result = connection.sql(sql)
+            return arrow.require_pyarrow().table({}) if result is None else result.to_arrow_table()
+        except duckdb.Error as error:
+            if failed:
+                raise failed[0] from error
+            if isinstance(error, duckdb.CatalogException):
+                raise UnknownTopicOrPartition(f"query: {error}") from error
+            raise ConfigError(f"query: {error}") from error
+
+
+def _topics_of(written: Iterable[str], topics: set[str]) -> dict[str, str]:
+    """Return the topic that each name of a statement means; SQL does not distinguish case.
+
+    Raises:
+        ConfigError: if a name means several topics, or two names differ in case only.
+    """
+    found: dict[str, str] = {}
+    for name in written:
+        same = {topic for topic in topics if topic.lower() == name.lower()}
+        if name in same:
+            same = {name}
+        if len(same) > 1:
+            raise ConfigError(
+                f"query: {shown(name)} means several topics, {', '.join(sorted(same))}; write the "
+                "name as it is"
+            )
+        if same:
+            found[name] = same.pop()
+    alike: dict[str, str] = {}
+    for name, topic in found.items():
+        other = alike.setdefault(name.lower(), topic)
+        if other != topic:
+            raise ConfigError(
+                "query: SQL does not distinguish case, so one statement cannot read "
+                f"{' and '.join(sorted((other, topic)))}; read them with Log.scan"
+            )
+    return found

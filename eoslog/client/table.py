@@ -1,0 +1,199 @@
+"""A topic as a read-only mapping: `Log.table`.
+
+The rows are the last values of the keys, as of a snapshot that splits no transaction. `refresh`
+reads what has committed since. Tombstones are removed by compaction after `delete.retention.ms`, so
+a table that was not refreshed for half of that time is read again from the beginning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from typing import TYPE_CHECKING, Any
+
+from eoslog._util.argument_types import explained_calls
+from eoslog._util.arguments import shown
+from eoslog._util.extras import package
+from eoslog.client.scan.log_scan import ScanOptions, scan
+from eoslog.config.topic_keys import TopicConfig
+from eoslog.errors import ConfigError, OffsetOutOfRange, SerializationError
+from eoslog.model import TopicPartition
+from eoslog.serializers import deserializer, serializer, undecodable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from eoslog.engine.engine import Engine
+
+__all__ = ["Table"]
+
+
+@explained_calls()
+class Table(Mapping[Any, Any]):
+    """The last value of each key of a topic, as a read-only mapping.
+
+    `Log.table` returns it::
+
+        table = log.table("orders", value="string")
+        print(table.get("ada"), len(table))
+
+    Each access returns a value of its own. A record without a value deletes its key, and records
+    without a key are not part of the table.
+
+    Raises:
+        SerializationError: from any method, if a key or value has not the format.
+        EoslogError: from any method of a table that follows its topic, if it cannot be read.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        snapshot: Callable[[list[str]], dict[TopicPartition, int]],
+        topic: str,
+        key: Any,
+        value: Any,
+        follow: bool,
+    ) -> None:
+        """Read the topic up to its current end."""
+        if not isinstance(follow, bool):
+            raise ConfigError(f"follow: expected True or False, got {shown(follow)}")
+        self._engine = engine
+        self._snapshot = snapshot
+        self._topic = topic
+        self._encode_key, self._decode_key = serializer("key", key), deserializer("key", key)
+        self._decode = deserializer("value", value)
+        if self._encode_key is self._decode_key and callable(key):
+            self._encode_key = None  # a function decodes; bytes look up keys then
+        self._follow = follow
+        self._rows: dict[bytes, tuple[bytes, TopicPartition, int]] = {}
+        self._ends: dict[TopicPartition, int] = {}
+        self._topic_id = b""
+        self._read_at = time.monotonic()
+        self.refresh()
+
+    @property
+    def topic(self) -> str:
+        """The topic of the table."""
+        return self._topic
+
+    def refresh(self) -> None:
+        """Read what has committed since the last call.
+
+        Raises:
+            UnknownTopicOrPartition: if the topic does not exist.
+            CorruptRecord: if a batch is damaged. The table stays as it was.
+        """
+        info = self._engine.topic(self._topic)
+        now = time.monotonic()
+        kept_s = TopicConfig.of(dict(info.config)).delete_retention_ms / 1000
+        if info.topic_id != self._topic_id or now - self._read_at > kept_s / 2:
+            self._ends, self._topic_id = {}, info.topic_id
+        ends = self._snapshot([self._topic])
+        if ends != self._ends:
+            try:
+                self._rows = self._read(dict(self._rows) if self._ends else {}, self._ends, ends)
+            except OffsetOutOfRange:  # records before the snapshot were deleted
+                self._rows = self._read({}, {}, ends)
+            self._ends = ends
+        self._read_at = now
+
+    def _read(
+        self,
+        rows: dict[bytes, tuple[bytes, TopicPartition, int]],
+        starts: dict[TopicPartition, int],
+        ends: dict[TopicPartition, int],
+    ) -> dict[bytes, tuple[bytes, TopicPartition, int]]:
+        options = ScanOptions(start=starts or None, end=ends)
+        places = {number.partition: number for number in ends}
+        for record in scan(self._engine, self._topic, options).records():
+            if record.value is None:
+                rows.pop(record.key, None)
+            elif record.key is not None:
+                rows[record.key] = (record.value, places[record.partition], record.offset)
+        return rows
+
+    # The mapping.
+
+    def _current(self) -> dict[bytes, tuple[bytes, TopicPartition, int]]:
+        if self._follow:
+            self.refresh()
+        return self._rows
+
+    def __getitem__(self, key: Any) -> Any:
+        rows = self._current()
+        try:
+            data = key if self._encode_key is None else self._encode_key(key)
+            data = data.encode() if isinstance(data, str) else data
+        except (SerializationError, UnicodeEncodeError):
+            raise KeyError(key) from None
+        if not isinstance(data, bytes) or data not in rows:
+            raise KeyError(key)
+        return self._value(*rows[data])
+
+    def _value(self, value: bytes, place: TopicPartition, offset: int) -> Any:
+        return self._decoded(self._decode, value, place, offset)
+
+    def _decoded(self, decode: Any, data: bytes, place: TopicPartition, offset: int) -> Any:
+        if decode is None:
+            return data
+        try:
+            return decode(data)
+        except Exception as error:
+            advice = f"give log.table({self._topic!r}) the formats of the topic"
+            raise undecodable(place, offset, error, advice) from error
+
+    def __iter__(self) -> Iterator[Any]:
+        for key, (_, place, offset) in list(self._current().items()):
+            yield self._decoded(self._decode_key, key, place, offset)
+
+    def __len__(self) -> int:
+        return len(self._current())
+
+    def keys(self) -> KeysView[Any]:
+        """Return a view of the keys."""
+        return super().keys()
+
+    def values(self) -> ValuesView[Any]:
+        """Return a view of the values."""
+        return super().values()
+
+    def items(self) -> ItemsView[Any, Any]:
+        """Return a view of the keys and values."""
+        return super().items()
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the value of a key, or `default` for a missing key.
+
+        Args:
+            key: the key.
+            default: what a missing key gives.
+        """
+        return super().get(key, default)
+
+    def to_arrow(self) -> pa.Table:
+        """Return the table as a pyarrow table with the columns `key` and `value`.
+
+        Values that are dicts become a struct column.
+
+        Raises:
+            ConfigError: if pyarrow is not installed.
+            SerializationError: if the values have no common type.
+        """
+        package("pyarrow", "to_arrow", "arrow")
+        import pyarrow as pa
+
+        rows = self._current()
+        columns: dict[str, list[Any]] = {"key": [], "value": []}
+        for key, (value, place, offset) in rows.items():
+            columns["key"].append(self._decoded(self._decode_key, key, place, offset))
+            columns["value"].append(self._value(value, place, offset))
+        try:
+            return pa.table(columns)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise SerializationError(
+                f"to_arrow: the keys or values of table {self._topic!r} have no common type "
+                f"({error}); use log.table({self._topic!r}, key='bytes', value='bytes')"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"<Table {self._topic!r}, {len(self._rows)} keys>"

@@ -1,0 +1,299 @@
+"""The context of every command: open log, output format, progress on stderr."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+import eoslog
+from eoslog import TopicPartition
+from eoslog.commands import nearby_logs
+from eoslog.commands.quantities import key_value
+from eoslog.errors import StorageError, UnknownTopicOrPartition
+
+if TYPE_CHECKING:
+    from eoslog import Log
+
+EXIT_CORRUPT = 5
+_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+FORMATS = ("table", "json", "jsonl", "csv")
+Row = Mapping[str, Any]
+
+
+class CliContext:
+    """The directory and the format that the options name.
+
+    Args:
+        directory: the log's directory; None for the one of the environment, or the current one.
+        form: one of FORMATS, None for the one that fits where stdout goes.
+    """
+
+    def __init__(self, directory: str | None = None, form: str | None = None) -> None:
+        """Open nothing; a command opens the log when it needs it."""
+        self.directory = directory or os.environ.get("EOSLOG_DIR") or "."
+        self.form = form or ("table" if sys.stdout.isatty() else "jsonl")
+        self.given: dict[str, list[str]] = {}
+
+    @contextmanager
+    def log(self, *, read_only: bool = False, reads: bool = False) -> Iterator[Log]:
+        """The log, open; it must exist.
+
+        Args:
+            read_only: open it read_only.
+            reads: the command writes nothing: where the directory cannot be written, it is opened
+                read_only.
+
+        Raises:
+            FileNotFoundError: there is no log; the message names those nearby.
+            StorageError: as `eoslog.open`; of a command that writes where it cannot be written.
+        """
+        with self._open(read_only, reads) as log:
+            yield log
+
+    def _open(self, read_only: bool, reads: bool) -> Log:
+        try:
+            return eoslog.open(self.directory, create=False, read_only=read_only)
+        except StorageError as error:
+            if error.errno not in _UNWRITABLE:
+                self.refuse_missing(error)
+            if read_only or error.errno not in _UNWRITABLE:
+                raise
+            if not reads:
+                raise StorageError(
+                    f"{self.directory}: this command writes to the log, but the directory is not "
+                    f"writable: {error}; check its permissions and its mount"
+                ) from None
+        log = eoslog.open(self.directory, create=False, read_only=True)
+        self.say(f"eoslog: {self.directory} is not writable; reading it without recovery")
+        return log
+
+    def refuse_missing(self, error: Exception | None = None) -> None:
+        """Raise FileNotFoundError if the directory has no log; the message names others.
+
+        Args:
+            error: what opening it raised.
+        """
+        # A log that lacks another file is damaged, and `init` would not repair that.
+        if not os.path.exists(os.path.join(self.directory, "meta.properties")):
+            why = str(error or f"{os.path.abspath(self.directory)}: no log to open")
+            raise FileNotFoundError(nearby_logs.missing(self.directory, why)) from None
+
+    def show(
+        self, rows: Iterable[Row], columns: Iterable[str] = (), *, header: bool = True
+    ) -> None:
+        """Print rows; all of one shape, `columns` names it where there may be none.
+
+        Args:
+            rows: name and value of each entry.
+            columns: the names.
+            header: CSV begins with the names.
+        """
+        if self.form == "jsonl":
+            for row in rows:
+                print(_json(row))
+            return
+        if self.form == "csv":
+            self._csv(rows, list(columns), header=header)
+            return
+        rows = list(rows)
+        names = list(columns) or (list(rows[0]) if rows else [])
+        if self.form == "json":
+            print(_json(rows, indent=2))
+        else:
+            self._table(rows, names)
+
+    @staticmethod
+    def _csv(rows: Iterable[Row], names: list[str], *, header: bool) -> None:
+        if not names:
+            rows = list(rows)
+            names = list(rows[0]) if rows else []
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        if header:
+            writer.writerow(names)
+        writer.writerows([cell(row.get(name)) for name in names] for row in rows)
+
+    def show_one(self, row: Row) -> None:
+        """Print one object: as a two-column table on a terminal, otherwise as a row."""
+        if self.form == "json":
+            print(_json(row, indent=2))
+        elif self.form == "table":
+            pairs: list[Row] = [{"": name, " ": value} for name, value in _flat(row)]
+            self._table(pairs, ["", " "], header=False)
+        else:
+            self.show([row])
+
+    @staticmethod
+    def _table(rows: list[Row], names: list[str], *, header: bool = True) -> None:
+        table = Table(box=None, show_header=header, header_style="bold", pad_edge=False)
+        for name in names:
+            numeric = bool(rows) and all(
+                isinstance(row.get(name), int | float) or row.get(name) is None for row in rows
+            )
+            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+        for row in rows:
+            # Text, not str: what users store must not be read as markup.
+            table.add_row(*(Text(shown(row.get(name))) for name in names))
+        console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+        with console.capture() as drawn:
+            console.print(table)
+        for line in drawn.get().splitlines():
+            print(line.rstrip())
+
+    @staticmethod
+    def say(text: str) -> None:
+        """Print a remark for people on stderr."""
+        click.echo(text, err=True)
+
+    def end_if_offline(self, offline: Mapping[Any, Any]) -> None:
+        """End with EXIT_CORRUPT where partitions cannot be opened, saying which, and why.
+
+        Args:
+            offline: reasons by partition.
+        """
+        if not offline:
+            return
+        for name, why in offline.items():
+            self.say(f"eoslog: {name} is offline: {why}")
+        self.say("eoslog: `eoslog check` tells what is damaged")
+        raise click.exceptions.Exit(EXIT_CORRUPT)
+
+    @staticmethod
+    def progress(*, of: str = "items") -> Progress:
+        """Return a progress bar on stderr, silent if stderr is not a terminal.
+
+        Args:
+            of: "items" or "bytes", for the count next to the bar; "" for none.
+        """
+        counts: dict[str, list[ProgressColumn]] = {
+            "items": [MofNCompleteColumn()],
+            "bytes": [DownloadColumn()],
+            "": [],
+        }
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            *counts[of],
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+            transient=True,
+        )
+
+
+_CONTROL = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029]")
+"""Control characters except the tab."""
+
+
+def _flat(row: Row, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each entry; a nested name follows its mapping's name."""
+    for name, value in row.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, value
+
+
+def cell(value: Any) -> str:
+    """Return a value as text for a table or CSV."""
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict | list | tuple):
+        return _json(value)
+    return str(value)
+
+
+def shown(value: Any) -> str:
+    """Return a value for display, with control characters escaped."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], cell(value))
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    # Characters that stdout cannot encode would be written as \\xfc, which is not JSON.
+    plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    return json.dumps(value, default=_plain, ensure_ascii=plain, indent=indent)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    return str(value)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count and its noun, in the singular for 1."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def partitions_of(log: Log, topics: Iterable[str], only: Sequence[int]) -> list[TopicPartition]:
+    """The partitions of topics, or those with these numbers.
+
+    Raises:
+        UnknownTopicOrPartition: there is no such topic, or no topic has one of the numbers.
+    """
+    every = [
+        TopicPartition(topic, about.partition)
+        for topic in topics
+        for about in log.describe_topic(topic).partitions
+    ]
+    missing = sorted(set(only) - {tp.partition for tp in every})
+    if missing:
+        raise UnknownTopicOrPartition(
+            f"no such partition: {', '.join(map(str, missing))}; `eoslog topic describe` lists them"
+        )
+    return [tp for tp in every if not only or tp.partition in only]
+
+
+def key_values(items: Iterable[str]) -> dict[str, str]:
+    """`-c key=value` options as a dict, with durations in ms and sizes in bytes.
+
+    Raises:
+        click.BadParameter: an item has no equals sign.
+    """
+    result = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"expected KEY=VALUE, got {item!r}")
+        result[key.strip()] = key_value(key.strip(), value.strip())
+    return result
+
+
+config_option = click.option(
+    "-c",
+    "--config",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a configuration key, such as retention.ms=7d or segment.bytes=1GiB; repeatable.",
+)

@@ -1,0 +1,1 @@
+"""Configuration: keys, parsers of their values, and keys of other clients."""

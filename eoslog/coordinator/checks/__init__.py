@@ -1,0 +1,1 @@
+"""Check-back: asks resolvers about prepared transactions."""

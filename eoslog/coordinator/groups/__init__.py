@@ -1,0 +1,1 @@
+"""The group coordinator: membership, assignment and committed offsets."""

@@ -1,0 +1,341 @@
+"""Committed offsets of groups: plain and transactional commits, stable reads.
+
+    commit       checks the membership; durable on return
+    txn_commit   writes a transactional batch of the producer, pending until its marker
+    fetch        returns decided offsets only: ends an overdue transaction, or waits
+
+Source: Kafka OffsetMetadataManager; OffsetCommit (8), OffsetFetch (9), TxnOffsetCommit (28),
+OffsetDelete (47); KIP-98, KIP-447, KIP-848.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from eoslog._util.arguments import as_seconds, shown
+from eoslog.coordinator.groups import rebalance
+from eoslog.coordinator.groups.local_members import LocalMembers
+from eoslog.coordinator.groups.offset_records import (
+    OffsetValue,
+    encode_offset_key,
+    encode_offset_value,
+)
+from eoslog.coordinator.groups.rebalance import Change
+from eoslog.coordinator.groups.shard import GroupShards
+from eoslog.coordinator.groups.state import Group, GroupTable
+from eoslog.coordinator.groups.validation import check_commit, group_not_found, unknown_member
+from eoslog.errors import (
+    ErrorCode,
+    IllegalGeneration,
+    IllegalState,
+    StaleMemberEpoch,
+    StorageError,
+    TransactionAbortable,
+    UnknownMember,
+    UnknownTopicOrPartition,
+    error_for,
+)
+from eoslog.model import OffsetAndMetadata, TopicPartition
+from eoslog.storage.fs.files import is_dir
+from eoslog.storage.log.published_end import PublishedEnd
+
+_STABLE_POLL_S = 0.05
+_MAX_STRING_BYTES = 32_767  # the limit of a string in a record
+_REMADE = (
+    "topic {!r} was deleted and re-created: the offsets are those of the old topic; poll again, "
+    "and commit new positions"
+)
+
+_Refusal = type[UnknownTopicOrPartition] | type[TransactionAbortable]
+OffsetMap = Mapping[TopicPartition, OffsetAndMetadata]
+
+
+class GroupOffsets:
+    """Writes and reads committed offsets. Thread-safe."""
+
+    def __init__(
+        self, shards: GroupShards, members: LocalMembers, offset_metadata_max_bytes: int
+    ) -> None:
+        """Serve the groups of a directory; the limit is that of an offset's metadata."""
+        self._shards = shards
+        self._host = shards.host
+        self._members = members
+        self._metadata_max_bytes = offset_metadata_max_bytes
+
+    # Commits.
+
+    def commit(
+        self,
+        group_id: str,
+        member_id: str,
+        member_epoch: int,
+        instance_id: str | None,
+        offsets: OffsetMap,
+    ) -> None:
+        """See `GroupCoordinator.commit_offsets`."""
+        topics = self._check_partitions(offsets)
+        fitting, too_large = self._split_by_metadata(offsets)
+        shard = self._shards.of(group_id)
+
+        def decide(table: GroupTable) -> Change:
+            group = table.groups.get(group_id)
+            check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=False)
+            self._check_owner(group, member_id, topics, fitting, StaleMemberEpoch)
+            self._check_topics(topics, UnknownTopicOrPartition)
+            return self._commit_records(group_id, fitting)
+
+        try:
+            result = shard.change(decide)
+        except (UnknownMember, StaleMemberEpoch, IllegalGeneration) as error:
+            raise self._members.explained(error, group_id, member_id) from None
+        if result is not None:
+            shard.log.flush(result.last_offset + 1)
+        if too_large:
+            raise self._too_large(too_large)
+
+    def txn_commit(
+        self,
+        group_id: str,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        member_id: str,
+        member_epoch: int,
+        instance_id: str | None,
+        offsets: OffsetMap,
+    ) -> TopicPartition:
+        """See `GroupCoordinator.txn_offset_commit`."""
+        topics = self._check_partitions(offsets, TransactionAbortable)
+        _, too_large = self._split_by_metadata(offsets)
+        if too_large:
+            raise self._too_large(too_large)
+        shard = self._shards.of(group_id)
+        events = self._host.transactions.events
+
+        def conditions() -> list[tuple[Any, int]]:
+            # When the batch is appended, the coordinator's log must still say that the transaction
+            # is Ongoing and lists this partition. Otherwise no marker would end the batch.
+            return [
+                self._host.transactions.add_offsets_to_txn(
+                    transactional_id, producer_id, producer_epoch, group_id
+                )
+            ]
+
+        def decide(table: GroupTable) -> Change:
+            group = table.groups.get(group_id)
+            check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=True)
+            self._check_owner(group, member_id, topics, offsets, IllegalGeneration)
+            self._check_topics(topics, TransactionAbortable)
+            return self._commit_records(group_id, offsets)
+
+        with events.request(
+            "TxnOffsetCommit", transactional_id, producer_id, producer_epoch, group_id=group_id
+        ):
+            try:
+                result = shard.change(
+                    decide,
+                    conditions=conditions,
+                    producer_id=producer_id,
+                    producer_epoch=producer_epoch,
+                    transactional=True,
+                )
+            except (UnknownMember, IllegalGeneration) as error:
+                raise self._members.explained(error, group_id, member_id) from None
+        log = shard.log
+        base = None if result is None else result.base_offset
+        return TopicPartition(log.topic, log.partition, base)
+
+    def _commit_records(self, group_id: str, offsets: OffsetMap) -> Change:
+        now = self._host.clock_ms()
+        return [
+            (
+                encode_offset_key(group_id, partition.topic, partition.partition),
+                encode_offset_value(
+                    OffsetValue(o.offset, o.leader_epoch, o.metadata or "", commit_timestamp=now)
+                ),
+            )
+            for partition, o in sorted(offsets.items(), key=lambda item: item[0])
+        ]
+
+    def _split_by_metadata(
+        self, offsets: OffsetMap
+    ) -> tuple[dict[TopicPartition, OffsetAndMetadata], list[TopicPartition]]:
+        """Split offsets by the length of their metadata; Kafka counts characters too."""
+        limit = self._metadata_max_bytes
+        fitting: dict[TopicPartition, OffsetAndMetadata] = {}
+        too_large = []
+        for partition, committed in offsets.items():
+            text = committed.metadata or ""
+            if len(text) > limit or len(text.encode()) > _MAX_STRING_BYTES:
+                too_large.append(partition)
+            else:
+                fitting[partition] = committed
+        return fitting, too_large
+
+    def _too_large(self, partitions: Collection[TopicPartition]) -> Exception:
+        return error_for(
+            ErrorCode.OFFSET_METADATA_TOO_LARGE,
+            f"{sorted(partitions)[0]}: the offset's metadata is longer than "
+            f"{self._metadata_max_bytes} characters (offset.metadata.max.bytes), or "
+            f"{_MAX_STRING_BYTES} bytes; shorten it, or raise offset.metadata.max.bytes",
+        )
+
+    def _check_partitions(
+        self, offsets: OffsetMap, remade: _Refusal = UnknownTopicOrPartition
+    ) -> dict[str, bytes]:
+        """Return the topic ids by name, because a topic may be re-created under its name."""
+        topics = {}
+        for partition, committed in offsets.items():
+            info = self._host.topic(partition.topic)
+            if partition.partition not in info.partitions:
+                raise UnknownTopicOrPartition(
+                    f"{partition}: the topic has only {len(info.partitions)} partitions; commit "
+                    f"one of 0 to {len(info.partitions) - 1}"
+                )
+            if committed.offset < 0:
+                raise error_for(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"{partition}: expected an offset of 0 or more, got {committed.offset}",
+                )
+            if committed.topic_id not in (None, info.topic_id):
+                raise remade(_REMADE.format(partition.topic))
+            topics[partition.topic] = info.topic_id
+        return topics
+
+    def _check_topics(self, topics: Mapping[str, bytes], error: _Refusal) -> None:
+        # This check runs after the fold and before the append. `forget_topic` appends to this
+        # partition: if the deletion came first, the append's condition fails; if it comes later, it
+        # deletes these offsets.
+        for name, topic_id in topics.items():
+            try:
+                known = self._host.topic(name).topic_id
+            except UnknownTopicOrPartition as gone:
+                raise error(
+                    f"topic {shown(name)} was deleted together with its committed offsets; nothing "
+                    "was committed"
+                ) from gone
+            if known != topic_id:
+                raise error(_REMADE.format(name))
+
+    def _check_owner(
+        self,
+        group: Group | None,
+        member_id: str,
+        topics: Mapping[str, bytes],
+        offsets: OffsetMap,
+        error: type[StaleMemberEpoch] | type[IllegalGeneration],
+    ) -> None:
+        # Kafka lets any member commit any partition. Here a member cannot commit a partition that
+        # another member holds: a late commit would overwrite the new owner's progress.
+        if group is None or not member_id:
+            return
+        # A member that holds a partition of a deleted topic does not hold that of the new topic of
+        # the same name. After several re-creations, several members may hold such partitions.
+        known = self._shards.names(group)
+        if member_id not in group.members:
+            raise unknown_member(group, member_id)
+        current = group.members[member_id].current
+        for topic_id, partition in current.assigned | current.pending:
+            held = TopicPartition(known.get(topic_id, ""), partition)
+            if held in offsets and topics[held.topic] != topic_id:
+                raise error(
+                    f"group {group.group_id!r}: member {member_id} has {held} of a topic that was "
+                    "deleted and re-created; poll again to get the new partition"
+                )
+        names = {topic.topic_id: topic.name for topic in group.topics.values()}
+        for other_id, other in group.members.items():
+            if other_id == member_id:
+                continue
+            for topic_id, partition in other.current.assigned | other.current.pending:
+                name = names.get(topic_id)
+                if name is not None and TopicPartition(name, partition) in offsets:
+                    raise error(
+                        f"group {group.group_id!r}: {name}-{partition} is assigned to member "
+                        f"{other_id}, not to {member_id}; poll again"
+                    )
+
+    # Reads.
+
+    def fetch(
+        self,
+        group_id: str,
+        wanted: Collection[TopicPartition] | None,
+        *,
+        require_stable: bool,
+        timeout: float,
+        closing: Callable[[], bool],
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """See `GroupCoordinator.fetch_offsets`."""
+        try:
+            shard = self._shards.of(group_id)
+        except StorageError as error:  # read-only and without a partition: there are no offsets
+            if not self._host.read_only or is_dir(error.path or "."):
+                raise
+            return {}
+        deadline = time.monotonic() + as_seconds("timeout", timeout)
+        while True:
+            with shard.folded() as (table, end):
+                unstable = set(table.pending_of(group_id)) if require_stable else set()
+                if wanted is not None:
+                    unstable.intersection_update(wanted)
+                group = table.groups.get(group_id)
+                found = {} if group is None else _public(group, wanted)
+            if not unstable:
+                break
+            if closing():
+                raise IllegalState(
+                    f"group {group_id!r}: the consumer was closed while it waited for offsets"
+                )
+            self._host.transactions.resolve_blockers(shard.log)
+            left = deadline - time.monotonic()
+            if shard.log.log_end != end:
+                continue
+            if left <= 0:
+                raise error_for(
+                    ErrorCode.UNSTABLE_OFFSET_COMMIT,
+                    f"group {group_id!r}: the offset of {sorted(unstable)[0]} is part of a "
+                    f"transaction that is undecided after {timeout} s; retry, or see "
+                    "log.blockers()",
+                )
+            shard.log.wait(end, min(_STABLE_POLL_S, left), of=PublishedEnd.LOG_END)
+        if found and not self._host.read_only:
+            # The caller acts on the offset, so a power loss must not take it back.
+            shard.log.flush(end)
+        return found
+
+    # Administration.
+
+    def delete(self, group_id: str, partitions: Collection[TopicPartition]) -> None:
+        """See `GroupCoordinator.delete_offsets`."""
+        shard = self._shards.of(group_id)
+
+        def decide(table: GroupTable) -> Change:
+            pending = set(table.pending_of(group_id))
+            group = table.groups.get(group_id) or (Group(group_id) if pending else None)
+            if group is None:
+                raise group_not_found(group_id)
+            subscribed = group.topics.keys() & {p.topic for p in partitions}
+            if group.members and subscribed:
+                raise error_for(
+                    ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
+                    f"group {group_id!r} has members that are subscribed to topic "
+                    f"{sorted(subscribed)[0]!r}; stop them first",
+                )
+            known = group.offsets.keys() | pending
+            return rebalance.delete_offsets(group_id, known & set(partitions))
+
+        result = shard.change(decide)
+        if result is not None:
+            shard.log.flush(result.last_offset + 1)
+
+
+def _public(
+    group: Group, wanted: Collection[TopicPartition] | None
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {
+        partition: stored.value.public()
+        for partition, stored in group.offsets.items()
+        if wanted is None or partition in wanted
+    }

@@ -1,0 +1,1 @@
+"""Named positions of sources outside of the log, in `__positions`."""

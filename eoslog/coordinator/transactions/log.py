@@ -1,0 +1,516 @@
+"""The fold of `__transaction_state`, and the conditional append.
+
+C is a partition of `__transaction_state`. Its fold is the only state: a process that makes a change
+appends a record and then folds it, as other processes do. (It folds the value that it appended
+instead of reading it back.) A change is made as follows:
+
+    end = refresh()
+    decide from the folded values
+    append(record, end)    returns None if C has changed: start again
+
+The value of an id is its newest record. A decision (PREPARE_*) is kept longer than that, by
+(producer id, epoch of the data), until its markers are durable: the next transaction of the id may
+be decided and flushed while these markers are still in the page cache.
+
+A decision or an epoch that is only published may be lost. Call `make_durable` before acting on it.
+
+Source: Kafka `TransactionStateManager`; protocol.md rows 1, 2 and 22.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from eoslog._core import build_batch, transaction_batch, transaction_value
+from eoslog.coordinator.host import HostLog, TransactionHost
+from eoslog.coordinator.transactions.prepared_records import (
+    PreparedEntry,
+    PreparedFold,
+    prepared_key,
+)
+from eoslog.coordinator.transactions.records import decode_key, decode_value, encode_key
+from eoslog.coordinator.transactions.state import ONGOING, Decided, OffsetSpan, TransactionMetadata
+from eoslog.errors import CorruptRecord
+from eoslog.model import AppendOrigin, TopicPartition
+
+RECOVERY_PREFIX = "__recovery-"
+"""Prefix of the ids under which recovery aborts open data without a transactional id."""
+
+_COORDINATOR = AppendOrigin.COORDINATOR
+TransactionKey = tuple[int, int]
+"""(producer id, epoch of the data): identifies one transaction forever."""
+
+
+@dataclass(slots=True)
+class Decision:
+    """A decided transaction, kept while a marker or a snapshot depends on it.
+
+    Attributes:
+        prepared: the PREPARE_* record.
+        decided: the decision in it.
+        closed: for each partition where this process saw the transaction ended, a log end at that
+            time. No marker of the transaction is at or beyond it.
+        complete: whether COMPLETE_* was read: each partition has its marker, or had it before a
+            power loss.
+    """
+
+    prepared: TransactionMetadata
+    decided: Decided
+    closed: dict[TopicPartition, int] = field(default_factory=dict)
+    complete: bool = False
+
+    @property
+    def commit(self) -> bool:
+        """Whether the decision is to commit."""
+        return self.decided.commit
+
+    @property
+    def spans(self) -> Mapping[TopicPartition, OffsetSpan]:
+        """The first and last offset of the transaction in each partition."""
+        return self.prepared.spans
+
+    @property
+    def offset(self) -> int:
+        """The offset of the decision in C; the decision is valid once that is durable."""
+        return self.prepared.offset
+
+
+class TransactionLogFold:
+    """The fold of the records of one C partition. Reads no clock and no other log.
+
+    Invariants:
+        * `table[id]` is the value of the newest record of the id.
+        * `decisions` has every PREPARE_* that was read, until `forget`.
+        * `ids[producer id]` is the transactional id that has it, except recovery's own ids.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.table: dict[str, TransactionMetadata] = {}
+        self.decisions: dict[TransactionKey, Decision] = {}
+        self.ids: dict[int, str] = {}
+        self.prepared = PreparedFold()
+
+    def apply(
+        self, offset: int, key: bytes | None, value: bytes | None
+    ) -> TransactionMetadata | None:
+        """Fold one record; return its value.
+
+        For a tombstone, a record of a prepared transaction or an unknown key version it returns
+        None.
+
+        Raises:
+            CorruptRecord: if the bytes are not a transaction record.
+        """
+        transactional_id = decode_key(key) if key is not None else None
+        if transactional_id is None:
+            found = prepared_key(key) if key is not None else None
+            if found is not None:
+                self.prepared.apply(*found, value, offset)
+            return None
+        if value is None:
+            gone = self.table.pop(transactional_id, None)
+            if gone is not None and self.ids.get(gone.producer_id) == transactional_id:
+                del self.ids[gone.producer_id]
+            return None
+        return self.state(decode_value(transactional_id, value, offset))
+
+    def state(self, metadata: TransactionMetadata) -> TransactionMetadata:
+        """Fold the value of the record at `metadata.offset`."""
+        name, state, decided = metadata.transactional_id, metadata.state, metadata.decided
+        self.table[name] = metadata
+        if not name.startswith(RECOVERY_PREFIX):
+            self.ids[metadata.producer_id] = name
+        if state.preparing and decided is not None:
+            self.decisions[decided.key] = Decision(metadata, decided)
+        elif state.complete:
+            self._complete(metadata, decided)
+        return metadata
+
+    def _complete(self, metadata: TransactionMetadata, decided: Decided | None) -> None:
+        if decided is not None:
+            key = decided.key
+            decision = self.decisions.get(key)
+            if decision is None:
+                return
+            decision.complete = True
+            if not decision.spans:
+                del self.decisions[key]
+            return
+        # A COMPLETE_* that Kafka wrote: its markers were replicated first, so drop the decision.
+        name = metadata.transactional_id
+        for key in [k for k, d in self.decisions.items() if d.prepared.transactional_id == name]:
+            del self.decisions[key]
+
+    def forget(self, key: TransactionKey) -> None:
+        """Drop a decision whose markers are all durable and that no snapshot needs."""
+        self.decisions.pop(key, None)
+
+
+class TransactionLog:
+    """One C partition in this process: its log, the fold, and the conditional append.
+
+    Thread-safe. Values of the fold are immutable, so callers decide from them without a lock.
+    `append` then checks, under the log's lock, that they are still the newest.
+    """
+
+    def __init__(self, log: HostLog, clock: Callable[[], float] | None = None) -> None:
+        """Keep the log; `refresh` reads it."""
+        self.log = log
+        self._clock = clock or time.monotonic
+        self._lock = threading.RLock()
+        self._fold = TransactionLogFold()
+        self._position = log.log_start
+        self._cleaned = log.cleaned_to
+        # When this process first read a transaction or a decision, on the monotonic clock.
+        # Deadlines count from this time, so a jump of the wall clock cannot make one due early.
+        self._open_since: dict[TransactionKey, float] = {}
+        self._decided_since: dict[TransactionKey, float] = {}
+
+    def refresh(self) -> int:
+        """Fold up to the published end, and return that end."""
+        # The common case: this process folds its own appends. A thread that is folding changes
+        # `_position` last, and readers of the table wait for its lock.
+        position = self._position
+        if self.log.log_end == position and self.log.cleaned_to == self._cleaned:
+            return position
+        with self._lock:
+            while True:
+                cleaned = self.log.cleaned_to
+                behind = self._position < cleaned and self._cleaned < cleaned
+                if behind or self._position < self.log.log_start:
+                    # The cleaner may have removed tombstones that were not folded: fold all again.
+                    self._fold = TransactionLogFold()
+                    self._position = self.log.log_start
+                self._cleaned = cleaned
+                start, end = self._position, self.log.log_end
+                if end > start:
+                    for batch in self.log.batches(start, end):
+                        if not batch.control and batch.last_offset >= start:
+                            self._take(batch)
+                    self._position = end
+                if self.log.cleaned_to == cleaned:
+                    return end
+                if start < self.log.cleaned_to:
+                    self._position = start  # cleaned during the read: old and new records are mixed
+
+    def _take(self, batch: object) -> None:
+        for offset, _, key, value, _ in batch.records():  # type: ignore[attr-defined]
+            if offset < self._position:
+                continue
+            try:
+                metadata = self._fold.apply(offset, key, value)
+            except CorruptRecord as error:
+                where = f"{self.log.topic}-{self.log.partition}, offset {offset}"
+                raise CorruptRecord(f"{where}: {error}") from error
+            if metadata is not None:
+                self._note(metadata)
+
+    def _note(self, metadata: TransactionMetadata) -> None:
+        state, decided = metadata.state, metadata.decided
+        if state is ONGOING:
+            key = (metadata.producer_id, metadata.producer_epoch)
+            self._open_since.setdefault(key, self._clock())
+        elif state.undecided:
+            self._open_since.pop((metadata.producer_id, metadata.producer_epoch), None)
+        elif decided is not None:
+            key = decided.key
+            if state.preparing:
+                self._open_since.pop(key, None)
+                self._decided_since.setdefault(key, self._clock())
+            else:
+                self._decided_since.pop(key, None)
+
+    def clock_ns(self) -> int:
+        """CLOCK_MONOTONIC, which all processes of the machine share."""
+        return int(self._clock() * 1e9)
+
+    def seconds_open(self, metadata: TransactionMetadata) -> float:
+        """Seconds since the transaction began, or since this process first read it.
+
+        The begin in the record is valid only while the owner is alive, because the machine has not
+        restarted then. The caller must check the owner first.
+        """
+        key = (metadata.producer_id, metadata.producer_epoch)
+        with self._lock:
+            now = self._clock()
+            since = self._open_since.get(key, now)
+        if metadata.opened_ns >= 0 and metadata.owner is not None:
+            since = min(since, metadata.opened_ns / 1e9)
+        return now - since
+
+    def seconds_left(self, metadata: TransactionMetadata) -> float:
+        """Seconds until the transaction's timeout; negative after it. See `seconds_open`."""
+        return metadata.timeout_ms / 1000 - self.seconds_open(metadata)
+
+    def open(self) -> list[TransactionMetadata]:
+        """The newest record of every id whose transaction is Ongoing."""
+        with self._lock:
+            found = [self._of_key(key) for key in self._open_since]
+        return [metadata for metadata in found if metadata is not None]
+
+    def undriven(self) -> list[Decision]:
+        """The decisions that are not complete."""
+        with self._lock:
+            found = [self._fold.decisions.get(key) for key in self._decided_since]
+        return [one for one in found if one is not None and not one.complete]
+
+    def _of_key(self, key: TransactionKey) -> TransactionMetadata | None:
+        metadata = self._fold.table.get(self._fold.ids.get(key[0], ""))
+        if metadata is None or metadata.state is not ONGOING:
+            return None
+        return metadata if (metadata.producer_id, metadata.producer_epoch) == key else None
+
+    def seconds_decided(self, key: TransactionKey) -> float:
+        """Seconds since this process first read the decision."""
+        return self._past(self._decided_since, key)
+
+    def _past(self, since: dict[TransactionKey, float], key: TransactionKey) -> float:
+        with self._lock:
+            now = self._clock()
+            return now - since.get(key, now)
+
+    # -- reading the fold
+
+    def get(self, transactional_id: str) -> TransactionMetadata | None:
+        """The value of the id's newest folded record."""
+        with self._lock:
+            return self._fold.table.get(transactional_id)
+
+    def values(self) -> list[TransactionMetadata]:
+        """Every id's newest record."""
+        with self._lock:
+            return list(self._fold.table.values())
+
+    def decision(self, key: TransactionKey) -> Decision | None:
+        """The decision about a transaction, if one was read and not forgotten."""
+        with self._lock:
+            return self._fold.decisions.get(key)
+
+    def decisions(self) -> list[Decision]:
+        """All decisions that are not forgotten."""
+        with self._lock:
+            return list(self._fold.decisions.values())
+
+    def of_producer(self, producer_id: int) -> TransactionMetadata | None:
+        """The transactional id that has a producer id."""
+        with self._lock:
+            name = self._fold.ids.get(producer_id)
+            metadata = self._fold.table.get(name) if name is not None else None
+            return (
+                metadata if metadata is not None and metadata.producer_id == producer_id else None
+            )
+
+    def prepared(self, key: TransactionKey) -> PreparedEntry | None:
+        """The prepared transaction of a producer id and epoch; None if it is unknown."""
+        with self._lock:
+            return self._fold.prepared.entries.get(key)
+
+    def prepared_and_id(
+        self, key: TransactionKey
+    ) -> tuple[PreparedEntry | None, TransactionMetadata | None]:
+        """A prepared transaction and the record of its id, as of the same end of C."""
+        with self._lock:
+            entry = self._fold.prepared.entries.get(key)
+            return entry, None if entry is None else self._fold.table.get(entry.transactional_id)
+
+    def prepared_of(self, transactional_id: str) -> list[PreparedEntry]:
+        """The undecided prepared transactions of a transactional id."""
+        with self._lock:
+            return self._fold.prepared.of_id(transactional_id)
+
+    def prepared_entries(self, *, pending: bool) -> list[PreparedEntry]:
+        """All prepared transactions, or those that are undecided or not delivered."""
+        with self._lock:
+            fold = self._fold.prepared
+            return [fold.entries[key] for key in (fold.pending if pending else fold.entries)]
+
+    def prepared_totals(self) -> tuple[int, int]:
+        """The number of transactions without an end, and their payload in bytes."""
+        fold = self._fold.prepared
+        return len(fold.pending), fold.size
+
+    def take_changed(self) -> list[TransactionKey]:
+        """The prepared transactions that have changed since the last call."""
+        with self._lock:
+            changed, self._fold.prepared.changed = self._fold.prepared.changed, {}
+            return list(changed)
+
+    def forget(self, key: TransactionKey) -> None:
+        """See `TransactionLogFold.forget`."""
+        with self._lock:
+            self._fold.forget(key)
+
+    # -- writing
+
+    def append(self, value: TransactionMetadata, end: int, now_ms: int) -> int | None:
+        """Append a record if C still ends at `end`.
+
+        Returns:
+            The offset of the record, or None if C has changed; then refresh and decide again.
+
+        Durability:
+            The record is published, not durable; see `make_durable`.
+        """
+        offset = self._append(transaction_batch(now_ms, value), end)
+        if offset is not None:
+            with self._lock:
+                if self._position == offset:  # else `refresh` has folded it, or will fold it
+                    self._note(self._fold.state(value.placed(offset)))
+                    self._position = offset + 1
+        return offset
+
+    def append_rows(
+        self,
+        rows: Iterable[tuple[bytes, bytes | None]],
+        end: int,
+        now_ms: int,
+        *,
+        value: TransactionMetadata | None = None,
+        expect: Iterable[tuple[HostLog, int]] = (),
+    ) -> int | None:
+        """Append (key, value) records in one batch, if C still ends at `end`.
+
+        Args:
+            rows: the records; None as a value is a tombstone.
+            end: the expected end of C.
+            now_ms: the wall clock.
+            value: the record of an id that comes first in the batch.
+            expect: more (log, end) pairs that the caller's decision relies on.
+
+        Returns:
+            The offset of the first record, or None if C or a log in `expect` has changed.
+
+        Durability:
+            All records are published together, not durable; see `make_durable`.
+        """
+        every = [(now_ms, key, data, ()) for key, data in rows]
+        if value is not None:
+            first = (now_ms, encode_key(value.transactional_id), transaction_value(value), ())
+            every.insert(0, first)
+        return self._append(build_batch(every), end, tuple(expect))
+
+    def append_tombstones(self, ids: Iterable[str], end: int, now_ms: int) -> int | None:
+        """Append tombstones for ids, if C still ends at `end`."""
+        rows = [(now_ms, encode_key(name), None, ()) for name in ids]
+        return self._append(build_batch(rows), end)
+
+    def _append(
+        self, batch: bytes | bytearray, end: int, expect: tuple[tuple[HostLog, int], ...] = ()
+    ) -> int | None:
+        log = self.log
+        result = log.append(batch, expect=((log, end), *expect), origin=_COORDINATOR)
+        return None if result is None else result.base_offset
+
+    def is_durable(self, offset: int) -> bool:
+        """Whether the record at `offset` is durable, by the durability setting."""
+        return self.log.high_watermark > offset
+
+    def make_durable(self, offset: int) -> None:
+        """Make the record at `offset` durable."""
+        if not self.is_durable(offset):
+            self.log.flush(offset + 1)
+
+
+class TransactionLogs:
+    """The C partitions that this process has opened."""
+
+    def __init__(self, host: TransactionHost, clock: Callable[[], float] | None = None) -> None:
+        """Start without logs."""
+        self._host = host
+        self._clock = clock or time.monotonic
+        self._lock = threading.Lock()
+        self._logs: dict[int, TransactionLog] = {}
+        self._cuts = 0  # running snapshots
+
+    @contextmanager
+    def cutting(self) -> Iterator[None]:
+        """Keep all decisions inside the `with` block.
+
+        A running snapshot may have read ends below transactions that are settled since.
+        """
+        with self._lock:
+            self._cuts += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._cuts -= 1
+
+    def forget(self, done: Iterable[tuple[TransactionLog, TransactionKey]]) -> int:
+        """Drop settled decisions, unless a snapshot is running; return how many."""
+        count = 0
+        with self._lock:
+            if self._cuts == 0:
+                for clog, key in done:
+                    clog.forget(key)
+                    count += 1
+        return count
+
+    def _wrap(self, log: HostLog) -> TransactionLog:
+        known = self._logs.get(log.partition)
+        if known is not None and known.log is log:
+            return known
+        with self._lock:
+            known = self._logs.get(log.partition)
+            if known is None or known.log is not log:
+                known = self._logs[log.partition] = TransactionLog(log, self._clock)
+            return known
+
+    def of(self, transactional_id: str) -> TransactionLog:
+        """The log of an id, not refreshed."""
+        return self._wrap(self._host.transaction_partition(transactional_id))
+
+    def at(self, number: int) -> TransactionLog:
+        """The log of a C partition that exists, not refreshed."""
+        return self._wrap(self._host.transaction_partition_at(number))
+
+    def existing(self, number: int) -> TransactionLog | None:
+        """The log of a C partition; None if there is no such partition."""
+        if number not in self._logs:
+            self.all()  # another process may have created it
+        return self.at(number) if number in self._logs else None
+
+    def all(self) -> list[TransactionLog]:
+        """The log of every C partition that exists, each refreshed."""
+        logs = [self._wrap(log) for log in self._host.transaction_partitions()]
+        for log in logs:
+            log.refresh()
+        return logs
+
+    def cleaned_to(self) -> list[int]:
+        """The offset up to which each C partition is cleaned.
+
+        Settled records below may be missing.
+        """
+        return [log.cleaned_to for log in self._host.transaction_partitions()]
+
+    def decision(self, key: TransactionKey) -> tuple[TransactionLog, Decision] | None:
+        """The decision about a transaction, from any C partition, as of the last refresh."""
+        for log in self._known():
+            decision = log.decision(key)
+            if decision is not None:
+                return log, decision
+        return None
+
+    def of_producer(self, producer_id: int) -> tuple[TransactionLog, TransactionMetadata] | None:
+        """The transactional id that has a producer id, as of the last refresh."""
+        for log in self._known():
+            metadata = log.of_producer(producer_id)
+            if metadata is not None:
+                return log, metadata
+        return None
+
+    def decisions(self) -> Iterator[tuple[TransactionLog, Decision]]:
+        """All decisions that are not forgotten, as of the last refresh."""
+        for log in self._known():
+            for decision in log.decisions():
+                yield log, decision
+
+    def _known(self) -> list[TransactionLog]:
+        with self._lock:
+            return list(self._logs.values())

@@ -1,0 +1,706 @@
+"""Prepared transactions: durable, undecided, and decided once, by any process.
+
+`prepare` makes the data of a transaction durable, and then the fact that it is prepared. After that
+only `resolve` ends it: no timeout, no death of its owner, no recovery and no plain init. `resolve`
+is a compare-and-set on C, the `__transaction_state` partition that has the transaction's record:
+
+    1 read the record                    unknown: UnknownToken
+    2 decided already                    the same way: success; the other way: OutcomeConflict
+    3 append the decision, if C has not changed since 1; else start again
+    4 make it durable                    <- decided
+    5 inline: write the markers; staged: deliver (`engine/staged_transactions.py`)
+
+There are two modes. The records of an *inline* transaction are in their topics, so readers with
+`read_committed` wait for the decision. Its id stays in PREPARED or PARKED, and the decision appends
+PREPARE_* of the id and the outcome in one batch. The records of a *staged* transaction are in
+`__staged_transactions`. Their topics are untouched, and the id is free for its next transaction.
+
+A token names a transaction: `<cluster id>:<producer id>:<epoch>:<number of the C partition>`.
+
+Source: across systems, protocol D: the decision is durable in the log or in the database, never in
+a process; KIP-939; RocketMQ's half messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from eoslog.coordinator.host import TransactionHost
+from eoslog.coordinator.retry import Attempts
+from eoslog.coordinator.transactions.commit import Claimed, Endings
+from eoslog.coordinator.transactions.log import TransactionLog, TransactionLogs
+from eoslog.coordinator.transactions.prepared_records import (
+    INLINE,
+    NEVER,
+    STAGED,
+    PreparedEntry,
+    TransactionKey,
+    check_key,
+    check_value,
+    entry_row,
+    staged_id,
+    token_key,
+)
+from eoslog.coordinator.transactions.resolver import Resolver
+from eoslog.coordinator.transactions.state import (
+    ONGOING,
+    PARKED,
+    PREPARED,
+    TransactionMetadata,
+    TransactionState,
+)
+from eoslog.errors import (
+    ConcurrentTransactions,
+    IllegalState,
+    InvalidTxnState,
+    OutcomeConflict,
+    PreparedTransactionPending,
+    UnknownToken,
+)
+from eoslog.model import Outcome, TopicPartition
+from eoslog.storage.fs.files import failpoint
+
+Identify = Callable[[str, TransactionMetadata | None, int, int], TransactionMetadata]
+_FORGET_AT_ONCE = 1000
+"""The most tombstones in one batch, so that it stays far below the limits of a batch."""
+OUTCOME_RETENTION_MS = 7 * 24 * 3600 * 1000
+
+
+class StagedPayload(Protocol):
+    """The payload of staged transactions; `engine.staged_transactions` implements it."""
+
+    def deliver(self, entry: PreparedEntry, number: int, /) -> None:
+        """Append the records to their topics; `number` is that of the C partition."""
+
+    def check(self, entry: PreparedEntry, /) -> None:
+        """Check that all records are there, before they are committed.
+
+        Raises:
+            CorruptRecord: if some are missing or damaged.
+        """
+
+    def forget(self, entry: PreparedEntry, /) -> None:
+        """Free the payload of an aborted transaction."""
+
+
+class PreparedTransactions:
+    """Prepares, decides and lists transactions.
+
+    Thread-safe, and safe with any number of processes.
+    """
+
+    def __init__(
+        self,
+        host: TransactionHost,
+        logs: TransactionLogs,
+        endings: Endings,
+        resolver: Resolver,
+        identify: Identify,
+        *,
+        cluster_id: str,
+        staged: StagedPayload | None,
+        outcome_retention_ms: int = OUTCOME_RETENTION_MS,
+    ) -> None:
+        """Keep the coordinator's parts.
+
+        Args:
+            host: the engine.
+            logs: the coordinator's logs.
+            endings: decides transactions of ids.
+            resolver: ends overdue transactions.
+            identify: checks that a request has the current producer id and epoch of its id.
+            cluster_id: the id of the directory; tokens begin with it.
+            staged: delivers the records of staged transactions; None if there are none.
+            outcome_retention_ms: outcome.retention.ms; -1 keeps outcomes forever.
+        """
+        self._host = host
+        self._logs = logs
+        self._endings = endings
+        self._resolver = resolver
+        self._identify = identify
+        self._cluster_id = cluster_id
+        self._staged = staged
+        self._retention_ms = outcome_retention_ms
+
+    # -- tokens
+
+    def token_of(self, entry: PreparedEntry, clog: TransactionLog) -> str:
+        """Return the token of a transaction in a C partition."""
+        return f"{self._cluster_id}:{entry.key[0]}:{entry.key[1]}:{clog.log.partition}"
+
+    def find(self, token: str) -> tuple[TransactionLog, PreparedEntry]:
+        """Return the record of a token, and its C partition.
+
+        Raises:
+            UnknownToken: if this directory has no such transaction.
+        """
+        clog, key = self._place(token)
+        clog.refresh()
+        entry = self._newest(clog, key)
+        if entry is None:
+            raise UnknownToken(
+                f"token {token!r}: this log knows no such prepared transaction; it never existed, "
+                "or its outcome is older than outcome.retention.ms"
+            )
+        return clog, entry
+
+    @staticmethod
+    def _newest(clog: TransactionLog, key: TransactionKey) -> PreparedEntry | None:
+        entry, current = clog.prepared_and_id(key)
+        return None if entry is None else ended_elsewhere(entry, current)
+
+    def _place(self, token: str) -> tuple[TransactionLog, TransactionKey]:
+        parts = token.rsplit(":", 3) if isinstance(token, str) else []
+        try:
+            cluster_id, (producer_id, epoch, number) = parts[0], map(int, parts[1:])
+        except (IndexError, ValueError):
+            raise UnknownToken(
+                f"token {token!r}: expected the token of a prepared transaction, such as "
+                f"'{self._cluster_id}:12:0:3'; log.pending() lists them"
+            ) from None
+        if cluster_id != self._cluster_id:
+            raise UnknownToken(
+                f"token {token!r}: it is of the log {cluster_id!r}, this one is "
+                f"{self._cluster_id!r}; open the directory that made it"
+            )
+        clog = self._logs.existing(number)
+        if clog is None:
+            raise UnknownToken(
+                f"token {token!r}: this log has no transaction in partition {number}; check the "
+                "token, log.pending() lists what is undecided"
+            )
+        return clog, (producer_id, epoch)
+
+    # -- questions
+
+    def outcome(self, token: str) -> Outcome | None:
+        """Return the decision; UNKNOWN while there is none, None for an unknown token.
+
+        Durability:
+            A decision that is returned is durable.
+        """
+        try:
+            clog, entry = self.find(token)
+        except UnknownToken:
+            return None
+        if entry.commit is None:
+            return Outcome.UNKNOWN
+        if not clog.is_durable(entry.offset):
+            if self._host.read_only:
+                return Outcome.UNKNOWN
+            clog.make_durable(entry.offset)
+        return Outcome.COMMIT if entry.commit else Outcome.ABORT
+
+    def pending(self) -> list[tuple[str, PreparedEntry]]:
+        """Return (token, record) of each undecided transaction, the oldest first."""
+        found = [
+            (self.token_of(entry, clog), entry)
+            for clog in self._logs.all()
+            for entry in clog.prepared_entries(pending=True)
+            if ended_elsewhere(entry, clog.get(entry.transactional_id)).pending
+        ]
+        return sorted(found, key=lambda pair: (pair[1].prepared_at_ms, pair[1].key))
+
+    def known(self) -> list[tuple[str, PreparedEntry]]:
+        """Return (token, record) of each transaction whose outcome is not forgotten."""
+        found = []
+        for clog in self._logs.all():
+            clog.refresh()
+            for entry in clog.prepared_entries(pending=False):
+                now = ended_elsewhere(entry, clog.get(entry.transactional_id))
+                found.append((self.token_of(entry, clog), now))
+        return found
+
+    def inline_tokens(self) -> dict[str, str]:
+        """Return the token of each id with an undecided inline transaction."""
+        return {
+            entry.transactional_id: token for token, entry in self.pending() if entry.mode == INLINE
+        }
+
+    def totals(self) -> tuple[int, int]:
+        """Return the number of transactions without an end, and their payload in bytes."""
+        totals = [clog.prepared_totals() for clog in self._logs.all()]
+        return sum(count for count, _ in totals), sum(size for _, size in totals)
+
+    def undelivered(self) -> list[tuple[str, PreparedEntry]]:
+        """Return the staged transactions that are decided to commit and not delivered."""
+        return [
+            (self.token_of(entry, clog), entry)
+            for clog in self._logs.all()
+            for entry in clog.prepared_entries(pending=True)
+            if not entry.pending
+        ]
+
+    def decided(self) -> list[tuple[str, PreparedEntry]]:
+        """Return the transactions that are decided, as far as their outcomes are kept."""
+        return [
+            (self.token_of(entry, clog), entry)
+            for clog in self._logs.all()
+            for entry in clog.prepared_entries(pending=False)
+            if not ended_elsewhere(entry, clog.get(entry.transactional_id)).pending
+        ]
+
+    def of_id(self, transactional_id: str) -> list[tuple[str, PreparedEntry]]:
+        """Return the undecided transactions that a transactional id has prepared."""
+        found = [
+            (self.token_of(entry, clog), entry)
+            for clog in self._logs.all()
+            for entry in clog.prepared_of(transactional_id)
+            if ended_elsewhere(entry, clog.get(transactional_id)).pending
+        ]
+        return sorted(found, key=lambda pair: (pair[1].prepared_at_ms, pair[1].key))
+
+    def news(self) -> list[tuple[str, PreparedEntry]]:
+        """Return the transactions that have changed since the last call."""
+        found = []
+        for clog in self._logs.all():
+            for key in clog.take_changed():
+                entry = self._newest(clog, key)
+                if entry is not None:
+                    found.append((self.token_of(entry, clog), entry))
+        return found
+
+    # -- preparing
+
+    def prepare(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, spans: Claimed, *,
+        resolver: str | None = None, meta: bytes | None = None, due_at_ms: int = NEVER,
+    ) -> tuple[str, PreparedEntry]:  # fmt: skip
+        """Prepare the open transaction of an id, inline.
+
+        Args:
+            transactional_id: the producer's transactional id.
+            producer_id: the producer's current id.
+            producer_epoch: the producer's current epoch.
+            spans: the first and last offset that the producer wrote to each partition.
+            resolver: the name of the resolver that is asked for the outcome.
+            meta: the application's value.
+            due_at_ms: the time of the first check; -1: as the resolver was registered.
+
+        Returns:
+            The token and the record. A retry returns the same ones.
+
+        Raises:
+            ProducerFenced, InvalidTxnState, InvalidProducerIdMapping, ConcurrentTransactions: as
+                `TransactionCoordinator.end_txn`; nothing is prepared.
+
+        Durability:
+            The data and then the fact that it is prepared are durable on return.
+        """
+        clog = self._logs.of(transactional_id)
+        key = (producer_id, producer_epoch)
+        attempts = Attempts("prepare of", transactional_id)
+        while True:
+            end = clog.refresh()
+            current = self._identify(
+                transactional_id, clog.get(transactional_id), producer_id, producer_epoch
+            )
+            known = clog.prepared(key)
+            if current.state.undecided and known is not None:
+                clog.make_durable(end - 1)
+                return self.token_of(known, clog), known
+            if self._resolver.end_overdue(clog, current):
+                continue
+            if current.state is not ONGOING and not (
+                current.state is TransactionState.EMPTY or current.state.complete
+            ):
+                raise InvalidTxnState(
+                    f"transactional id {transactional_id!r}: the transaction of epoch "
+                    f"{producer_epoch} cannot be prepared, because the state is "
+                    f"{current.state.wire_name}; close this producer and create a new one"
+                )
+            claimed = current if current.state is ONGOING else current._replace(partitions=_NONE)
+            found, written = self._endings.spans(claimed, True, spans)
+            if self._endings.flush(written):
+                continue  # the flush took time: read the newest state again
+            now = self._host.clock_ms()
+            owner = (self._host.process_number, self._host.process_nonce)
+            entry = PreparedEntry(
+                key, INLINE, PREPARED, transactional_id, resolver, meta, now, due_at_ms,
+                owner=owner,
+                spans=tuple((tp, span) for tp, span in found.items() if not span.empty),
+            )  # fmt: skip
+            record = claimed.undecided(PREPARED, now, owner)
+            failpoint("prepare.flushed")
+            offset = clog.append_rows([entry_row(entry)], end, now, value=record)
+            if offset is None:
+                attempts.again()
+                continue
+            failpoint("prepare.appended")
+            clog.make_durable(offset + 1)
+            failpoint("prepare.durable")
+            clog.refresh()
+            return self.token_of(entry, clog), entry
+
+    def stage(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, entry: PreparedEntry,
+    ) -> tuple[str, PreparedEntry]:  # fmt: skip
+        """Write the record of a staged transaction, whose payload is durable already.
+
+        Args:
+            transactional_id: the producer's transactional id.
+            producer_id: the producer's current id.
+            producer_epoch: the producer's current epoch.
+            entry: the record.
+
+        Raises:
+            ProducerFenced, InvalidProducerIdMapping: if another producer has taken over the id.
+
+        Durability:
+            The record is durable on return.
+        """
+        home = self._logs.of(transactional_id)
+        clog = self._logs.of(staged_id(entry.key))
+        attempts = Attempts("prepare of", transactional_id)
+        while True:
+            end = clog.refresh()
+            known = clog.prepared(entry.key)
+            if known is not None:  # a retry: it may be decided since
+                clog.make_durable(known.offset)
+                return self.token_of(known, clog), known
+            # The id is read last: a fence after that fails the append.
+            home_end = end if home is clog else home.refresh()
+            failpoint("stage.identified")
+            self._identify(
+                transactional_id, home.get(transactional_id), producer_id, producer_epoch
+            )
+            expect = () if home is clog else ((home.log, home_end),)
+            failpoint("stage.payload_durable")
+            offset = clog.append_rows([entry_row(entry)], end, self._host.clock_ms(), expect=expect)
+            if offset is not None:
+                failpoint("stage.appended")
+                clog.make_durable(offset)
+                failpoint("stage.durable")
+                clog.refresh()
+                return self.token_of(entry, clog), entry
+            attempts.again()
+
+    def withdraw(self, entry: PreparedEntry) -> None:
+        """Abort a staged transaction whose `stage` has failed, and free its payload.
+
+        Raises:
+            OutcomeConflict: if it was prepared, and another process has committed it.
+        """
+        clog = self._logs.of(staged_id(entry.key))
+        try:
+            self.resolve(self.token_of(entry, clog), False)
+        except UnknownToken:
+            self._staged_part(entry).forget(entry)
+
+    # -- deciding
+
+    def resolve(self, token: str, commit: bool) -> None:
+        """Decide a prepared transaction, or complete a decided one.
+
+        Args:
+            token: the transaction.
+            commit: True commits, False aborts.
+
+        Raises:
+            UnknownToken: if this directory knows no such transaction.
+            OutcomeConflict: if it was decided the other way.
+            ConcurrentTransactions: if it is decided as requested, but markers are missing, or
+                another process delivers it; retriable.
+            CommitOutcomeUnknown: if the decision to commit may not be durable. Call again.
+            InvalidTxnState, CorruptRecord: if records that should be committed are missing or
+                damaged. It stays undecided.
+
+        Durability:
+            The decision is durable on return.
+        """
+        attempts = Attempts("decision of", token)
+        while True:
+            clog, entry = self.find(token)
+            if entry.commit is not None:
+                clog.make_durable(entry.offset)
+                if entry.commit != commit:
+                    raise OutcomeConflict(
+                        f"token {token!r}: the transaction was decided to "
+                        f"{'commit' if entry.commit else 'abort'}, and this decision stands; let "
+                        "the other system agree with it"
+                    )
+                self._finish(clog, entry)
+                return
+            if entry.mode == INLINE:
+                decided = self._decide_inline(clog, entry, commit)
+            else:
+                decided = self._decide_staged(clog, entry, commit)
+            if not decided:
+                attempts.again()
+
+    def _decide_inline(self, clog: TransactionLog, entry: PreparedEntry, commit: bool) -> bool:
+        def still(current: TransactionMetadata) -> bool:
+            now = clog.prepared(entry.key)
+            return now is not None and now.mode == INLINE and _waits(now, current)
+
+        try:
+            record = self._endings.end(
+                clog,
+                entry.transactional_id,
+                commit,
+                may=still,
+                claimed={tp: (s.first, s.last, s.topic_id) for tp, s in entry.spans},
+                also=lambda now: [entry_row(replace(entry, spans=()).decided(commit, now))],
+            )
+        except InvalidTxnState:
+            # Another process may have decided it since, and written markers.
+            if self._newest_changed(clog, entry):
+                return False
+            raise
+        return record is not None
+
+    def _newest_changed(self, clog: TransactionLog, entry: PreparedEntry) -> bool:
+        clog.refresh()
+        return self._newest(clog, entry.key) != entry
+
+    def _decide_staged(self, clog: TransactionLog, entry: PreparedEntry, commit: bool) -> bool:
+        if commit and self._staged is not None:
+            self._staged.check(entry)
+        end = clog.refresh()
+        if clog.prepared(entry.key) != entry:
+            return False
+        now = self._host.clock_ms()
+        offset = clog.append_rows([entry_row(entry.decided(commit, now))], end, now)
+        if offset is None:
+            return False
+        failpoint("resolve.appended")
+        clog.make_durable(offset)
+        failpoint("resolve.durable")
+        clog.refresh()
+        if not commit and self._staged is not None:
+            self._staged.forget(entry)
+        return True
+
+    def _staged_part(self, entry: PreparedEntry) -> StagedPayload:
+        if self._staged is None:
+            raise IllegalState(
+                f"staged transaction of producer {entry.key[0]}: this coordinator delivers none"
+            )
+        return self._staged
+
+    def _finish(self, clog: TransactionLog, entry: PreparedEntry) -> None:
+        """Complete a transaction whose decision is durable."""
+        if entry.mode == STAGED:
+            if entry.state is TransactionState.PREPARE_COMMIT and not self.waits(entry):
+                self._staged_part(entry).deliver(entry, clog.log.partition)
+            return
+        decision = clog.decision(entry.key)
+        if decision is None or decision.complete:
+            return
+        if not self._resolver.drive(clog, entry.key):
+            raise ConcurrentTransactions(
+                f"transactional id {entry.transactional_id!r}: the prepared transaction of epoch "
+                f"{entry.key[1]} is decided, but markers are missing, because a partition is "
+                "locked or fails; retry"
+            )
+
+    def waits(self, entry: PreparedEntry) -> bool:
+        """Whether the time of delivery is in the future."""
+        return entry.deliver_at_ms > self._host.clock_ms()
+
+    def deliver(self, token: str) -> bool:
+        """Deliver a staged transaction that is decided to commit, if its time has come.
+
+        Returns:
+            Whether it is delivered.
+
+        Raises:
+            EoslogError: if a topic rejects the records; a later call tries again.
+        """
+        clog, entry = self.find(token)
+        if entry.state is TransactionState.PREPARE_COMMIT and not self.waits(entry):
+            clog.make_durable(entry.offset)
+            self._finish(clog, entry)
+            entry = clog.prepared(entry.key) or entry
+        return entry.state is TransactionState.COMPLETE_COMMIT
+
+    # -- checks
+
+    def note_check(
+        self, token: str, seen: PreparedEntry, checks: int, due_at_ms: int, *, parked: bool
+    ) -> bool:
+        """Note the checks of an undecided transaction, if it has not changed.
+
+        Args:
+            token: the transaction.
+            seen: its record, as the caller read it.
+            checks: how often its resolver has answered.
+            due_at_ms: the time of the next check.
+            parked: whether no more checks follow.
+
+        Returns:
+            False if the transaction has changed.
+
+        Durability:
+            The record is published, not durable: a lost one repeats a check.
+        """
+        state = PARKED if parked else PREPARED
+        while True:
+            clog, entry = self.find(token)
+            end = clog.refresh()
+            if entry != seen or not entry.pending or clog.prepared(entry.key) != entry:
+                return False
+            now = self._host.clock_ms()
+            rows = [(check_key(entry.key), check_value(due_at_ms, checks, state))]
+            value = None
+            if entry.mode == INLINE and state is not entry.state:
+                current = clog.get(entry.transactional_id)
+                if current is None or not current.state.undecided:
+                    return False
+                value = current.undecided(state, now, current.owner)
+            offset = clog.append_rows(rows, end, now, value=value)
+            if offset is not None:
+                clog.refresh()
+                return True
+
+    def recheck(self, token: str) -> bool:
+        """Make a parked transaction prepared again, with no checks and one due now.
+
+        Returns:
+            Whether it is undecided.
+
+        Raises:
+            UnknownToken: if this directory knows no such transaction.
+        """
+        while True:
+            _, entry = self.find(token)
+            if not entry.pending:
+                return False
+            if self.note_check(token, entry, 0, self._host.clock_ms(), parked=False):
+                return True
+
+    # -- ids
+
+    def check_none(self, transactional_id: str, current: TransactionMetadata) -> None:
+        """Check that an id has no undecided inline transaction.
+
+        Raises:
+            PreparedTransactionPending: if it has one; the message has its token.
+        """
+        if not current.state.undecided:
+            return
+        clog = self._logs.of(transactional_id)
+        entry = clog.prepared((current.producer_id, current.producer_epoch))
+        token = "" if entry is None else f" {self.token_of(entry, clog)!r}"
+        raise PreparedTransactionPending(
+            f"transactional id {transactional_id!r}: its prepared transaction{token} is not "
+            "decided; decide it with log.resolve(token, outcome), or call "
+            "init_transactions(keep_prepared=True) and decide it later"
+        )
+
+    def identity_after(
+        self, transactional_id: str, producer_id: int, producer_epoch: int
+    ) -> tuple[int, int]:
+        """Return the identity that follows a prepared transaction of a producer.
+
+        Raises:
+            PreparedTransactionPending: if it is undecided.
+            ProducerFenced: if another producer has taken over the id.
+            ConcurrentTransactions: if markers are missing; retriable.
+        """
+        clog = self._logs.of(transactional_id)
+        while True:
+            clog.refresh()
+            current = clog.get(transactional_id)
+            if current is not None:
+                self.check_none(transactional_id, current)
+                if current.state.preparing:
+                    assert current.decided is not None
+                    if not self._resolver.drive(clog, current.decided.key):
+                        raise ConcurrentTransactions(
+                            f"transactional id {transactional_id!r}: its prepared transaction is "
+                            "decided, but not complete; retry"
+                        )
+                    continue
+                if current.is_retry_of(producer_id, producer_epoch):
+                    return current.producer_id, current.producer_epoch
+            self._identify(transactional_id, current, producer_id, producer_epoch)
+            return producer_id, producer_epoch
+
+    def take_over(self, transactional_id: str) -> str | None:
+        """Make this process the owner of an id's undecided inline transaction.
+
+        Returns:
+            Its token; None if it has none.
+
+        Durability:
+            The record is durable on return.
+        """
+        clog = self._logs.of(transactional_id)
+        attempts = Attempts("init of", transactional_id)
+        owner = (self._host.process_number, self._host.process_nonce)
+        while True:
+            end = clog.refresh()
+            current = clog.get(transactional_id)
+            if current is None or not current.state.undecided:
+                return None
+            entry = clog.prepared((current.producer_id, current.producer_epoch))
+            if entry is None:
+                return None
+            now = self._host.clock_ms()
+            offset = clog.append(current.undecided(current.state, now, owner), end, now)
+            if offset is not None:
+                clog.make_durable(offset)
+                return self.token_of(entry, clog)
+            attempts.again()
+
+    # -- expiry
+
+    def expire(self) -> int:
+        """Forget the outcomes that are older than outcome.retention.ms; return how many."""
+        if self._retention_ms < 0:
+            return 0
+        return sum(self._expire_in(clog) for clog in self._logs.all())
+
+    def _expire_in(self, clog: TransactionLog) -> int:
+        count, attempts = 0, Attempts("expiry of outcomes")
+        while True:
+            end = clog.refresh()
+            now = self._host.clock_ms()
+            done = [
+                entry.key
+                for known in clog.prepared_entries(pending=False)
+                if (entry := ended_elsewhere(known, clog.get(known.transactional_id)))
+                and entry.state.complete
+                and entry.decided_at_ms <= now - self._retention_ms
+            ][:_FORGET_AT_ONCE]
+            if not done:
+                return count
+            rows: list[tuple[bytes, bytes | None]] = []
+            for key in done:
+                rows += [(token_key(key), None), (check_key(key), None)]
+            if clog.append_rows(rows, end, now) is None:
+                attempts.again()
+            else:
+                count += len(done)
+
+
+_NONE: frozenset[TopicPartition] = frozenset()
+
+
+def _waits(entry: PreparedEntry, current: TransactionMetadata | None) -> bool:
+    """Whether the record of an inline transaction's id says that it is undecided."""
+    return (
+        entry.pending
+        and current is not None
+        and current.state.undecided
+        and entry.key == (current.producer_id, current.producer_epoch)
+    )
+
+
+def ended_elsewhere(entry: PreparedEntry, current: TransactionMetadata | None) -> PreparedEntry:
+    """Return the entry as a Kafka broker may have left it.
+
+    A broker knows no prepared transactions. Its init of the id aborts an inline one, and writes
+    only the id's own record.
+    """
+    if entry.mode != INLINE or not entry.pending or _waits(entry, current):
+        return entry
+    decided = None if current is None else current.decided
+    committed = decided is not None and decided.commit and decided.key == entry.key
+    if current is None:
+        return entry.decided(committed, entry.prepared_at_ms)
+    ended = replace(entry, offset=current.offset)
+    return ended.decided(committed, current.last_update_timestamp)

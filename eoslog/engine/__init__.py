@@ -1,0 +1,1 @@
+"""An open directory: partitions, topics and background work."""

@@ -1,0 +1,183 @@
+"""The directory of a partition: found, created or re-created.
+
+A partition's directory is created at its first use, with Kafka's small files. A directory of a
+deleted topic of the same name is removed first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Protocol
+
+from eoslog.errors import CorruptRecord, DiskFull, StorageError, UnknownTopicOrPartition
+from eoslog.storage.directory import offset_checkpoints
+from eoslog.storage.directory.directory import NotMade, remove_partition
+from eoslog.storage.directory.last_run import LastRun, LastSession
+from eoslog.storage.directory.session import Session
+from eoslog.storage.format import checkpoints
+from eoslog.storage.fs import files
+from eoslog.storage.log import loader as log_loader
+from eoslog.storage.log.partition_log import PartitionLog
+from eoslog.storage.metadata.image import TopicInfo
+from eoslog.storage.segment.segment import LOG, file_name, offsets_in
+
+
+class DeletedTopics(Protocol):
+    """The deleted topics; `storage.MetadataLog` implements it."""
+
+    @property
+    def deleted(self) -> Mapping[bytes, TopicInfo]:
+        """Deleted topics by id, as of the last refresh."""
+
+    def refresh(self) -> None:
+        """Read the changes since the last refresh."""
+
+
+class NoDeletedTopics:
+    """No deleted topics, for the opening of the metadata log itself."""
+
+    deleted: Mapping[bytes, TopicInfo] = {}
+
+    def refresh(self) -> None:
+        """Do nothing."""
+
+
+class PartitionDirectory:
+    """The directory of one partition, while it is opened.
+
+    Args:
+        session: the session of the log directory.
+        log: the partition, which is not in use yet.
+        last_run: the state that the last session left.
+        topics: the deleted topics.
+    """
+
+    def __init__(
+        self, session: Session, log: PartitionLog, last_run: LastRun, topics: DeletedTopics
+    ) -> None:
+        """Keep the partition; nothing is changed."""
+        self._session = session
+        self._log = log
+        self._last_run = last_run
+        self._topics = topics
+        self._made = False
+
+    def check_not_deleted(self) -> None:
+        """Raise UnknownTopicOrPartition if the topic was deleted during this opening.
+
+        A directory that this opening created is removed. An older one is left to the process that
+        completes the deletion: while it exists, groups may still have offsets of the topic.
+        """
+        if self._session.read_only:
+            return
+        log = self._log
+        self._topics.refresh()
+        if log.topic_id in self._topics.deleted:
+            self._session.control.mark_deleted(log.slot)
+            if self._made:
+                remove_partition(self._session.path, log.topic, log.partition, log.topic_id)
+            raise UnknownTopicOrPartition(
+                f"{log.name}: the topic was deleted; create it again with "
+                f"log.create_topic({log.topic!r})"
+            )
+
+    def prepare(self) -> LastSession:
+        """Create the directory if needed; return what the last session left.
+
+        Raises:
+            NotMade: if the disk has no room for a new directory.
+            StorageError: if the directory belongs to another topic, or is missing and had records.
+        """
+        try:
+            self._made = self._make()
+        except DiskFull as error:
+            raise NotMade("", error.errno or 0, error.filename) from error
+        log = self._log
+        if self._made:
+            files.failpoint("partition.made")
+            return LastSession(clean=False)
+        last_run = self._last_run
+        if self._made_by_another():
+            # The process that created it has removed the deleted topic from the checkpoints.
+            last_run = LastRun.read(self._session.path, self._session)
+        return last_run.partition(log.topic, log.partition)
+
+    def _make(self) -> bool:
+        """Create the directory if it is missing; return whether this call did."""
+        log = self._log
+        if self._session.read_only:
+            if not files.is_dir(log.path):
+                raise StorageError(
+                    f"{log.name}: the partition's directory is missing; if the partition is new, "
+                    "open the log for writing once, else restore the directory from a backup",
+                    path=log.path,
+                )
+            return False
+        if files.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
+            found = checkpoints.read_partition_metadata(log.path)
+            if found == log.topic_id:
+                return False
+            if found not in self._topics.deleted:
+                raise StorageError(
+                    f"{log.name}: the directory has topic id "
+                    f"{checkpoints.id_text(found or bytes(16))}, but the metadata has "
+                    f"{checkpoints.id_text(log.topic_id)}; restore the directory from a backup",
+                    path=log.path,
+                )
+            files.remove_tree(log.path)
+        recreated = self._recreated()
+        point = self._last_run.partition(log.topic, log.partition).recovery_point
+        if point > 0 and not recreated and not files.is_dir(log.path):
+            raise StorageError(
+                f"{log.name}: the partition's directory is missing, it had offsets up to {point}; "
+                "restore it from a backup, or delete the topic",
+                path=log.path,
+            )
+        with self._session.bootstrap():
+            if files.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
+                return False
+            if self._lacks_epochs_only():  # otherwise its creation was interrupted, and it is empty
+                self._write_epochs()
+                return False
+            if recreated:  # checkpoints have names only, so their entries are of the deleted topic
+                offset_checkpoints.forget(self._session.path, (log.topic, log.partition))
+            log_loader.make_directory(log)
+            checkpoints.write_partition_metadata(log.path, log.topic_id)
+            self._write_epochs()
+        return True
+
+    def _lacks_epochs_only(self) -> bool:
+        """Whether the directory is this topic's, with segments and valid checkpoints."""
+        path = self._log.path
+        if not files.is_dir(path) or not offsets_in(path, LOG):
+            return False
+        return checkpoints.read_partition_metadata(path) == self._log.topic_id
+
+    def _write_epochs(self) -> None:
+        checkpoints.write_leader_epochs(
+            os.path.join(self._log.path, checkpoints.LEADER_EPOCH_CHECKPOINT),
+            # With a higher epoch, the partition was adopted, and the start of its epochs is lost.
+            [] if self._log.leader_epoch else [(0, 0)],
+        )
+
+    def _recreated(self) -> bool:
+        """Whether a deleted topic had the name."""
+        return any(topic.name == self._log.topic for topic in self._topics.deleted.values())
+
+    def _made_by_another(self) -> bool:
+        """Whether another process may have created the directory in the meantime.
+
+        The log is empty then, because no process writes before the partition is recovered.
+        """
+        first = files.status(os.path.join(self._log.path, file_name(0, LOG)))
+        return first is not None and first.st_size == 0 and self._recreated()
+
+
+def is_directory_of(path: str, topic_id: bytes) -> bool:
+    """Whether a partition directory exists and belongs to this topic."""
+    try:
+        found = checkpoints.read_partition_metadata(path)
+    except (CorruptRecord, StorageError, FileNotFoundError):
+        return False
+    return found == topic_id

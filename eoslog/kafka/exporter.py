@@ -1,0 +1,208 @@
+"""Export of topics to a Kafka cluster, exactly once, resumed by each run.
+
+Each transaction at the target contains records and the source positions after them. The positions
+are committed offsets of the group with the job's name. So a run that died left both or neither. The
+next run uses the same transactional id: it fences the dead one, aborts its open transaction, reads
+the positions and resumes. Order, partition, key, value, headers and timestamp are the same at the
+target. Offsets may differ, because markers and gaps are not copied. Transactions of the source are
+not preserved.
+
+Source: KIP-98, KIP-447.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from eoslog.errors import ConfigError
+from eoslog.kafka.cluster import (
+    COPIED,
+    TIMEOUT_S,
+    WAIT_S,
+    KafkaCluster,
+    Moved,
+    MoveOptions,
+    check_empty,
+    kafka_errors,
+    retried,
+)
+from eoslog.kafka.group_offsets import LogSide, MovedGroups
+from eoslog.kafka.log import MovedLog
+from eoslog.kafka.positions import check_ends, check_topics, positions_in
+from eoslog.model import NO_RESET, NO_TIMESTAMP, OffsetAndMetadata, TopicPartition
+from eoslog.storage.format.checkpoints import id_text
+from eoslog.storage.fs.files import failpoint
+
+_TRIES = 5
+
+
+def export_kafka(
+    log: MovedLog, bootstrap: str, topics: Sequence[str] | None, options: MoveOptions
+) -> Moved:
+    """Send committed records into a Kafka cluster; see `Log.export_kafka`."""
+    names = list(log.topics() if topics is None else topics)
+    export = _Export(log, KafkaCluster(bootstrap, options.config), names, options)
+    try:
+        return export.run()
+    finally:
+        export.close()
+
+
+class _Export:
+    """One run: a producer at the target, a reader at the source."""
+
+    def __init__(
+        self, log: MovedLog, cluster: KafkaCluster, topics: Sequence[str], options: MoveOptions
+    ) -> None:
+        self._log, self._cluster, self._options = log, cluster, options
+        self.job = options.job or f"eoslog-export-{log.cluster_id}"
+        about = {name: log.describe_topic(name) for name in topics}
+        self._counts = {name: len(topic.partitions) for name, topic in about.items()}
+        self._configs = {
+            name: {
+                "retention.ms": "-1",
+                **{k: str(v) for k, v in topic.config.items() if k in COPIED},
+            }
+            for name, topic in about.items()
+        }
+        self._ids = {name: id_text(topic.topic_id) for name, topic in about.items()}
+        self._partitions = [
+            TopicPartition(name, part.partition)
+            for name, topic in about.items()
+            for part in topic.partitions
+        ]
+        self._group = cluster.consumer(self.job)  # for its group's offsets; it reads nothing
+
+    def close(self) -> None:
+        """Leave; what is undecided is aborted by the next run, or by its timeout."""
+        self._group.close()
+
+    def run(self) -> Moved:
+        self._cluster.ensure_topics(self._counts, self._configs)
+        self._producer = self._cluster.producer(self.job, self._counts)
+        groups = MovedGroups(LogSide(self._log), self._cluster, self._partitions, self._options)
+        with kafka_errors(f"export job {self.job!r}"):
+            retried(lambda: self._producer.init_transactions(TIMEOUT_S))
+        positions = self._positions()
+        ends = {tp: self._log.offsets(*_key(tp)).last_stable for tp in self._partitions}
+        check_ends(self.job, positions, ends)
+        moved = Moved(self.job, 0, positions)
+        options: dict[str, Any] = {
+            "isolation_level": "read_committed",
+            "auto_offset_reset": NO_RESET,
+        }
+        with self._log.consumer(**options) as reader:
+            reader.assign([TopicPartition(*_key(tp), at) for tp, at in positions.items()])
+            while self._options.follow or any(moved.positions[tp] < ends[tp] for tp in ends):
+                batch = reader.consume(self._options.records, timeout=WAIT_S)
+                now = dict(reader.positions())
+                if now != moved.positions:
+                    self._check(positions_in(now, self._ids))  # of which topic these records are
+                    self._send(batch, now)
+                    moved = Moved(self.job, moved.records + len(batch), now)
+                    if self._options.progress is not None:
+                        self._options.progress(moved)
+        return replace(moved, groups=groups.carry(moved.positions))
+
+    def _positions(self) -> dict[TopicPartition, int]:
+        """Return the positions to resume from.
+
+        A partition that is new to the job gets a position before its first record.
+        """
+        found = self._cluster.committed(self._group, self._partitions)
+        missing = [tp for tp in self._partitions if tp not in found]
+        self._check(found)
+        positions = {tp: at.offset for tp, at in found.items()}
+        if missing:
+            check_empty(self.job, missing, self._cluster.ends(missing))
+            starts = {tp: self._log.offsets(*_key(tp)).log_start for tp in missing}
+            self._send([], starts)
+            positions.update(starts)
+        return positions
+
+    def _check(self, positions: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        now = {name: id_text(self._log.topic_id(name)) for name in self._ids}
+        check_topics(self.job, positions, now)
+
+    def _send(self, batch: Sequence[Any], positions: Mapping[TopicPartition, int]) -> None:
+        """Write records and the positions after them in one transaction.
+
+        An aborted transaction is repeated.
+        """
+        kafka = self._cluster.kafka
+        with kafka_errors(f"export job {self.job!r}"):
+            for left in reversed(range(_TRIES)):
+                try:
+                    self._transaction(batch, positions)
+                    return
+                except ConfigError:  # of a record: what came before it must not stay open
+                    retried(lambda: self._producer.abort_transaction(TIMEOUT_S))
+                    raise
+                except kafka.KafkaException as error:
+                    if not left or not error.args[0].txn_requires_abort():
+                        raise
+                retried(lambda: self._producer.abort_transaction(TIMEOUT_S))
+
+    def _transaction(self, batch: Sequence[Any], positions: Mapping[TopicPartition, int]) -> None:
+        producer, kafka = self._producer, self._cluster.kafka
+        offsets = [
+            kafka.TopicPartition(*_key(tp), at.offset, at.metadata)
+            for tp, at in positions_in(positions, self._ids).items()
+        ]
+        failpoint("export.begin")
+        producer.begin_transaction()
+        for record in batch:
+            self._produce(record)
+        failpoint("export.produced")
+        retried(
+            lambda: producer.send_offsets_to_transaction(
+                offsets, self._group.consumer_group_metadata(), TIMEOUT_S
+            )
+        )
+        failpoint("export.offsets")
+        retried(lambda: producer.commit_transaction(TIMEOUT_S))
+        failpoint("export.committed")
+
+    def _produce(self, record: Any) -> None:
+        timestamp = _timestamp(record)
+        while True:
+            try:
+                self._producer.produce(
+                    record.topic,
+                    value=None if record.value is None else bytes(record.value),
+                    key=None if record.key is None else bytes(record.key),
+                    partition=record.partition,
+                    timestamp=timestamp,
+                    headers=[
+                        (name, None if value is None else bytes(value))
+                        for name, value in record.headers or ()
+                    ],
+                )
+            except BufferError:
+                self._producer.poll(0.1)
+            else:
+                self._producer.poll(0)
+                failpoint("export.record")
+                return
+
+
+def _timestamp(record: Any) -> int:
+    """Return the timestamp for librdkafka; 0 requests the time of sending.
+
+    A record without a timestamp gets 0.
+
+    Raises:
+        ConfigError: if the record's timestamp is 0 itself.
+    """
+    if record.timestamp == 0:
+        raise ConfigError(
+            f"{record.topic}-{record.partition} offset {record.offset}: librdkafka cannot send "
+            "the timestamp 0, it would send the time of the export"
+        )
+    return 0 if record.timestamp == NO_TIMESTAMP else int(record.timestamp)
+
+
+def _key(tp: TopicPartition) -> tuple[str, int]:
+    return tp.topic, tp.partition

@@ -1,0 +1,87 @@
+"""Positions of export and import jobs, and their checks.
+
+A position counts offsets of one topic. If the source topic was deleted and re-created under the
+same name, resuming at the old position would leave records out. The metadata of each committed
+position therefore records the topic's id. A position without an id is from an older run, or a user
+set it; it is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from eoslog.errors import IllegalState, OffsetOutOfRange
+from eoslog.model import OffsetAndMetadata, TopicPartition
+
+_TOPIC = "eoslog topic id "
+
+Resume = Callable[[TopicPartition], str]
+
+
+def positions_in(
+    offsets: Mapping[TopicPartition, int], ids: Mapping[str, str]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return the positions to commit, with ids of the source's topics as metadata."""
+    return {
+        tp: OffsetAndMetadata(at, metadata=f"{_TOPIC}{ids[tp.topic]}" if ids.get(tp.topic) else "")
+        for tp, at in offsets.items()
+    }
+
+
+def check_topics(
+    job: str, found: Mapping[TopicPartition, OffsetAndMetadata], ids: Mapping[str, str],
+    resume: Resume | None = None,
+) -> None:  # fmt: skip
+    """Check that the positions count offsets of the topics that the source has now.
+
+    Args:
+        job: the name of the job.
+        found: its positions.
+        ids: ids of the source's topics.
+        resume: says how to set a position; None for a committed offset at the target.
+
+    Raises:
+        IllegalState: if a topic was re-created since.
+    """
+    for tp, at in sorted(found.items()):
+        text, now = at.metadata or "", ids.get(tp.topic, "")
+        known = text.removeprefix(_TOPIC)
+        if text.startswith(_TOPIC) and now and known != now:
+            raise IllegalState(
+                f"job {job!r} has copied {tp} up to offset {at.offset} of topic id {known}, but "
+                f"the source topic {tp.topic!r} now has id {now}: it was deleted and re-created; "
+                f"{_remedy(job, tp, resume)}"
+            )
+
+
+def check_ends(
+    job: str, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int],
+    resume: Resume | None = None,
+) -> None:  # fmt: skip
+    """Check that the source reaches up to the positions.
+
+    Args:
+        job: the name of the job.
+        positions: its positions.
+        ends: where the source ends.
+        resume: says how to set a position; None for a committed offset at the target.
+
+    Raises:
+        OffsetOutOfRange: if a source partition ends before the position of the job.
+    """
+    for tp, at in sorted(positions.items()):
+        if at > ends[tp]:
+            raise OffsetOutOfRange(
+                f"job {job!r} has copied {tp} up to offset {at}, but the source ends at offset "
+                f"{ends[tp]}: it was re-created or truncated; {_remedy(job, tp, resume)}"
+            )
+
+
+def _remedy(job: str, tp: TopicPartition, resume: Resume | None) -> str:
+    how = (
+        f"set the offsets of group {job!r} at the target to the first source offset that is not "
+        "copied yet"
+        if resume is None
+        else resume(tp)
+    )
+    return f"to start over, delete topic {tp.topic!r} at the target; to continue, {how}"

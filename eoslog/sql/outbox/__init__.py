@@ -1,0 +1,1 @@
+"""The outbox: rows of a table become records of topics, each once."""

@@ -1,0 +1,105 @@
+"""The tables of eoslog in a database.
+
+    meta      the random id of the database, and the version of the tables
+    outcome   the decision of each prepared transaction that the database takes part in
+    offsets   the next offset to read of each consumer group and partition
+
+Tables are created in one transaction, which excludes other processes that create them.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any
+
+from eoslog._util.arguments import shown
+from eoslog.errors import ConfigError, DatabaseError
+from eoslog.sql.dialect import Dialect
+from eoslog.sql.session import DatabaseSession
+
+__all__ = ["Tables"]
+
+VERSION = "1"
+_ID, _VERSION = "database_id", "schema_version"
+_PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
+
+
+class Tables:
+    """The names of the tables, and their creation."""
+
+    def __init__(self, prefix: Any) -> None:
+        """Check the prefix of the names.
+
+        Raises:
+            ConfigError: if names with the prefix are not valid.
+        """
+        if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+            raise ConfigError(
+                "prefix: expected at most 40 letters, digits and _, not a digit first, got "
+                f"{shown(prefix)}"
+            )
+        self.prefix = prefix
+        self.meta = f"{prefix}meta"
+        self.outcome = f"{prefix}outcome"
+        self.offsets = f"{prefix}offsets"
+
+    def read_id(self, session: DatabaseSession) -> str | None:
+        """Return the id of the database; None if the tables do not exist.
+
+        Raises:
+            DatabaseError: if the tables have another version.
+        """
+        try:
+            found = session.execute(f"SELECT key, value FROM {self.meta}").rows
+        except Exception as error:
+            if not session.dialect.missing_table(error):
+                raise
+            return None
+        finally:
+            session.rollback()
+        values = {_text(key): _text(value) for key, value in found}
+        if values.get(_VERSION) != VERSION or _ID not in values:
+            raise DatabaseError(
+                f"{session.database}: the tables {self.prefix}* have schema version "
+                f"{values.get(_VERSION)}, expected {VERSION}; use the eoslog that created them, or "
+                "another prefix"
+            )
+        return values[_ID]
+
+    def create(self, session: DatabaseSession) -> None:
+        """Create the tables that do not exist, and the id of the database."""
+        session.begin()
+        try:
+            session.dialect.lock_schema(session.connection, self.prefix)
+            for statement in self._statements(session.dialect):
+                session.execute(statement)
+            add = f"INSERT INTO {self.meta} (key, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
+            session.execute(add, (_VERSION, VERSION))
+            session.execute(add, (_ID, uuid.uuid4().hex))
+            session.check_mark()
+            session.commit()
+        except BaseException:
+            session.rollback()
+            raise
+
+    def _statements(self, dialect: Dialect) -> tuple[str, ...]:
+        time = f"{dialect.timestamp} NOT NULL DEFAULT CURRENT_TIMESTAMP"
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.meta} (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+            f"CREATE TABLE IF NOT EXISTS {self.outcome} (token TEXT PRIMARY KEY, "
+            f"decision CHAR(1) NOT NULL CHECK (decision IN ('C', 'A')), at {time})",
+            f"CREATE TABLE IF NOT EXISTS {self.offsets} (consumer TEXT NOT NULL, "
+            "topic TEXT NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL, "
+            "next_offset BIGINT NOT NULL, leader_epoch INTEGER NOT NULL, "
+            f"generation INTEGER NOT NULL, updated {time}, "
+            "PRIMARY KEY (consumer, topic_id, partition))",
+        )
+
+    def holds(self) -> str:
+        """The SQL condition that the tables have an id, which is the value of its mark."""
+        return f"EXISTS (SELECT 1 FROM {self.meta} WHERE key = '{_ID}' AND value = ?)"
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

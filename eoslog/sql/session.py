@@ -1,0 +1,111 @@
+"""One connection of a `Database`, and the transaction in it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from eoslog.errors import EoslogError, IllegalState
+from eoslog.sql.dialect import Dialect, StatementResult
+
+__all__ = ["DatabaseSession"]
+
+_marks = itertools.count(1)
+
+
+class DatabaseSession:
+    """A connection with its dialect; used by one thread at a time.
+
+    Errors of the driver that a program cannot cause are raised as errors of eoslog.
+    """
+
+    def __init__(self, connection: Any, dialect: Dialect, database: str) -> None:
+        """Use a connection that `Dialect.check` has accepted."""
+        self.connection = connection
+        self.dialect = dialect
+        self.database = database
+        self.pid = os.getpid()
+        self._mark: str | None = None
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Translate errors of the driver."""
+        try:
+            yield
+        except EoslogError:
+            raise
+        except Exception as error:
+            known = self.dialect.error(error, self.database)
+            if known is None:
+                raise
+            raise known from error
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> StatementResult:
+        """Run one statement; `?` marks a value."""
+        with self.errors():
+            return self.dialect.execute(self.connection, sql, values)
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        with self.errors():
+            if not self.dialect.usable(self.connection):
+                raise IllegalState(
+                    f"{self.database}: the connection has an open transaction; the factory must "
+                    "return a new connection at each call"
+                )
+            mark = f"eoslog_{os.getpid()}_{next(_marks)}"
+            self.dialect.begin(self.connection, mark)
+            self._mark = mark
+
+    def join(self) -> None:
+        """Use a transaction that a program may have begun; begin one otherwise."""
+        if not self.dialect.in_transaction(self.connection):
+            self.begin()
+            return
+        with self.errors():
+            mark = f"eoslog_{os.getpid()}_{next(_marks)}"
+            self.dialect.join(self.connection, mark)
+            self._mark = mark
+
+    def check_mark(self) -> None:
+        """Check that the transaction of `begin` is still open.
+
+        Raises:
+            IllegalState: if the program has ended it.
+        """
+        mark, self._mark = self._mark, None
+        assert mark is not None
+        with self.errors():
+            if not self.dialect.marked(self.connection, mark):
+                raise IllegalState(
+                    f"{self.database}: the program ended the transaction with commit(), rollback() "
+                    "or `with connection:`, so its rows and the offsets are not one transaction; "
+                    "leave the end of the transaction to eoslog"
+                )
+
+    def flush(self) -> None:
+        """Send the changes that the program has made and that were not sent."""
+        with self.errors():
+            self.dialect.flush(self.connection)
+
+    def commit(self) -> None:
+        """Commit the transaction."""
+        with self.errors():
+            self.dialect.commit(self.connection)
+
+    def rollback(self) -> bool:
+        """Roll back, and return whether to keep the connection for the next transaction."""
+        self._mark = None
+        try:
+            self.dialect.rollback(self.connection)
+        except Exception:  # the connection is lost, so the database rolls back
+            return False
+        return not self.dialect.pooled and self.dialect.usable(self.connection)
+
+    def close(self) -> None:
+        """Close the connection, which rolls back."""
+        with contextlib.suppress(Exception):
+            self.connection.close()

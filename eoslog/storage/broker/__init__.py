@@ -1,0 +1,1 @@
+"""The directory of a Kafka broker: read, checked, recovered and repaired by Kafka's rules."""

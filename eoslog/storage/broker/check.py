@@ -1,0 +1,244 @@
+"""Checking directories that a broker wrote: batches by checksum, index entries by the batches.
+
+The check is less strict than that of eoslog's own files (`storage/check/checker.py`), because
+Kafka's versions differ. An index entry may have any offset of an append, a time index entry any
+record before the end, and zeros after entries and batches are left by an unclean stop. The check
+changes no files.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from eoslog import _core
+from eoslog.errors import ConfigError, CorruptRecord
+from eoslog.reports import CheckReport, Problem
+from eoslog.storage.broker import lock as running_broker
+from eoslog.storage.broker.directory import is_kafka_directory, read_kafka_directory
+from eoslog.storage.check.checker import missing_offline, recovery_points
+from eoslog.storage.directory.offset_jumps import gaps_to
+from eoslog.storage.format import checkpoints
+from eoslog.storage.format.legacy_messages import LegacyBatch
+from eoslog.storage.fs import files
+from eoslog.storage.segment import kept_copies, segment_files
+from eoslog.storage.segment.leader_epochs import EpochCheck
+from eoslog.storage.segment.segment import DELETED
+from eoslog.storage.segment.segment_files import SegmentFiles
+
+__all__ = ["check_kafka"]
+
+
+def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False) -> CheckReport:
+    """Check a partition directory, or all partitions in a broker's log directory.
+
+    Args:
+        path: the directory.
+        full: decode every record too.
+        read_only_anyway: check even if a broker is running; its current appends may look torn.
+
+    Raises:
+        LockTimeout: if a broker has the directory open.
+        ConfigError: if the path is neither a partition directory nor a broker's log directory.
+        StorageError: if there is no such path, or a file cannot be read.
+    """
+    if not read_only_anyway:
+        running_broker.refuse(path)
+    points = recovery_points(path)
+    if any(name.endswith(".log") for name in files.names(path)):
+        places = [path]
+    else:
+        places = [
+            os.path.join(path, name)
+            for name in files.names(path)
+            if os.path.isdir(os.path.join(path, name))
+            and _is_partition(os.path.join(path, name), points)
+        ]
+        if not places:
+            raise ConfigError(
+                f"{path} is not a partition directory and does not contain one; give a log "
+                "directory or a partition directory"
+            )
+    problems = [*_of_the_whole(path), *missing_offline(path)]
+    partitions = [
+        _Partition(place, full, points.get(segment_files.partition_of_path(place), 0))
+        for place in places
+    ]
+    for partition in partitions:
+        partition.run()
+    return CheckReport(
+        len(partitions),
+        sum(p.batches for p in partitions),
+        sum(p.records for p in partitions),
+        problems + [problem for p in partitions for problem in p.problems],
+        [note for p in partitions for note in p.notes],
+    )
+
+
+def _is_partition(place: str, points: Mapping[tuple[str, int], int]) -> bool:
+    """Whether a directory is a partition, by its files: other directories have such names too."""
+    key = segment_files.partition_of_path(place)
+    return key[1] >= 0 and (
+        key in points
+        or any(
+            name == checkpoints.PARTITION_METADATA
+            or segment_files.offset_of_name(name.removesuffix(DELETED)) is not None
+            for name in files.names(place)
+        )
+    )
+
+
+def _of_the_whole(path: str) -> list[Problem]:
+    """Return the contradictions between the files of a log directory."""
+    try:
+        wrong: list[CorruptRecord] = []
+        if is_kafka_directory(path):
+            wrong += read_kafka_directory([path]).wrong_ids.values()
+        else:
+            checkpoints.read_meta_properties(path)  # eoslog's own, or there is none
+    except CorruptRecord as error:
+        wrong = [error]
+    return [Problem(error.path or path, error.position or 0, str(error)) for error in wrong]
+
+
+class _Partition:
+    def __init__(self, path: str, full: bool, flushed: int) -> None:
+        self.path = path
+        self.full = full
+        self.flushed = flushed
+        self.batches = self.records = 0
+        self.problems: list[Problem] = []
+        self.notes = kept_copies.notes_of_copies(path)
+        self.epochs = EpochCheck(path)
+        key = segment_files.partition_of_path(path)
+        self.gaps_to = gaps_to(os.path.dirname(os.path.abspath(path)), key)
+
+    def _problem(self, path: str, position: int, message: str) -> None:
+        self.problems.append(Problem(path, position, message))
+
+    def run(self) -> None:
+        end = self._segments()
+        if end < self.flushed:
+            self._problem(
+                self.path, 0,
+                f"the log ends at offset {end}, but it was flushed up to offset {self.flushed}: a "
+                "file is missing or truncated",
+            )  # fmt: skip
+
+    def _segments(self) -> int:
+        """Check the files. Returns the offset at which the log ends."""
+        try:
+            segments = segment_files.list_segments(self.path)
+        except ConfigError:
+            return 0  # never written to
+        expected = segments[0].base_offset
+        for segment in segments:
+            if segment.base_offset < expected:
+                self._problem(
+                    segment.path, 0,
+                    f"segment begins at offset {segment.base_offset}, but the segment before it "
+                    f"ends at {expected}",
+                )  # fmt: skip
+            expected = max(expected, segment.base_offset)
+            expected = self._segment(segment, expected, last=segment is segments[-1])
+        for name in segment_files.list_snapshots(self.path):
+            place = os.path.join(self.path, name)
+            self._reads(place, partial(segment_files.read_snapshot, place))
+        if self.epochs.fault is not None:
+            self.problems.append(self.epochs.fault)
+        fault = checkpoints.partition_metadata_fault(self.path)
+        if fault is not None:
+            self._problem(fault.path or self.path, fault.position or 0, str(fault))
+        return max(expected, segments[-1].base_offset)
+
+    def _reads(self, path: str, read: Callable[[], object]) -> None:
+        try:
+            read()
+        except CorruptRecord as error:
+            self._problem(path, error.position or 0, str(error))
+
+    def _segment(self, segment: SegmentFiles, expected: int, *, last: bool) -> int:
+        starts: list[int] = []
+        markers: set[int] = set()
+        position: int | None = 0
+        size = len(segment.data)
+        while position is not None and position < size:
+            at = position
+            try:
+                for batch in segment.batches(at):
+                    at = batch.position
+                    self._batch(segment, batch, expected, last=last)
+                    if isinstance(batch, _core.Batch) and kept_copies.is_gap(batch):
+                        note = kept_copies.note_of_gap(self.path, segment.base_offset, batch)
+                        self.notes.append(note)
+                    expected = max(expected, batch.last_offset + 1)
+                    starts.append(at)
+                    if batch.control:
+                        markers.add(batch.last_offset)
+                    at += batch.size
+                if at == size or (last and segment.blank_from(at)):
+                    break
+                self._problem(segment.path, at, f"{size - at} bytes are not a complete batch")
+            except CorruptRecord as error:
+                self._problem(segment.path, at, str(error))
+            position = segment.next_valid(at, expected - 1)
+        self.problems += self.epochs.taken(segment.path)
+        self._indexes(segment, starts, markers, expected)
+        return expected
+
+    def _batch(
+        self, segment: SegmentFiles, batch: _core.Batch | LegacyBatch, expected: int, *, last: bool
+    ) -> None:
+        self.batches += 1
+        fault = segment_files.fault_of(batch)
+        if fault is not None:
+            self._problem(segment.path, batch.position, fault)
+            return
+        base = batch.base_offset
+        if base < expected:
+            self._problem(
+                segment.path, batch.position, f"base offset is {base}, expected {expected} or more"
+            )
+        if last and self.gaps_to is not None and base > max(expected, self.gaps_to):
+            self._problem(
+                segment.path, batch.position, f"base offset is {base}, expected {expected}"
+            )
+        self.epochs.look(batch.position, base, batch.last_offset, batch.leader_epoch)
+        count = batch.count
+        if self.full:
+            try:
+                count = len(batch.records())
+            except CorruptRecord as error:
+                self._problem(segment.path, batch.position, str(error))
+        self.records += max(count, 0)
+
+    def _indexes(
+        self, segment: SegmentFiles, starts: list[int], markers: set[int], end: int
+    ) -> None:
+        path, base = segment.beside("index"), segment.base_offset
+        if not os.path.exists(path):
+            self._problem(path, 0, "missing; a broker rebuilds it at its next start")
+        previous = base - 1
+        for number, (offset, at) in enumerate(segment_files.read_offset_index(path, base)):
+            i = bisect_right(starts, at) - 1
+            if offset <= previous or offset >= end or i < 0 or starts[i] != at:
+                self._problem(path, 8 * number, f"entry ({offset}, {at}) matches no batch")
+            previous = offset
+        path, newest = segment.beside("timeindex"), -1
+        for number, (time, offset) in enumerate(segment_files.read_time_index(path, base)):
+            if time < newest or not base <= offset < max(end, base + 1):
+                self._problem(path, 12 * number, f"entry ({time}, {offset}) matches no batch")
+            newest = time
+        path = segment.beside("txnindex")
+        try:
+            for number, entry in enumerate(segment_files.read_txn_index(path)):
+                if entry.first_offset > entry.last_offset or entry.last_offset not in markers:
+                    self._problem(
+                        path, 34 * number,
+                        f"aborted ({entry.producer_id}, {entry.first_offset}, "
+                        f"{entry.last_offset}) matches no marker",
+                    )  # fmt: skip
+        except CorruptRecord as error:
+            self._problem(path, error.position or 0, str(error))

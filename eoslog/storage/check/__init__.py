@@ -1,0 +1,1 @@
+"""Checking and repairing the partitions of a closed directory."""

@@ -1,0 +1,187 @@
+"""Removing damaged batches from a partition, so that all valid batches after them stay.
+
+A skip writes a new segment: valid batches byte for byte and, instead of each damaged stretch, an
+empty batch with its offsets, as compaction leaves them. Readers skip such batches. A lost marker is
+written again, because otherwise its transaction would merge with the producer's next one.
+
+| step | a crash after this step leaves |
+|---|---|
+| 1 copy the damaged bytes to `<base>.log.cut-<ms>`, durably | the damage, and copies |
+| 2 remove later producer snapshots and the segment's indexes | the same; recovery rebuilds them |
+| 3 write the new segment, and rename it to the old one's name | the result; recovery rebuilds the
+                                                                 indexes |
+| 4 rebuild the indexes from the batches | the result |
+
+After a crash, a second run does the remaining steps, and uses existing copies again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from itertools import groupby
+
+from eoslog import _core
+from eoslog.errors import CorruptRecord
+from eoslog.reports import Damage, TornTransaction
+from eoslog.storage.check import index_rebuild
+from eoslog.storage.check.damage import Marker, Stretch, filler
+from eoslog.storage.fs import files
+from eoslog.storage.segment import segment_files
+from eoslog.storage.segment.kept_copies import bytes_of, keep
+from eoslog.storage.segment.segment import (
+    INDEX,
+    LOG,
+    SEAL,
+    SNAPSHOT,
+    TIME_INDEX,
+    TXN_INDEX,
+    file_name,
+    offsets_in,
+)
+
+__all__ = ["Decisions", "describe", "settle_markers", "skip", "torn_by"]
+
+Decisions = Callable[[], Mapping[tuple[int, int], tuple[str, bool]]]
+"""By (producer id, epoch of the data): transactional id, and whether it was committed."""
+
+_STEP = 4 << 20
+
+
+def settle_markers(stretches: list[Stretch], decisions: Decisions) -> None:
+    """Decide whether the transactions of unreadable lost markers were committed.
+
+    The decision in `__transaction_state` is used. Without one, the transaction is aborted, so that
+    records that may be aborted never become visible.
+    """
+    for stretch in stretches:
+        for marker in stretch.markers:
+            if marker.commit is None:
+                _, marker.commit = decisions().get(_key(marker), ("", False))
+
+
+def describe(path: str, stretch: Stretch, copy: str | None = None) -> Damage:
+    """Return a stretch as an entry of a report."""
+    topic, number = segment_files.partition_of_path(path)
+    return Damage(
+        topic, number, os.path.join(path, file_name(stretch.base, LOG)), stretch.position,
+        stretch.size, stretch.first, stretch.last, stretch.before_ms, stretch.after_ms,
+        stretch.records_after, stretch.bytes_after, copy,
+    )  # fmt: skip
+
+
+def torn_by(path: str, stretch: Stretch, decisions: Decisions) -> list[TornTransaction]:
+    """Return the transactions that a stretch damages, or may damage."""
+    topic, number = segment_files.partition_of_path(path)
+
+    def torn(producer: int, epoch: int, first: int, lost: str, commit: bool | None) -> None:
+        name, decided = decisions().get((producer, epoch), (None, None))
+        commit = decided if commit is None else commit
+        outcome = None if commit is None else "commit" if commit else "abort"
+        found.append(TornTransaction(topic, number, producer, epoch, name, first, lost, outcome))
+
+    found: list[TornTransaction] = []
+    for marker in stretch.markers:
+        torn(*_key(marker), marker.first_offset, "marker", marker.commit)
+    if stretch.markers or stretch.plain:
+        return found
+    lost = stretch.producer
+    if lost is not None:
+        if lost.transactional:
+            key = lost.producer_id, lost.producer_epoch
+            torn(*key, stretch.open.get(key, stretch.first), "records", None)
+        return found
+    if stretch.header in stretch.open:
+        torn(*stretch.header, stretch.open[stretch.header], "unknown", None)
+        return found
+    for (producer, epoch), first in stretch.open.items():
+        torn(producer, epoch, first, "unknown", None)
+    if stretch.header is not None:
+        torn(*stretch.header, stretch.first, "unknown", None)
+    return found
+
+
+def _key(marker: Marker) -> tuple[int, int]:
+    return marker.producer_id, marker.producer_epoch
+
+
+def skip(path: str, stretches: list[Stretch], index_interval: int, now_ms: int) -> list[str]:
+    """Remove damaged stretches from a partition.
+
+    Args:
+        path: the partition's directory, which no process may have open.
+        stretches: all stretches, in order, from `damage.find`, after `settle_markers`.
+        index_interval: the topic's `index.interval.bytes`.
+        now_ms: wall clock time in ms.
+
+    Returns:
+        The path of each stretch's copy, "" if there is nothing to keep.
+
+    Raises:
+        CorruptRecord: if a stretch has fewer offsets than lost markers; nothing was changed.
+
+    Durability: durable on return.
+    """
+    fillers = [filler(stretch) for stretch in stretches]
+    copies = [keep(path, s.base, s.position, s.position + s.size, now_ms) or "" for s in stretches]
+    _drop_derived(path, stretches)
+    pairs = list(zip(stretches, fillers, strict=True))
+    for base, found in groupby(pairs, lambda pair: pair[0].base):
+        _write_segment(path, base, list(found))
+    _, problems = index_rebuild.rebuild(path, index_interval, first=stretches[0].base)
+    if problems:
+        raise CorruptRecord(
+            f"still damaged after the skip: {problems[0].message}", path=problems[0].path,
+            position=problems[0].position,
+        )  # fmt: skip
+    return copies
+
+
+def _drop_derived(path: str, stretches: list[Stretch]) -> None:
+    """Remove the derived files of damaged segments, and later snapshots and seals."""
+    first = stretches[0].base
+    for suffix in (SNAPSHOT, SEAL):  # both have the end offset of what they summarize
+        for offset in offsets_in(path, suffix):
+            if offset > first:
+                files.remove(os.path.join(path, file_name(offset, suffix)))
+    for base in {stretch.base for stretch in stretches}:
+        for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
+            files.remove(os.path.join(path, file_name(base, suffix)))
+    files.fsync_dir(path)
+
+
+def _write_segment(path: str, base: int, pairs: list[tuple[Stretch, bytes]]) -> None:
+    """Write a segment again without its stretches, and replace the old one."""
+    name = os.path.join(path, file_name(base, LOG))
+    temporary = f"{name}.tmp"
+    data = bytes_of(name)
+    fd = files.open_file(temporary, create=True)
+    try:
+        with files.naming(temporary):
+            _core.os_truncate(fd, 0)
+            written, position = 0, 0
+            for stretch, made in pairs:
+                written = _copy(fd, data, position, stretch.position, written)
+                if made:
+                    _core.os_pwrite(fd, made, written)
+                written += len(made)
+                position = stretch.position + stretch.size
+            _copy(fd, data, position, len(data), written)
+            _core.os_sync(fd, data_only=False)
+    finally:
+        files.close(fd)
+    files.rename(temporary, name)
+    files.fsync_dir(path)
+
+
+def _copy(fd: int, data: object, begin: int, end: int, at: int) -> int:
+    """Write [begin, end) of `data` at a byte of a file. Returns the byte after it."""
+    view = memoryview(data)  # type: ignore[arg-type]
+    try:
+        for position in range(begin, end, _STEP):
+            piece = view[position : min(position + _STEP, end)]
+            _core.os_pwrite(fd, bytes(piece), at)
+            at += len(piece)
+    finally:
+        view.release()
+    return at

@@ -1,0 +1,1 @@
+"""Log compaction: choosing the records that stay, and writing cleaned segments."""

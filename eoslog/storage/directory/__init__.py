@@ -1,0 +1,1 @@
+"""The log directory: its session, its processes, its topics' folders."""

@@ -1,0 +1,200 @@
+"""Creating, recognising and preparing a log directory.
+
+A crash during creation leaves eoslog's own files without meta.properties; the next process that
+opens the directory treats it as new. A crash during a deletion leaves `*-delete` directories, or
+partitions of a deleted topic; the process that begins the next session finishes the deletion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+
+from eoslog.config.keys import LogConfig
+from eoslog.errors import ConfigError, DiskFull, StorageError
+from eoslog.shown_paths import get_logger
+from eoslog.storage.directory import offset_checkpoints
+from eoslog.storage.directory.session import bootstrap_lock
+from eoslog.storage.format import checkpoints
+from eoslog.storage.fs import files
+from eoslog.storage.metadata.image import TopicInfo
+
+logger = get_logger("eoslog.directory")
+
+_OWN_PREFIXES = ("eoslog.", "meta.properties.tmp")
+_RENAMED = re.compile(r".+-\d+\.[0-9a-f]{32}-delete")
+
+
+def make_directory(path: str, *, create: bool, mode: int | None = None) -> None:
+    """Create the directory with these permissions, unless it exists. Raises StorageError."""
+    if not files.is_dir(path):
+        if files.exists(path) and not files.is_dir(path):  # it may have been created just now
+            raise StorageError("not a directory", 20, path)
+        if not create:
+            raise StorageError("no log to open; give create=True to create one", 2, path)
+        with files.naming(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        files.make_dir(path, mode=files.DIRECTORY_MODE if mode is None else mode)
+
+
+def is_of_a_directory(name: str) -> bool:
+    """Whether eoslog or Kafka gives this name to a file or directory next to the partitions."""
+    if name.startswith(("eoslog.", "eoslog-staging-")) or _RENAMED.fullmatch(name):
+        return True
+    known = (*offset_checkpoints.NAMES, checkpoints.META_PROPERTIES, checkpoints.CLEAN_SHUTDOWN)
+    return name.removesuffix(".tmp") in known
+
+
+def prepare_directory(
+    path: str,
+    *,
+    create: bool,
+    durability: str | None,
+    config: LogConfig | None = None,
+    mode: int | None = None,
+) -> checkpoints.MetaProperties:
+    """Read meta.properties, or write it into a new directory.
+
+    A crash in between leaves eoslog's own files without meta.properties; the next call treats the
+    directory as new. An existing directory keeps its permissions unless `mode` is given.
+    """
+    foreign = [name for name in files.names(path) if not name.startswith(_OWN_PREFIXES)]
+    properties = checkpoints.read_meta_properties(path)  # after the names: it may just be created
+    if properties is not None:
+        _check_counts(path, properties, config)
+        _check_mode(path, properties, mode)
+        return properties
+    if foreign:
+        raise StorageError(
+            "not an eoslog directory (meta.properties is missing), and not empty (it has "
+            f"{foreign[0]!r}); give an empty or a new directory",
+            path=path,
+        )
+    if not create:
+        raise StorageError("not an eoslog directory: meta.properties is missing", 2, path)
+    if mode is not None:  # before the first file, which inherits the permissions
+        _share(path, mode)
+    with bootstrap_lock(path):
+        properties = checkpoints.read_meta_properties(path)
+        if properties is None:
+            counts = config or LogConfig.of()
+            properties = checkpoints.MetaProperties.new(
+                durability or "strict",
+                counts.transaction_state_log_num_partitions,
+                counts.offsets_topic_num_partitions,
+                files.shared_mode(path) if mode is None else mode,
+            )
+            checkpoints.write_meta_properties(path, properties)
+            logger.info(
+                "%s: created a log, durability %s, mode %s",
+                path, properties.durability, properties.mode,
+            )  # fmt: skip
+        _check_mode(path, properties, mode)
+        return properties
+
+
+def _share(path: str, mode: int) -> None:
+    """Set a new log's permissions, and those of files that an interrupted creation has left."""
+    files.share(path, mode)
+    for name in files.names(path):
+        with contextlib.suppress(FileNotFoundError), files.naming(path):
+            os.chmod(os.path.join(path, name), mode & 0o666)
+
+
+def _check_mode(path: str, properties: checkpoints.MetaProperties, mode: int | None) -> None:
+    stored = int(properties.mode, 8)
+    if mode is not None and mode != stored:
+        raise ConfigError(
+            f"{path}: mode {mode:o} was requested, but the log was created with {stored:o}; leave "
+            "the mode out, or create a new log"
+        )
+    if stored & 0o077 and files.shared_mode(path) == files.DIRECTORY_MODE:
+        logger.warning(
+            "%s: created with mode %o, but the setgid bit of the directory is missing, so new "
+            "files are private; set it with chmod %s",
+            path, stored, f"2{stored:o}",
+        )  # fmt: skip
+
+
+class NotMade(DiskFull):
+    """The disk is full, and the partition's directory does not exist, because it was never used."""
+
+
+@contextlib.contextmanager
+def built_aside(target: str, suffix: str, mode: int = files.DIRECTORY_MODE) -> Iterator[str]:
+    """Build a new directory under a temporary name, and rename it when the block ends.
+
+    An error removes it. A crash leaves `target + suffix`, which the next call removes.
+
+    Raises:
+        ConfigError: if `target` exists and is not an empty directory, or the temporary name is
+        used. StorageError: if a file operation fails.
+
+    Durability: when the block ends, its content is durable under the name.
+    """
+    work = target + suffix
+    mark = "eoslog.unfinished"
+    if files.exists(target) and (not files.is_dir(target) or files.names(target)):
+        raise ConfigError(f"{target} exists and is not an empty directory; choose a new path")
+    if files.exists(work):
+        if files.names(work) and not files.exists(os.path.join(work, mark)):
+            raise ConfigError(f"{work} exists, and eoslog did not create it; move it away")
+        files.remove_tree(work)
+    files.make_dir(work, mode=mode)
+    files.write_file(os.path.join(work, mark), b"", durable=True)
+    try:
+        yield work
+        files.fsync_dir(work)
+        files.failpoint("aside.renaming")
+        with files.naming(target):
+            os.rename(work, target)
+        files.remove(os.path.join(target, mark))
+        files.fsync_dir(os.path.dirname(target))
+    except BaseException:
+        files.remove_tree(work)
+        raise
+
+
+def _check_counts(
+    path: str, properties: checkpoints.MetaProperties, config: LogConfig | None
+) -> None:
+    stored = {
+        "transaction.state.log.num.partitions": properties.transaction_partitions,
+        "offsets.topic.num.partitions": properties.offsets_partitions,
+    }
+    for key in sorted(stored.keys() & (config.given if config is not None else set())):
+        wanted = getattr(config, key.replace(".", "_"))
+        if wanted != stored[key]:
+            raise ConfigError(
+                f"{path}: {key} is {stored[key]} since the log was created, got {wanted}; leave "
+                "the key out, or create a new log"
+            )
+
+
+def remove_partition(root: str, topic: str, partition: int, topic_id: bytes) -> None:
+    """Rename and remove a partition's directory, if it still has that topic id."""
+    path = os.path.join(root, f"{topic}-{partition}")
+    if not files.is_dir(path) or checkpoints.read_partition_metadata(path) != topic_id:
+        return
+    gone = os.path.join(root, f"{topic[:200]}-{partition}.{topic_id.hex()}-delete")
+    with contextlib.suppress(FileNotFoundError):  # another process removes it
+        files.rename(path, gone)
+        files.remove_tree(gone)
+
+
+def stands(root: str, info: TopicInfo) -> bool:
+    """Whether a directory of a deleted topic still exists."""
+    paths = (os.path.join(root, f"{info.name}-{number}") for number in info.partitions)
+    return any(
+        files.is_dir(path) and checkpoints.read_partition_metadata(path) == info.topic_id
+        for path in paths
+    )
+
+
+def remove_renamed(root: str) -> None:
+    """Remove directories that were renamed for their removal before a crash."""
+    for name in files.names(root):
+        if _RENAMED.fullmatch(name):
+            files.remove_tree(os.path.join(root, name))

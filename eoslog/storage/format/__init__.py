@@ -1,0 +1,1 @@
+"""Formats on disk: primitive encodings, codecs, old messages, checkpoint files."""

@@ -1,0 +1,1 @@
+"""File calls, failpoints, file systems and open files."""

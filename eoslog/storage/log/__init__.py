@@ -1,0 +1,1 @@
+"""One open partition: appends, reads, flushes, recovery, retention."""

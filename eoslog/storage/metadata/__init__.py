@@ -1,0 +1,1 @@
+"""The metadata log: topics, partitions and producer id blocks."""

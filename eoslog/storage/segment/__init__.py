@@ -1,0 +1,1 @@
+"""Segment files by name and content, without an open partition."""

@@ -1,0 +1,133 @@
+"""Scanning the segments of a partition, from a producer snapshot on, without changing a file.
+
+A scan computes the derived files of each segment from its batches. Verified reads, rebuilt indexes
+and missing producer snapshots use it. Recovery has its own loop, because it also repairs and
+truncates (`storage/log/loader.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eoslog import _core
+from eoslog.errors import CorruptRecord
+from eoslog.storage.fs import files
+from eoslog.storage.segment.segment import LOG, file_name
+
+
+class Gap(NamedTuple):
+    """Offsets that no batch of a segment contains.
+
+    Attributes:
+        position: byte at which the batch after the gap begins.
+        begin: the first missing offset.
+        end: the base offset of the batch after the gap.
+    """
+
+    position: int
+    begin: int
+    end: int
+
+
+@dataclass(slots=True)
+class SegmentScan:
+    """The result of scanning one segment; the fold is where the scan ended.
+
+    Attributes:
+        base: base offset of the segment.
+        path: path of its log file.
+        size: bytes of that file.
+        position: the byte at which the scan ended.
+        offset: the offset at which the scan ended.
+        offset_index: content of the offset index, up to there.
+        times: content of the time index; without its last entry while the segment is active.
+        aborted: content of the abort index.
+        fault: why the scan ended before the end of the file, None if it did not.
+        gap: the last gap before that offset, None if offsets are contiguous.
+    """
+
+    base: int
+    path: str
+    size: int
+    position: int
+    offset: int
+    offset_index: bytes
+    times: bytes
+    aborted: bytes
+    fault: str | None
+    gap: Gap | None = None
+
+
+def raised_base(name: str, path: str, gap: Gap) -> CorruptRecord:
+    """Return the error for the batch after a gap that compaction did not leave.
+
+    Args:
+        name: name of the partition.
+        path: path of the segment's log file.
+        gap: the gap in that segment.
+    """
+    return CorruptRecord(
+        f"{name}: the base offset of the batch at byte {gap.position} is damaged: expected "
+        f"{gap.begin}, got {gap.end}; nothing was changed, run `eoslog repair`",
+        path=path,
+        position=gap.position,
+    )
+
+
+def scan_open_segment(
+    fold: _core.Partition, base: int, path: str, fd: int, *, verify: bool
+) -> SegmentScan:
+    """Scan one segment whose log file is open and was given to the fold.
+
+    Args:
+        fold: a fold at the end of the segment before.
+        base: base offset of the segment.
+        path: path of its log file.
+        fd: descriptor of that file.
+        verify: compare each batch with its CRC.
+    """
+    size = os.fstat(fd).st_size
+    found = fold.scan_segment(size, verify)
+    gap = None if found[6] is None else Gap(*found[6])
+    return SegmentScan(base, path, size, *found[:6], gap)
+
+
+def scan_segments(
+    fold: _core.Partition,
+    directory: str,
+    bases: Sequence[int],
+    *,
+    active: int = -1,
+    verify: bool = True,
+) -> Iterator[SegmentScan]:
+    """Scan segments one after another, up to the first fault.
+
+    Args:
+        fold: a fold loaded at the first base.
+        directory: the partition's directory.
+        bases: bases of the segments, ascending.
+        active: base of the active segment, whose time index has no last entry.
+        verify: compare each batch with its CRC.
+
+    Raises:
+        FileNotFoundError: if a segment was deleted in the meantime.
+        StorageError: if a segment cannot be read.
+    """
+    for base in bases:
+        path = os.path.join(directory, file_name(base, LOG))
+        fd = files.open_file(path, read_only=True)
+        try:
+            fold.use_segment(base, fd)
+            with files.naming(path):
+                scan = scan_open_segment(fold, base, path, fd, verify=verify)
+            if base != active:
+                scan.times += fold.final_time_entry()
+        finally:
+            fold.use_segment(base, -1)
+            files.close(fd)
+        yield scan
+        if scan.fault is not None:
+            return

@@ -1,0 +1,1 @@
+"""Reading: planning on the driver, tasks on the executors, streams."""

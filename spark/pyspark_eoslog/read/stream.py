@@ -1,0 +1,357 @@
+"""Streaming source: offsets are JSON objects of topics and partitions.
+
+The latest offset never splits a transaction. The reader runs in one long-lived process of the
+driver, which keeps the directory open. `read` runs in tasks from a pickled copy and keeps no state.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from eoslog.errors import (
+    ConfigError,
+    EoslogError,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+)
+from eoslog.model import TopicPartition
+from pyspark_eoslog.options.options import LATEST, START, Bound, Options, PartitionKey
+from pyspark_eoslog.read.batch import ReadTask, read_task
+from pyspark_eoslog.read.catalog import LogCatalog, open_log
+from pyspark_eoslog.read.limits import Offsets, limited
+from pyspark_eoslog.read.planning import pinned, resolve, subscribed_partitions, within_log
+from pyspark_eoslog.read.splitting import plan
+from pyspark_eoslog.schema import check_source_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from eoslog import Log
+
+logger = logging.getLogger(__name__)
+
+
+class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A reader of topics as an unbounded table.
+
+    Reading of new partitions begins at their earliest offset.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        """Check options and schema.
+
+        Raises:
+            ConfigError: if a user schema has a column or type that does not exist, if the options
+                set an end, or if streams cannot read the layout.
+        """
+        check_source_schema(schema)
+        if options.ending is not None:
+            raise ConfigError(
+                f"option '{options.ending.option}' has no meaning in a stream: it has no end"
+            )
+        if options.layout != "eoslog":
+            raise ConfigError(
+                f"option 'layout' = {options.layout!r} is for batch reads: a stream needs the "
+                "ends that an eoslog directory publishes"
+            )
+        self.options = options
+        self.schema = schema
+        self._initial: dict[str, Any] | None = None
+        self._refused: EoslogError | None = None  # reason why there is no start
+        self._pinned: Offsets | None = None
+        self._log: Log | None = None
+        self._reported: Offsets = {}
+        self._moved_at = -math.inf  # the first batch does not wait, as with Kafka's source
+        self._done = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks read files by path; a handle belongs to its process.
+        return {**self.__dict__, "_log": None}
+
+    def _catalog(self) -> LogCatalog:
+        if self._log is not None and self._log.outdated:
+            # A read-only view from before a writer opened the directory: it is out of date.
+            self._log.close()
+            self._log = None
+        if self._log is None:
+            self._log = open_log(self.options.path)
+            if self.options.commit_group is not None and self._log.read_only:
+                raise ConfigError(
+                    f"option 'commitGroup' = {self.options.commit_group!r} needs a writable "
+                    f"directory, and {self.options.path} is read-only"
+                )
+        return LogCatalog(self._log, self.options.isolation)
+
+    def _rest(self) -> None:
+        """Close the directory at the end of an AvailableNow run.
+
+        Spark kills this process at the end of a query. If the directory is still open then, the
+        next process that opens it must recover it. An AvailableNow run knows its end.
+        """
+        if self._done:
+            self.stop()
+
+    def stop(self) -> None:
+        """Close the directory at the end of the query."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the start of a query without a checkpoint; the first call fixes it.
+
+        Spark calls again until the first micro-batch is committed, also after a restart, and does
+        not store the result. The end of that batch stores the start under `START`. So options that
+        no longer fit raise an error only in the calls that use them.
+        """
+        if self._initial is None:
+            try:
+                self._initial = to_json(self._begin())
+            except (ConfigError, OffsetOutOfRange, UnknownTopicOrPartition) as error:
+                self._initial, self._refused = {}, error
+        return self._initial
+
+    def _begin(self) -> Offsets:
+        bound = self.options.starting or Bound("startingOffsets", word=LATEST)
+        catalog = self._catalog()
+        latest = catalog.latest(self._subscribed(catalog))
+        starts = resolve(catalog, self.options, bound, latest)
+        begin = {}
+        for key, start in starts.items():
+            end = latest[key]
+            try:
+                begin[key], _ = within_log(catalog, self.options, key, start, max(start, end), end)
+            except OffsetOutOfRange as error:
+                raise OffsetOutOfRange(f"option '{bound.option}': {error}") from None
+        return begin
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return a limit of a micro-batch, which Spark may drop (trigger once).
+
+        Spark has one limit at a time; `latestOffset` applies all limits of the options.
+        """
+        options = self.options
+        rows = options.max_records_per_trigger or options.max_offsets_per_trigger
+        if rows is not None:
+            return ReadMaxRows(rows)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Pin the end of an AvailableNow run."""
+        self._pinned = self._latest()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the next batch; `start` itself if there is nothing to read.
+
+        Raises:
+            OffsetOutOfRange: if `failOnDataLoss` is set and a partition ends before the offset that
+                the query has read, or the start of the options does not exist.
+            UnknownTopicOrPartition: if `failOnDataLoss` is set and a partition is deleted.
+            ConfigError: if the start of the options does not fit the partitions.
+        """
+        if start != self._initial:  # the first batch is committed, unless another query began it
+            self._initial = self._refused = None
+            return self._next(start, limit)
+        if self._refused is not None:
+            raise self._refused
+        return {**self._next(start, limit), START: start}
+
+    def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        seen = from_json(start)
+        # Spark requests the next batch after the one before is in its commit log.
+        self._report(seen)
+        end = self._latest() if self._pinned is None else self._pinned
+        begin = self._with_new_partitions(seen, end)
+        begin, end = self._without_lost(begin, end)
+        pending = sum(max(end[key] - begin[key], 0) for key in end)
+        if pending == 0 and end == seen:
+            self._done = self._pinned is not None
+            self._rest()
+            return start
+        if not isinstance(limit, ReadAllAvailable):
+            least = self.options.min_offsets_per_trigger
+            waited = time.monotonic() - self._moved_at
+            late = self._pinned is not None or waited >= self.options.max_trigger_delay_s
+            if least is not None and pending < least and not late:
+                return start
+            end = limited(self._catalog(), self.options, begin, end)
+        self._moved_at = time.monotonic()
+        return to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Return the end of the log, so that progress reports show the lag."""
+        latest = to_json(self._latest())
+        self._rest()
+        return latest
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the tasks of a batch; after a restart, of the interrupted batch.
+
+        Raises:
+            OffsetOutOfRange: if `failOnDataLoss` is set and retention deleted unread records.
+        """
+        stop = from_json(end)
+        catalog = self._catalog()
+        if START in end and START not in start:
+            start = end[START]
+        elif self._refused is not None and start == self._initial:
+            raise self._refused
+        begin = self._with_new_partitions(from_json(start), stop)
+        there = self._existing(catalog, stop)
+        ends = catalog.latest(sorted(there))
+        ranges = []
+        for key, last in sorted(stop.items()):
+            if key not in there:
+                self._lose(UnknownTopicOrPartition(f"{key[0]}-{key[1]} was deleted"))
+                continue
+            first = begin[key]
+            if first > last:
+                self._lose(
+                    OffsetOutOfRange(
+                        f"{key[0]}-{key[1]}: the query has read up to {first}, but its next "
+                        f"batch ends at {last}: the topic was deleted and re-created; "
+                        "set failOnDataLoss to false to read it from its start"
+                    )
+                )
+                first = catalog.earliest(*key)
+            # The plan was below that, but with other options, or before the topic was re-created.
+            latest = max(ends[key], min(last, catalog.readable(*key)))
+            first, last = within_log(catalog, self.options, key, first, last, latest)
+            ranges.append(pinned(catalog, key, first, last))
+        return [ReadTask(pieces) for pieces in plan(ranges, self.options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a task's pieces; runs in that task."""
+        if isinstance(partition, ReadTask):
+            yield from read_task(self.options, self.schema, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Commit the offsets to `commitGroup`, for tools that show lag.
+
+        Spark has finished all records below them. Spark's checkpoint remains authoritative.
+        """
+        self._report(from_json(end))
+        self._rest()
+
+    def _report(self, offsets: Offsets) -> None:
+        group = self.options.commit_group
+        if group is None or offsets == self._reported:
+            return
+        try:
+            self._catalog().log.reset_offsets(
+                group, {TopicPartition(*key): offset for key, offset in offsets.items()}
+            )
+            self._reported = offsets
+        except ConfigError:
+            raise
+        except EoslogError as error:
+            # This progress is informational, so an error in its commit must not end the query.
+            logger.warning(
+                "option 'commitGroup' = %r: progress was not committed: %s", group, error
+            )
+
+    def _latest(self) -> Offsets:
+        catalog = self._catalog()
+        return catalog.latest(self._subscribed(catalog))
+
+    def _subscribed(self, catalog: LogCatalog) -> list[PartitionKey]:
+        tolerant = not self.options.fail_on_data_loss  # a topic may have been deleted
+        return subscribed_partitions(catalog, self.options, tolerant=tolerant)
+
+    def _with_new_partitions(self, begin: Offsets, end: Offsets) -> Offsets:
+        """Add new partitions, which are read from offset 0 as by Kafka's source.
+
+        Records that were deleted before the query saw the partition count as lost data.
+        """
+        catalog = self._catalog()
+        new = self._existing(catalog, [key for key in end if key not in begin])
+        if self.options.fail_on_data_loss:
+            return begin | dict.fromkeys(new, 0)
+        return begin | {key: catalog.earliest(*key) for key in new}
+
+    def _without_lost(self, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
+        """Reduce both vectors to the existing partitions.
+
+        Ends never decrease, unless a topic was re-created and loss is accepted.
+        """
+        catalog = self._catalog()
+        there = self._existing(catalog, begin)
+        starts, stops = {}, {}
+        for key, first in begin.items():
+            name = f"{key[0]}-{key[1]}"
+            if key not in there:
+                self._lose(
+                    UnknownTopicOrPartition(
+                        f"{name} was deleted, and the query has read it up to {first}; "
+                        "set failOnDataLoss to false to continue without it"
+                    )
+                )
+                continue
+            last = end.get(key, first)
+            if last < first and catalog.end(*key) < first:
+                self._lose(
+                    OffsetOutOfRange(
+                        f"{name}: the query has read up to {first}, but the log ends at "
+                        f"{catalog.end(*key)}: the topic was deleted and re-created; "
+                        "set failOnDataLoss to false to read it from its start"
+                    )
+                )
+            elif last < first:
+                last = first
+            first = min(first, last)
+            if not self.options.fail_on_data_loss:
+                # Otherwise limits would divide deleted offsets into empty micro-batches.
+                first = max(first, min(catalog.earliest(*key), last))
+            starts[key], stops[key] = first, last
+        return starts, stops
+
+    def _existing(self, catalog: LogCatalog, keys: Iterable[PartitionKey]) -> set[PartitionKey]:
+        """Return those of the partitions that exist now."""
+        wanted, found = set(keys), set()
+        for topic in {topic for topic, _ in wanted}:
+            with suppress(UnknownTopicOrPartition):
+                found |= {(topic, partition) for partition in catalog.partitions(topic)}
+        return wanted & found
+
+    def _lose(self, error: EoslogError) -> None:
+        if self.options.fail_on_data_loss:
+            raise error
+        logger.warning("failOnDataLoss is off: %s", error)
+
+
+def to_json(offsets: Offsets) -> dict[str, Any]:
+    """Convert offsets to `{"topic": {"0": 23}}`, the form of Spark's Kafka source."""
+    result: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        result.setdefault(topic, {})[str(partition)] = offset
+    return result
+
+
+def from_json(offsets: dict[str, Any]) -> Offsets:
+    """Convert the result of `to_json` back, without the start of the stream."""
+    return {
+        (topic, int(partition)): offset
+        for topic, inner in offsets.items()
+        if topic != START
+        for partition, offset in inner.items()
+    }

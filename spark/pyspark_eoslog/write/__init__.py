@@ -1,0 +1,1 @@
+"""Writing: encoding and staging on the executors, publishing on the driver."""

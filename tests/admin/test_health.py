@@ -1,0 +1,87 @@
+"""A partition that cannot be opened is named; the others stay usable."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import eoslog
+from eoslog.errors import CorruptRecord, KafkaError, StorageError, TooManyOpenFiles
+from eoslog.model import TopicPartition
+from eoslog.storage.segment.segment import LOG, file_name
+
+BROKEN = TopicPartition("b", 1)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Three topics of two partitions with five records each, closed."""
+    with eoslog.open(tmp_path / "log") as log:
+        for topic in ("a", "b", "c"):
+            log.create_topic(topic, 2)
+        with log.producer() as producer:
+            for topic in ("a", "b", "c"):
+                for partition in (0, 1):
+                    producer.produce_many(topic, [b"x"] * 5, partition=partition)
+    return tmp_path / "log"
+
+
+def take_log(place: Path) -> None:
+    (place / "b-1" / file_name(0, LOG)).unlink()
+
+
+def take_directory(place: Path) -> None:
+    shutil.rmtree(place / "b-1")
+
+
+DAMAGES = pytest.mark.parametrize(
+    ("damage", "kind", "match"),
+    [
+        (take_log, CorruptRecord, "b-1.* a file is missing .*eoslog repair"),
+        (
+            take_directory,
+            StorageError,
+            "b-1: .* directory is missing, .* backup, or delete the top",
+        ),
+    ],
+    ids=["its file is gone", "its directory is gone"],
+)
+
+
+@DAMAGES
+def test_a_partition_that_cannot_be_opened_is_named_next_to_the_others(
+    place: Path, damage: Callable[[Path], None], kind: type[Exception], match: str
+) -> None:
+    damage(place)
+    with eoslog.open(place) as log:
+        offline = log.offline_partitions()
+        assert list(offline) == [BROKEN]
+        assert isinstance(offline[BROKEN], kind)
+        stats = log.stats()
+        assert stats["offline"] == {"b-1": str(offline[BROKEN])}
+        assert sorted(stats["partitions"]) == ["a-0", "a-1", "b-0", "c-0", "c-1"]
+        assert log.durability == "strict"
+        for call in (log.snapshot, lambda: log.backup(place.parent / "copy")):
+            with pytest.raises((KafkaError, StorageError), match=match):
+                call()
+        log.delete_topic("b")
+        assert log.offline_partitions() == {}
+        assert log.stats()["offline"] == {}
+
+
+def test_an_error_unrelated_to_a_partition_is_raised_by_the_call(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with eoslog.open(place) as log:
+        log.offline_partitions()
+
+        def partition(topic: str, number: int) -> None:
+            raise TooManyOpenFiles("none is free")
+
+        monkeypatch.setattr(log._engine, "partition", partition)
+        for call in (log.offline_partitions, log.stats):
+            with pytest.raises(TooManyOpenFiles):
+                call()

@@ -1,0 +1,249 @@
+"""Runs of an application: transactions, output, positions, guarantees."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import eoslog
+from eoslog.errors import (
+    ConfigError,
+    IllegalState,
+    SerializationError,
+    TaskFailed,
+    TaskTimeout,
+    UnknownTopicOrPartition,
+)
+
+GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")
+
+
+def values(log, topic):
+    return sorted(int(record.value) for record in log.read(topic))
+
+
+def doubler(log, name="doubler", **options):
+    """An application that writes twice each number to `doubled`."""
+    app = eoslog.App(log, name, **options)
+
+    @app.task("numbers", key="string", value="json", to="doubled")
+    def double(record, ctx):
+        return 2 * record.value
+
+    return app
+
+
+@pytest.mark.parametrize(
+    "guarantee", [*GUARANTEES, "exactly-once", "exact_once", "EXACTLY_ONCE_V2"]
+)
+def test_a_run_until_caught_up_processes_each_record(log, guarantee):
+    app = doubler(log, processing_guarantee=guarantee)
+    assert app.create_topics() == ["doubled"]
+    report = app.run(until="caught_up")
+    assert report.records == 20
+    assert report.transactions >= 1
+    assert values(log, "doubled") == [2 * number for number in range(20)]
+    assert not any(log.lag("doubler").values())
+    assert doubler(log).run(until="caught_up").records == 0
+
+
+def test_a_step_is_one_transaction(log):
+    app = doubler(log, max_records=7)
+    app.create_topics()
+    with app:
+        assert app.step() == 7
+        assert len(values(log, "doubled")) == 7
+        assert [app.step(), app.step(), app.step()] == [7, 6, 0]
+    assert values(log, "doubled") == [2 * number for number in range(20)]
+
+
+def test_an_app_opens_the_log_at_a_path(log):
+    app = doubler(log.path)
+    app.create_topics()
+    assert app.run(until="caught_up").records == 20
+    assert app.run(until="caught_up").records == 0
+
+
+def test_results_that_are_yielded_are_sent_with_the_key_of_the_record(log):
+    app = eoslog.App(log, "twice")
+
+    @app.task("numbers", value="string", to="out")
+    def twice(record, ctx):
+        yield record.value
+        yield record.value + "!"
+
+    app.create_topics()
+    app.run(until="caught_up")
+    sent = [(record.key, record.value) for record in log.read("out") if record.key == b"7"]
+    assert sent == [(b"7", b"7"), (b"7", b"7!")]
+
+
+def test_a_result_is_not_used_without_a_topic(log):
+    app = eoslog.App(log, "silent")
+
+    @app.task("numbers")
+    def silent(record, ctx):
+        return object()
+
+    assert app.run(until="caught_up").records == 20
+
+
+def test_coroutine_functions_are_tasks(log):
+    import asyncio
+
+    app = eoslog.App(log, "async")
+
+    @app.task("numbers", value="json", to="out")
+    async def later(record, ctx):
+        await asyncio.sleep(0)
+        ctx.send("out", record.value, record.key)
+        return record.value
+
+    app.create_topics()
+    app.run(until="caught_up")
+    assert values(log, "out") == sorted([*range(20), *range(20)])
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES[:2])
+def test_nothing_of_a_record_that_fails_is_sent(log, guarantee):
+    app = eoslog.App(log, "fails", guarantee)
+    fails = True
+
+    @app.task("numbers", value="json", to="out")
+    def work(record, ctx):
+        ctx.send("out", record.value, record.key)
+        if record.value == 5 and fails:
+            raise ZeroDivisionError("five")
+
+    app.create_topics()
+    with pytest.raises(TaskFailed, match="ZeroDivisionError: five; nothing") as failed:
+        app.run(until="caught_up")
+    error = failed.value
+    assert (error.app, error.task, error.topic) == ("fails", "work", "numbers")
+    assert (error.partition, error.offset) == (1, 2)
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assert 5 not in values(log, "out")
+    fails = False
+    app.run(until="caught_up")
+    assert set(values(log, "out")) == set(range(20))
+    if guarantee == "exactly_once":
+        assert values(log, "out") == list(range(20))
+
+
+def test_a_record_that_does_not_parse_names_its_place(log):
+    with log.producer() as producer:
+        producer.produce("numbers", "{", partition=1)
+    app = doubler(log)
+    app.create_topics()
+    with pytest.raises(TaskFailed, match=r"numbers-1 at offset 10.*not JSON") as failed:
+        app.run(until="caught_up")
+    assert isinstance(failed.value.__cause__, SerializationError)
+
+
+def test_output_that_the_log_rejects_fails_the_task_that_sent_it(log):
+    app = eoslog.App(log, "rejected")
+
+    @app.task("numbers", value="json")
+    def work(record, ctx):
+        ctx.send("out", record.value)
+        if record.value == 4:
+            ctx.send("nowhere", record.value)
+
+    log.create_topic("out")
+    with pytest.raises(TaskFailed, match="numbers-0 at offset 2.*'nowhere'") as failed:
+        app.run(until="caught_up")
+    assert isinstance(failed.value.__cause__, UnknownTopicOrPartition)
+    assert values(log, "out") == []
+
+
+def test_a_context_is_closed_when_its_task_has_returned(log):
+    app = eoslog.App(log, "kept")
+    kept = []
+
+    @app.task("numbers")
+    def keep(record, ctx):
+        kept.append(ctx)
+        if len(kept) == 2:
+            kept[0].send("numbers", "late")
+
+    with pytest.raises(TaskFailed) as failed:
+        app.run(until="caught_up")
+    assert isinstance(failed.value.__cause__, IllegalState)
+    with pytest.raises(IllegalState, match=r"app 'kept', task 'keep': send .* numbers-"):
+        kept[0].send("numbers", "late")
+
+
+def test_a_task_that_is_too_slow_is_rolled_back(log):
+    import time
+
+    app = eoslog.App(log, "slow")
+
+    @app.task("numbers", to="out", task_timeout=0.01)
+    def slow(record, ctx):
+        time.sleep(0.05)
+        return record.value
+
+    app.create_topics()
+    with pytest.raises(TaskTimeout, match=r"numbers-\d at offset 0 took .* task_timeout is 0.01 s"):
+        app.run()
+    assert values(log, "out") == []
+
+
+def test_stop_ends_a_run_after_its_transaction(log):
+    app = eoslog.App(log, "stopped")
+    seen = threading.Event()
+
+    @app.task("numbers", value="json", to="out")
+    def work(record, ctx):
+        seen.set()
+        return record.value
+
+    app.create_topics()
+    reports = []
+    thread = threading.Thread(target=lambda: reports.append(app.run()))
+    thread.start()
+    assert seen.wait(30)
+    with pytest.raises(IllegalState, match="runs already"):
+        app.step()
+    app.stop()
+    thread.join(30)
+    [report] = reports
+    assert report.records == len(values(log, "out")) > 0
+
+
+def test_invalid_options_are_rejected_with_the_name_of_the_task(log):
+    app = eoslog.App(log, "options")
+    for options, text in (
+        ({"on_error": "ignore"}, "on_error: expected stop, skip"),
+        ({"value": "xml"}, "value: expected a callable or one of"),
+        ({"batch": 0}, "batch: expected 1 or more"),
+        ({"batch_format": "arrow"}, "batch_format='arrow' needs batch"),
+        ({"retries": "5s"}, "retries: expected a list of delays"),
+        ({"task_timeout": 0}, "task_timeout: expected more than 0"),
+    ):
+        with pytest.raises(ConfigError, match=f"task 'work': {text}"):
+
+            @app.task("numbers", **options)
+            def work(record, ctx): ...
+
+    for name in ("", "a/b", "..", "ä", "x" * 201, 7):
+        with pytest.raises(ConfigError, match="id"):
+            eoslog.App(log, name)
+    with pytest.raises(ConfigError, match="processing_guarantee: expected exactly_once"):
+        eoslog.App(log, "a", "twice")
+    with pytest.raises(ConfigError, match="it has no task"):
+        eoslog.App(log, "a").run()
+
+
+def test_a_topic_has_one_task(log):
+    app = doubler(log)
+    with pytest.raises(ConfigError, match="topic 'numbers' has task 'double'"):
+
+        @app.task("numbers")
+        def other(record, ctx): ...
+
+
+def test_a_missing_topic_is_named_with_the_call_that_creates_it(log):
+    with pytest.raises(UnknownTopicOrPartition, match=r"'doubled' does not.*create_topics\(\)"):
+        doubler(log).run(until="caught_up")

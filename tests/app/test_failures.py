@@ -1,0 +1,336 @@
+"""Records whose task raises: retries, skips, dead letters, and stops."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+import eoslog
+from eoslog.app.dead_letters import dead_letters
+from eoslog.errors import TaskFailed
+
+SHORT = 0.02
+
+
+class Failing:
+    """An application whose task raises for some values, a number of times each."""
+
+    def __init__(self, log, fails, name="shop", **options):
+        self.calls = []
+        self.app = eoslog.App(log, name)
+        self.fails = dict(fails)
+
+        @self.app.task("numbers", key="string", value="json", to="out", **options)
+        def work(record, ctx):
+            self.calls.append((record.value, ctx.attempt))
+            if self.fails.get(record.value, 0) > 0:
+                self.fails[record.value] -= 1
+                ctx.send("out", "never", record.key)
+                raise ValueError(f"no {record.value}")
+            return record.value
+
+        self.app.create_topics()
+
+    def run(self):
+        return self.app.run(until="caught_up")
+
+
+def values(log, topic="out"):
+    return sorted(json.loads(record.value) for record in log.read(topic))
+
+
+def waiting(log, app="shop"):
+    """The keys of the retry topic that have no tombstone."""
+    found = {}
+    for record in log.read(f"{app}.retries"):
+        found[record.key] = record.value
+    return [key for key, value in found.items() if value is not None]
+
+
+def test_a_failed_record_is_tried_again_and_then_done(log):
+    app = Failing(log, {5: 2}, retries=(SHORT, SHORT), on_error="dead_letter")
+    report = app.run()
+    assert (report.retried, report.dead_letters) == (2, 0)
+    assert [call for call in app.calls if call[0] == 5] == [(5, 1), (5, 2), (5, 3)]
+    assert values(log) == list(range(20))
+    assert waiting(log) == []
+
+
+def test_a_record_that_fails_too_often_is_a_dead_letter(log):
+    app = Failing(log, {5: 99}, retries=(SHORT,), on_error="dead_letter")
+    report = app.run()
+    assert (report.retried, report.dead_letters) == (1, 1)
+    assert values(log) == [n for n in range(20) if n != 5]
+    [letter] = dead_letters(log, "shop")
+    record = letter.record
+    assert (record.key, record.value, record.headers) == (b"5", b"5", ())
+    assert (record.app, record.task, record.topic) == ("shop", "work", "numbers")
+    assert (record.partition, record.offset, record.attempts) == (1, 2, 2)
+    assert record.cause == "ValueError: no 5" and "raise ValueError" in record.traceback
+    assert waiting(log) == []
+
+
+def test_a_dead_letter_has_the_record_unchanged_and_headers_after_its_own(log):
+    own = [("eoslog.cause", b"mine"), ("x", None), ("x", b"\xff")]
+    with log.producer() as producer:
+        producer.produce("numbers", b"\xff\x00", None, headers=own, partition=0, timestamp=1234)
+    app = Failing(log, {}, on_error="dead_letter")
+    app.run()
+    [stored] = log.read("shop.dead")
+    assert (stored.key, stored.value) == (None, b"\xff\x00")
+    assert stored.headers[:3] == own
+    added = dict(stored.headers[3:])
+    assert list(added) == [
+        "eoslog.app", "eoslog.task", "eoslog.topic", "eoslog.partition", "eoslog.offset",
+        "eoslog.timestamp", "eoslog.attempts", "eoslog.cause", "eoslog.traceback",
+    ]  # fmt: skip
+    assert (added["eoslog.offset"], added["eoslog.timestamp"]) == (b"10", b"1234")
+    assert added["eoslog.cause"].startswith(b"SerializationError: numbers-0 at offset 10: json: ")
+
+
+def test_a_tombstone_is_retried_as_a_tombstone(log):
+    with log.producer() as producer:
+        producer.produce("numbers", None, "key", partition=0)
+    seen = []
+    app = eoslog.App(log, "shop")
+
+    @app.task("numbers", key="string", value="json", retries=(SHORT,))
+    def work(record, ctx):
+        if record.value is None:
+            seen.append((record.key, record.offset, ctx.attempt))
+            if ctx.attempt == 1:
+                raise ValueError("again")
+
+    app.run(until="caught_up")
+    assert seen == [("key", 10, 1), ("key", 10, 2)]
+
+
+def test_a_skipped_record_leaves_nothing(log):
+    app = Failing(log, {5: 99}, on_error="skip")
+    assert app.run().skipped == 1
+    assert values(log) == [n for n in range(20) if n != 5]
+    assert f"{app.app.id}.dead" not in log.topics()
+
+
+def test_stop_follows_the_last_retry(log):
+    app = Failing(log, {5: 99}, retries=(SHORT,))
+    with pytest.raises(TaskFailed, match="numbers-1 at offset 2 failed: ValueError: no 5"):
+        app.run()
+    assert [call for call in app.calls if call[0] == 5] == [(5, 1), (5, 2)]
+    app.fails.clear()
+    app.run()  # the record still waits
+    assert values(log) == list(range(20))
+
+
+def test_retry_without_delays_repeats_until_the_record_is_done(log, monkeypatch):
+    monkeypatch.setattr("eoslog.app.error_policy._WITHOUT_RETRIES", (SHORT,))
+    app = Failing(log, {5: 6}, on_error="retry")
+    app.run()
+    assert [attempt for value, attempt in app.calls if value == 5] == [1, 2, 3, 4, 5, 6, 7]
+    assert values(log) == list(range(20))
+
+
+def test_records_of_a_key_wait_in_order_and_other_keys_continue(log):
+    log.create_topic("orders")
+    with log.producer() as producer:
+        for number in range(6):
+            producer.produce("orders", str(number), "ab"[number % 2])
+    done = []
+    app = eoslog.App(log, "shop")
+    failing = {0}
+
+    @app.task("orders", key="string", value="json", retries=(0.15, 0.15))
+    def work(record, ctx):
+        if record.value in failing and ctx.attempt < 3:
+            raise ValueError("later")
+        done.append((record.key, record.value, ctx.attempt))
+
+    app.run(until="caught_up")
+    assert done[:3] == [("b", 1, 1), ("b", 3, 1), ("b", 5, 1)]
+    assert done[3:] == [("a", 0, 3), ("a", 2, 1), ("a", 4, 1)]
+
+
+def test_records_without_a_key_do_not_wait_for_each_other(log):
+    log.create_topic("orders")
+    with log.producer() as producer:
+        for number in range(3):
+            producer.produce("orders", str(number))
+    done = []
+    app = eoslog.App(log, "shop")
+
+    @app.task("orders", value="json", retries=(0.1,))
+    def work(record, ctx):
+        if record.value == 0 and ctx.attempt == 1:
+            raise ValueError("later")
+        done.append(record.value)
+
+    app.run(until="caught_up")
+    assert done == [1, 2, 0]
+
+
+def test_records_that_wait_are_found_by_the_next_run(log):
+    app = Failing(log, {5: 1, 6: 1}, retries=(3600,))
+    with app.app:
+        while app.app.step():
+            pass
+    assert len(waiting(log)) == 2
+    assert values(log) == [n for n in range(20) if n not in (5, 6)]
+    later = Failing(log, {})
+    with later.app:
+        later.app.step()
+        assert len(waiting(log)) == 2  # not due
+
+
+def test_a_retry_waits_while_the_run_is_idle(log):
+    app = Failing(log, {19: 1}, retries=(0.7,))
+    runs = threading.Thread(target=app.app.run)
+    runs.start()
+    deadline = time.monotonic() + 30
+    while values(log) != list(range(20)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    app.app.stop()
+    runs.join()
+    assert [call for call in app.calls if call[0] == 19] == [(19, 1), (19, 2)]
+
+
+def test_output_that_the_log_rejects_is_a_failure_of_the_record(log):
+    app = eoslog.App(log, "shop")
+
+    @app.task("numbers", value="json", on_error="dead_letter", retries=(SHORT,))
+    def work(record, ctx):
+        if record.value == 7:
+            ctx.send("missing", 1)
+        ctx.send("out", record.value)
+
+    log.create_topic("out")
+    report = app.run(until="caught_up")
+    assert (report.retried, report.dead_letters) == (1, 1)
+    assert values(log) == [n for n in range(20) if n != 7]
+    [letter] = dead_letters(log, "shop")
+    assert letter.record.cause.startswith("UnknownTopicOrPartition: ")
+
+
+def test_a_record_of_the_largest_size_can_wait_and_die(log):
+    log.create_topic("big", config={"max.message.bytes": 2_000_000})
+    with log.producer(max_request_size=3_000_000) as producer:
+        producer.produce("big", b"x" * 1_999_000, b"k")
+    app = eoslog.App(log, "shop")
+
+    @app.task("big", retries=(SHORT,), on_error="dead_letter")
+    def work(record, ctx):
+        raise ValueError("x" * 5000)
+
+    assert app.run(until="caught_up").dead_letters == 1
+    [letter] = dead_letters(log, "shop")
+    assert len(letter.record.value) == 1_999_000
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
+def test_other_guarantees_retry_and_bury_too(log, guarantee):
+    app = eoslog.App(log, "shop", guarantee)
+
+    @app.task("numbers", value="json", to="out", retries=(SHORT,), on_error="dead_letter")
+    def work(record, ctx):
+        if record.value == 3 or (record.value == 4 and ctx.attempt == 1):
+            raise ValueError("no")
+        return record.value
+
+    app.create_topics()
+    app.run(until="caught_up")
+    assert values(log) == [n for n in range(20) if n != 3]
+    assert [letter.record.offset for letter in dead_letters(log, "shop")] == [1]
+
+
+def test_a_thread_that_sends_after_its_task_changes_nothing(log):
+    raised = []
+    app = eoslog.App(log, "shop")
+
+    @app.task("numbers", value="json")
+    def work(record, ctx):
+        def late():
+            time.sleep(0.05)
+            try:
+                ctx.send("out", "late")
+            except Exception as error:
+                raised.append(str(error))
+
+        if record.value == 0:
+            threads.append(threading.Thread(target=late))
+            threads[0].start()
+
+    threads = []
+    log.create_topic("out")
+    app.run(until="caught_up")
+    threads[0].join()
+    assert "outside of its transaction" in raised[0] and "offset 0" in raised[0]
+    assert values(log) == []
+
+
+def test_a_batch_that_fails_is_tried_record_by_record(log):
+    calls = []
+    app = eoslog.App(log, "shop")
+
+    @app.task("numbers", value="json", to="out", batch=10, on_error="dead_letter")
+    def work(records, ctx):
+        calls.append(len(records))
+        if any(record.value == 5 for record in records):
+            raise ValueError("no 5")
+        for record in records:
+            ctx.send("out", record.value)
+
+    app.create_topics()
+    report = app.run(until="caught_up")
+    assert (report.dead_letters, report.skipped) == (1, 0)
+    assert values(log) == [n for n in range(20) if n != 5]
+    assert sorted(calls) == [1] * 10 + [10, 10]
+    assert waiting(log) == []
+
+
+def one_partition(log):
+    log.create_topic("orders")
+    with log.producer() as producer:
+        for number in range(20):
+            producer.produce("orders", str(number), str(number))
+
+
+def test_changes_of_tables_follow_the_attempt_that_succeeds(log):
+    one_partition(log)
+    app = eoslog.App(log, "shop")
+    totals = app.table("totals", default=int)
+
+    @app.task("orders", key="string", value="json", tables=[totals], retries=(SHORT,))
+    def work(record, ctx):
+        totals["sum"] += record.value
+        if record.value % 5 == 0 and ctx.attempt == 1:
+            raise ValueError("later")
+
+    app.create_topics()
+    assert app.run(until="caught_up").retried == 4
+    assert waiting(log) == []
+    assert dict(log.table("totals")) == {"sum": sum(range(20))}
+
+
+def test_records_wait_while_a_restored_table_is_needed_by_the_next_run(log):
+    """The next run has no new input, so only the record that waits needs the table."""
+    fails = True
+    one_partition(log)
+    app = eoslog.App(log, "shop")
+    totals = app.table("totals", default=int)
+
+    @app.task("orders", key="string", value="json", tables=[totals], retries=(0.5,))
+    def work(record, ctx):
+        totals["count"] += 1
+        if record.value == 5 and fails:
+            raise ValueError("later")
+
+    app.create_topics()
+    with app:
+        while app.step():
+            pass
+    fails = False
+    app.run(until="caught_up")
+    assert dict(log.table("totals")) == {"count": 20}

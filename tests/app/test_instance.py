@@ -1,0 +1,80 @@
+"""Numbers of workers, and applications of one id."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import eoslog
+from eoslog.errors import TopologyChanged
+
+
+def app_of(log, topic="numbers"):
+    app = eoslog.App(log, "shop")
+
+    @app.task(topic)
+    def work(record, ctx): ...
+
+    return app
+
+
+def ids(log):
+    return sorted(one.transactional_id for one in log.transactions(open_only=False))
+
+
+def test_workers_take_the_lowest_number_that_is_free(log):
+    first, second, third = (app_of(log) for _ in range(3))
+    first.step()
+    second.step()
+    assert ids(log) == ["shop-0", "shop-1"]
+    first.stop()
+    third.step()
+    assert ids(log) == ["shop-0", "shop-1"]
+    second.stop()
+    third.stop()
+
+
+def test_the_partitions_are_shared_by_the_workers(log):
+    first, second = app_of(log), app_of(log)
+    first.step()
+    for _ in range(200):
+        first.step()
+        second.step()
+        members = log.describe_group("shop").members
+        if sorted(len(member.assigned) for member in members) == [1, 1]:
+            break
+    else:
+        pytest.fail("the workers do not share the partitions")
+    first.stop()
+    second.stop()
+
+
+def test_apps_of_one_id_with_other_tasks_do_not_run_together(log):
+    log.create_topic("others")
+    first, second = app_of(log), app_of(log, "others")
+    first.step()
+    with pytest.raises(TopologyChanged, match="app 'shop': worker 0 runs with other tasks"):
+        second.step()
+    first.stop()
+    second.step()
+    second.stop()
+
+
+def test_a_forked_child_does_not_hold_the_number_of_its_parent(log):
+    first = app_of(log)
+    first.step()
+    ready, released = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(ready[1], b"1")
+        os.read(released[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    first.stop()
+    second = app_of(log)
+    second.step()
+    assert ids(log) == ["shop-0"]
+    second.stop()
+    os.write(released[1], b"1")
+    os.waitpid(pid, 0)

@@ -1,0 +1,84 @@
+"""Applications whose processes are killed or stopped."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import pytest
+
+import eoslog
+from tests.app import counting
+
+STORES = ("memory", "sqlite")
+PLACES = ("app.processed", "app.offsets", "app.applying", "app.sqlite", "app.applied")
+NO_PLACE = ("memory", "app.sqlite")
+KILLED = -signal.SIGKILL
+
+
+@pytest.fixture
+def words(path):
+    """A log with 400 words; no handle is open in this process."""
+    with eoslog.open(path, durability="os") as log:
+        counting.feed(log, 400)
+    return path
+
+
+def checked(path):
+    with eoslog.open(path) as log:
+        counting.check(log)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_row_A20_a_killed_count_has_each_word_once_and_no_repeated_change(path, store):
+    kills = 10
+    with eoslog.open(path, durability="os") as log:
+        counting.feed(log, 15_000)
+    chance = random.Random(20)
+    killed = 0
+    while killed < kills:
+        number = chance.randrange(1, 2_000)
+        pid = counting.forked(
+            lambda: counting.run_to_record(path, store, number, signal.SIGKILL, max_records=200)
+        )
+        assert counting.ended(pid) == KILLED
+        killed += 1
+    assert counting.ended(counting.forked(lambda: counting.run(path, store))) == 0
+    checked(path)
+
+
+@pytest.mark.parametrize(
+    ("store", "place"),
+    [(store, place) for store in STORES for place in PLACES if (store, place) != NO_PLACE],
+)
+def test_a_process_killed_at_a_place_leaves_the_state_of_the_position(words, store, place):
+    for nth in (1, 2):
+        pid = counting.forked(
+            lambda: counting.run_to_place(words, store, place, "kill", nth, max_records=50)
+        )
+        assert counting.ended(pid) == KILLED
+    assert counting.ended(counting.forked(lambda: counting.run(words, store, max_records=50))) == 0
+    checked(words)
+
+
+@pytest.mark.parametrize("place", ["app.processed", "app.offsets", "app.applying", "app.applied"])
+@pytest.mark.parametrize("store", STORES)
+def test_an_owner_that_was_stopped_and_replaced_sets_nothing_back(words, store, place):
+    stopped = counting.forked(
+        lambda: counting.run_to_place(words, store, place, "stop", 2, max_records=50)
+    )
+    assert counting.ended(stopped) == -signal.SIGSTOP
+    with eoslog.open(words) as log:
+        [member] = log.describe_group("counter").members
+        log._engine.groups.leave("counter", member.member_id)  # as after the session timeout
+        log.abort_transaction("counter-0")
+        counting.application(log, store, max_records=50).run(until="caught_up")
+        counting.check(log)
+    os.kill(stopped, signal.SIGCONT)
+    assert counting.ended(stopped) == 0
+    checked(words)
+    with eoslog.open(words) as log:
+        counting.feed(log, 100)
+        counting.application(log, store).run(until="caught_up")
+        counting.check(log)

@@ -1,0 +1,80 @@
+"""Notes of running records, which the next owner of a partition reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eoslog.app.running_notes import RunningNotes, task_number
+from eoslog.errors import StorageError
+
+WORK = task_number("work")
+
+
+def test_a_note_outlives_its_owner(tmp_path: Path):
+    notes = RunningNotes(str(tmp_path))
+    assert notes.claim("orders", 3) is None
+    notes.clear("orders", 3)
+    notes.begin("orders", 3, WORK, 7, 9)
+    assert notes.running() == [("orders", 3, WORK, 7)]
+    note = RunningNotes(str(tmp_path)).claim("orders", 3)
+    assert note is not None
+    assert (note.first, note.last, note.task) == (7, 9, WORK)
+    assert RunningNotes(str(tmp_path)).claim("orders", 2) is None
+
+
+def test_a_note_of_offset_0_is_a_note(tmp_path: Path):
+    notes = RunningNotes(str(tmp_path))
+    notes.claim("orders", 0)
+    notes.clear("orders", 0)
+    notes.begin("orders", 0, WORK, 0, 0)
+    assert RunningNotes(str(tmp_path)).claim("orders", 0) is not None
+
+
+def test_a_record_that_is_done_leaves_no_note(tmp_path: Path):
+    notes = RunningNotes(str(tmp_path))
+    notes.claim("orders", 0)
+    notes.clear("orders", 0)
+    notes.begin("orders", 0, WORK, 7, 7)
+    notes.end("orders", 0)
+    assert notes.running() == []
+    assert RunningNotes(str(tmp_path)).claim("orders", 0) is None
+
+
+def test_an_earlier_owner_does_not_end_the_note_of_the_next(tmp_path: Path):
+    earlier, later = RunningNotes(str(tmp_path)), RunningNotes(str(tmp_path))
+    for notes in (earlier, later):
+        notes.claim("orders", 0)
+        notes.clear("orders", 0)
+    later.begin("orders", 0, WORK, 7, 7)
+    earlier.end("orders", 0)
+    assert RunningNotes(str(tmp_path)).claim("orders", 0) is not None
+
+
+def test_a_note_of_an_earlier_boot_does_not_count(tmp_path: Path):
+    notes = RunningNotes(str(tmp_path))
+    notes.claim("orders", 0)
+    notes.clear("orders", 0)
+    notes.begin("orders", 0, WORK, 7, 7)
+    path = tmp_path / "orders.running"
+    stored = bytearray(path.read_bytes())
+    stored[32] ^= 1  # the number of the boot
+    path.write_bytes(stored)
+    assert RunningNotes(str(tmp_path)).claim("orders", 0) is None
+
+
+def test_more_partitions_extend_the_file_under_its_readers(tmp_path: Path):
+    notes, other = RunningNotes(str(tmp_path)), RunningNotes(str(tmp_path))
+    for partition in (0, 100):
+        notes.claim("orders", partition)
+        notes.clear("orders", partition)
+        notes.begin("orders", partition, WORK, partition, partition)
+    assert [other.claim("orders", n) is None for n in (0, 1, 100)] == [False, True, False]
+    notes.end("orders", 0)
+    assert RunningNotes(str(tmp_path)).claim("orders", 0) is None
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
+    with pytest.raises(StorageError, match=r"orders\.running"):
+        RunningNotes(str(tmp_path / "missing")).claim("orders", 0)

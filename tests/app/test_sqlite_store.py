@@ -1,0 +1,136 @@
+"""The SQLite files of tables, and files that do not fit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+import eoslog
+from eoslog.app.tables.sqlite import SQLiteStore
+from eoslog.storage.fs import files
+from tests.app import counting
+
+
+@pytest.fixture
+def log(path):
+    """A log whose application has counted 100 words in a table of one partition."""
+    with eoslog.open(path, durability="os") as log:
+        counting.feed(log, 100, partitions=1)
+        counting.run(log, "sqlite")
+        yield log
+
+
+def file_of(log):
+    return os.path.join(log.path, "eoslog.apps", "counter", "counts-0.sqlite")
+
+
+def rows_of(path):
+    with closing(sqlite3.connect(path)) as base:
+        return dict(base.execute("select key, value from eoslog_rows"))
+
+
+def count_more(log):
+    counting.feed(log, 50, partitions=1)
+    counting.run(log, "sqlite")
+    counting.check(log)
+    assert rows_of(file_of(log)) == dict(log.table("counts", "bytes", "bytes"))
+
+
+def restored(log, caplog):
+    return [r.args[2] for r in caplog.records if "restored" in r.getMessage()]
+
+
+def test_a_file_is_read_from_where_it_was_left(log, caplog):
+    caplog.set_level("INFO", "eoslog.app")
+    count_more(log)
+    assert restored(log, caplog) in ([], [0])
+
+
+def test_a_process_killed_before_it_applies_leaves_only_its_changes_to_read(log, caplog):
+    counting.feed(log, 200, partitions=1)
+    before = log.offsets("counts", 0).log_end
+    log.close()
+    pid = counting.forked(
+        lambda: counting.run_to_place(log.path, "sqlite", "app.applying", "kill", 1)
+    )
+    assert counting.ended(pid) < 0
+    caplog.set_level("INFO", "eoslog.app")
+    with eoslog.open(log.path) as again:
+        assert again.offsets("counts", 0).log_end > before
+        count_more(again)
+        assert restored(again, caplog) == [len(again.table("counts"))]
+
+
+@pytest.mark.parametrize("damage", ["other topic", "not a database", "missing", "other record"])
+def test_a_file_that_does_not_fit_is_filled_again_from_the_topic(log, caplog, damage):
+    path = file_of(log)
+    if damage == "other topic":
+        with closing(sqlite3.connect(path)) as base, base:
+            base.execute("update eoslog_table set topic_id = x'00'")
+            base.execute("update eoslog_rows set value = '999'")
+    elif damage == "not a database":
+        with open(path, "wb") as file:
+            file.write(b"x" * 8192)
+    elif damage == "missing":
+        os.remove(path)
+    else:
+        with closing(sqlite3.connect(path)) as base, base:
+            base.execute("update eoslog_table set last = x'00'")
+            base.execute("update eoslog_rows set value = '999'")
+    count_more(log)
+
+
+def test_a_file_that_is_ahead_of_a_restored_log_is_filled_again(log, tmp_path):
+    copy = str(tmp_path / "copy")
+    log.backup(copy)
+    counting.feed(log, 300, partitions=1)
+    counting.run(log, "sqlite")
+    shutil.copytree(os.path.join(log.path, "eoslog.apps"), os.path.join(copy, "eoslog.apps"))
+    with eoslog.open(copy) as restored:
+        count_more(restored)
+
+
+def test_a_file_whose_last_owner_was_killed_long_ago_is_filled_again(log):
+    with closing(sqlite3.connect(file_of(log))) as base, base:
+        base.execute("update eoslog_table set settled = 0, at_ms = 1000")
+        base.execute("insert into eoslog_rows values ('gone', '1')")
+    count_more(log)
+
+
+def test_a_topic_that_was_created_again_has_none_of_the_old_rows(log):
+    log.delete_topic("counts")
+    log.delete_topic("words")
+    log.delete_topic("news")
+    counting.feed(log, 30, partitions=1)
+    counting.run(log, "sqlite")
+    counting.check(log)
+    assert rows_of(file_of(log)) == dict(log.table("counts", "bytes", "bytes"))
+
+
+def test_an_owner_that_was_replaced_cannot_apply(tmp_path):
+    path, identity = str(tmp_path / "t-0.sqlite"), ("t", b"id", 0)
+    old, new = SQLiteStore(path, *identity), SQLiteStore(path, *identity)
+    assert old.apply({b"a": b"1"}, 5, b"a")
+    assert not new.apply({b"a": b"0"}, 4, b"a")
+    assert (new.applied, new.get(b"a")) == (5, b"1")
+    assert new.apply({b"a": b"2", b"b": b"3"}, 9, b"b")
+    assert not old.apply({b"a": b"9"}, 7, b"a")
+    assert (old.applied, old.get(b"a"), sorted(old), len(old)) == (9, b"2", [b"a", b"b"], 2)
+    old.close()
+    new.close()
+
+
+def test_rows_and_their_offset_are_one_transaction(tmp_path, disarmed):
+    store = SQLiteStore(str(tmp_path / "t-0.sqlite"), "t", b"id", 0)
+    assert store.apply({b"a": b"1"}, 5, b"a")
+    files.arm_failpoint("app.sqlite", "interrupt")
+    with pytest.raises(KeyboardInterrupt):
+        store.apply({b"a": b"2"}, 7, b"a")
+    assert (store.applied, store.get(b"a")) == (5, b"1")
+    assert store.apply({b"a": None}, 8, b"a")
+    assert store.get(b"a") is None
+    store.close()

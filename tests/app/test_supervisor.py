@@ -1,0 +1,172 @@
+"""An application in several processes: started, watched, started again, ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import eoslog
+from eoslog.app.dead_letters import dead_letters
+from eoslog.errors import TaskFailed, UnknownTopicOrPartition
+
+pytestmark = pytest.mark.process
+
+SCRIPT = """
+import os, signal, sys, time
+import eoslog
+
+app = eoslog.App(sys.argv[1], "shop", max_records=3)
+
+@app.task("numbers", key="string", value="json", to="out")
+def work(record, ctx):
+    if record.value == 7 and sys.argv[2] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if record.value == 7 and sys.argv[2] == "hang":
+        open(sys.argv[3], "a").write(f"{os.getpid()} ")
+        time.sleep(600)
+    return record.value
+
+until = None if sys.argv[2] in ("wait", "hang") else "caught_up"
+report = app.run(processes=2, until=until)
+print(report.records, report.dead_letters)
+"""
+
+
+def values(path: str) -> list[int]:
+    with eoslog.open(path) as log:
+        return sorted(json.loads(record.value) for record in log.read("out"))
+
+
+def started(path: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, path, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def workers(path: str) -> list[int]:
+    """The processes that have the log open, without this one."""
+    with eoslog.open(path, read_only=True) as log:
+        return [
+            process.pid
+            for process in log.processes()
+            if process.pid not in (None, os.getpid()) and not process.read_only
+        ]
+
+
+@pytest.fixture
+def path(log: eoslog.Log) -> str:
+    log.create_topic("out")
+    log.close()
+    return log.path
+
+
+def test_processes_share_the_records(path):
+    with started(path, "caught_up") as run:
+        out, told = run.communicate(timeout=120)
+    assert (run.returncode, out) == (0, "20 0\n"), told
+    assert values(path) == list(range(20))
+
+
+def test_a_process_that_a_record_kills_is_started_again(path):
+    with started(path, "kill") as run:
+        out, told = run.communicate(timeout=120)
+    assert run.returncode == 0, told
+    assert out.endswith(" 1\n")
+    assert told.count("was ended by SIGKILL; it starts again in") == 3
+    assert values(path) == [n for n in range(20) if n != 7]
+    with eoslog.open(path) as log:
+        assert [letter.record.attempts for letter in dead_letters(log, "shop")] == [3]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_processes_after_their_transactions(path, number):
+    with started(path, "wait") as run:
+        wait_for(lambda: values(path) == list(range(20)))
+        run.send_signal(number)
+        out, told = run.communicate(timeout=60)
+    assert (run.returncode, out) == (0, "20 0\n"), told
+    assert workers(path) == []
+
+
+def test_workers_end_after_their_parent_was_killed(path):
+    with started(path, "wait") as run:
+        wait_for(lambda: values(path) == list(range(20)))
+        assert len(workers(path)) == 2
+        run.kill()
+        run.communicate(timeout=60)
+    wait_for(lambda: workers(path) == [])
+
+
+def test_the_third_signal_kills_a_process_that_hangs(path, tmp_path: Path):
+    pids = tmp_path / "pids"
+    with started(path, "hang", pids) as run:
+        wait_for(pids.exists)
+        for _ in range(3):
+            run.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+        run.communicate(timeout=60)
+    assert run.returncode == 0
+    assert workers(path) == []
+    assert 7 not in values(path)
+
+
+def test_an_error_of_a_task_ends_the_run(path):
+    app = eoslog.App(path, "shop")
+
+    @app.task("numbers", value="json", to="out")
+    def work(record, ctx):
+        if record.value == 7:
+            raise ZeroDivisionError("seven")
+        return record.value
+
+    with pytest.raises(TaskFailed, match="numbers-1 at offset 3 failed: ZeroDivisionError") as told:
+        app.run(processes=2)
+    assert "In the process" in told.value.__notes__[0]
+    assert (told.value.task, told.value.offset) == ("work", 3)
+    assert 7 not in values(path)
+
+
+def test_a_missing_topic_ends_the_run(path):
+    app = eoslog.App(path, "shop")
+
+    @app.task("missing")
+    def work(record, ctx):
+        return None
+
+    with pytest.raises(UnknownTopicOrPartition, match="create_topics"):
+        app.run(processes=2, until="caught_up")
+
+
+def test_a_watcher_gets_the_status_of_each_process(path):
+    app = eoslog.App(path, "shop")
+
+    @app.task("numbers", value="json", to="out")
+    def work(record, ctx):
+        if record.value == 19:
+            time.sleep(1.5)
+        return record.value
+
+    seen = []
+    report = app.run(2, "caught_up", watch=lambda statuses: seen.append(list(statuses)))
+    assert report.records == 20
+    assert {len(statuses) for statuses in seen} == {2}
+    last = seen[-1]
+    assert [status.state for status in last] == ["ended", "ended"]
+    assert sum(status.report.records for status in last) == 20
+    doing = {status.doing for statuses in seen for status in statuses}
+    assert "work numbers-1 at offset 9" in doing
+    assert {status.lag for statuses in seen for status in statuses if status.lag} <= set(range(21))

@@ -1,0 +1,122 @@
+"""A delivery can be waited for, awaited, and reported by a callback, each once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import eoslog
+from eoslog.client.producer.delivery import Delivery
+from eoslog.errors import IllegalState
+from eoslog.model import RecordMetadata
+
+PLACE = RecordMetadata("t", 0, 7, -1)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[eoslog.Log]:
+    with eoslog.open(tmp_path / "log") as opened:
+        opened.create_topic("t")
+        yield opened
+
+
+def test_a_delivery_is_awaited(log: eoslog.Log) -> None:
+    async def work(producer: eoslog.Producer) -> list[int]:
+        sent = [producer.send("t", str(i)) for i in range(50)]
+        first = await sent[0]
+        assert first is await sent[0], "and once more, when it is known"
+        places = await asyncio.gather(*sent)
+        return [place.offset for place in places]
+
+    with log.producer() as producer:
+        assert asyncio.run(work(producer)) == list(range(50))
+
+
+def test_await_raises_the_error_of_a_failed_delivery() -> None:
+    delivery = Delivery()
+
+    async def work() -> None:
+        threading.Thread(target=delivery, args=(IllegalState("gone"), PLACE)).start()
+        await delivery
+
+    with pytest.raises(IllegalState, match="gone"):
+        asyncio.run(work())
+
+
+def test_a_cancelled_await_does_not_affect_other_waiters() -> None:
+    delivery = Delivery()
+    said: list[object] = []
+
+    async def work() -> RecordMetadata:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        given_up = asyncio.ensure_future(delivery)
+        waiting = asyncio.ensure_future(delivery)
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        assert given_up.cancelled()
+        delivery(None, PLACE)
+        return await waiting
+
+    assert asyncio.run(work()) == PLACE
+    assert not said
+
+
+def test_a_closed_event_loop_does_not_stop_the_sender() -> None:
+    delivery = Delivery()
+
+    async def work() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(delivery, 0)
+        asyncio.ensure_future(delivery)
+        await asyncio.sleep(0)
+
+    asyncio.run(work())
+    delivery(None, PLACE)
+    assert delivery.result(0) == PLACE
+
+
+def test_every_waiting_thread_receives_the_result_of_a_delivery() -> None:
+    for _ in range(200):
+        delivery = Delivery()
+        called: list[object] = []
+        begin = threading.Barrier(5)
+
+        def wait(delivery: Delivery = delivery, called: list[object] = called) -> None:
+            begin.wait(20)  # noqa: B023
+            called.append(delivery.result(20))
+
+        threads = [threading.Thread(target=wait) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        begin.wait(20)
+        delivery(None, PLACE)
+        for thread in threads:
+            thread.join(20)
+        assert sorted(map(str, called)) == sorted(map(str, [PLACE] * 4))
+
+
+def test_repr_shows_the_state_of_deliveries_and_transactions(log: eoslog.Log) -> None:
+    delivery = Delivery()
+    assert repr(delivery) == "<Delivery, pending>"
+    delivery(None, PLACE)
+    assert repr(delivery) == "<Delivery, t-0 at offset 7>"
+    failed = Delivery()
+    failed(IllegalState("gone"), PLACE)
+    assert repr(failed) == "<Delivery, IllegalState: gone>"
+    with log.producer(transactional_id="a") as producer:
+        producer.init_transactions()
+        with producer.transaction() as tx:
+            assert repr(tx) == "<Transaction of 'a', open>"
+        assert repr(tx) == "<Transaction of 'a', committed>"
+        with producer.transaction() as tx:
+            tx.abort()
+            assert repr(tx) == "<Transaction of 'a', aborted>"
+        with pytest.raises(ZeroDivisionError), producer.transaction() as tx:
+            raise ZeroDivisionError
+        assert repr(tx) == "<Transaction of 'a', aborted>"
+        assert repr(producer.transaction()) == "<Transaction of 'a', not begun>"

@@ -1,0 +1,114 @@
+"""Which partitions a transaction writes to: listed first; topics may go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eoslog.client.producer.batch_dispatch import BatchDispatch
+from eoslog.client.producer.producer import Producer
+from eoslog.errors import InvalidProducerEpoch, LockTimeout, ProducerFenced, TransactionAbortable
+from eoslog.log import Log
+from eoslog.model import TopicPartition
+from tests.client.helpers import visible
+
+
+def test_a_partition_whose_registration_fails_gets_no_record(
+    log: Log, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise InvalidProducerEpoch("newer")
+
+    monkeypatch.setattr(log._engine.transactions, "add_partitions_to_txn", refuse)
+    producer.begin_transaction()
+    producer.produce("b", b"v")
+    with pytest.raises(ProducerFenced):
+        producer.commit_transaction()
+    assert log._engine.partition("b", 0).log_end == 0
+
+
+def test_a_failed_registration_is_retried_before_the_partition_is_written(
+    log: Log, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer.begin_transaction()
+    producer.produce("a", b"0", partition=0)
+    producer.flush()
+    listing = log._engine.transactions.add_partitions_to_txn
+    answers: list[Any] = [LockTimeout("the coordinator's log is busy")]
+
+    def once_busy(*arguments: Any) -> Any:
+        if answers:
+            raise answers.pop()
+        return listing(*arguments)
+
+    monkeypatch.setattr(log._engine.transactions, "add_partitions_to_txn", once_busy)
+    producer.produce("a", b"1", partition=1)
+    producer.flush()
+    assert set(log.transactions()[0].partitions) == {TopicPartition("a", 0), TopicPartition("a", 1)}
+    producer.commit_transaction()
+    assert visible(log, "a", 0) + visible(log, "a", 1) == [b"0", b"1"]
+
+
+def test_a_topic_deleted_during_registration_leaves_the_others_registered(
+    log: Log,
+) -> None:
+    with log.producer(transactional_id="x", linger_ms=60_000) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for topic in ("a", "b", "one"):
+            producer.produce(topic, b"v", partition=0)
+        log.delete_topic("one")
+        with pytest.raises(TransactionAbortable):
+            producer.commit_transaction()
+        assert set(log.transactions()[0].partitions) == {
+            TopicPartition("a", 0),
+            TopicPartition("b", 0),
+        }
+        producer.abort_transaction()
+    for topic in ("a", "b"):
+        part = log._engine.partition(topic, 0)
+        assert part.stable_end == part.log_end == 2
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "made again"])
+def test_commit_succeeds_after_a_written_topic_was_deleted(
+    log: Log, producer: Producer, again: bool
+) -> None:
+    with producer.transaction() as tx:
+        for topic in ("a", "b"):
+            tx.produce(topic, b"v", partition=0)
+        producer.flush()
+        log.delete_topic("b")
+        if again:
+            log.create_topic("b", 1)
+        producer.flush()
+    assert visible(log, "a") == [b"v"]
+    if again:
+        assert log._engine.partition("b", 0).log_end == 0
+
+
+def test_a_batch_resent_to_a_re_created_topic_is_its_first(
+    log: Log, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conditions: list[Any] = []
+
+    def lost_with_the_topic(sender: BatchDispatch) -> bool:
+        monkeypatch.undo()
+        log.delete_topic("b")
+        log.create_topic("b", 1)
+        new = log._engine.partition("b", 0)
+        append = new.append
+
+        def noted(*arguments: Any, **keywords: Any) -> Any:
+            conditions.append(keywords.get("expect"))
+            return append(*arguments, **keywords)
+
+        monkeypatch.setattr(new, "append", noted)
+        return True
+
+    monkeypatch.setattr(BatchDispatch, "_ack_is_lost", lost_with_the_topic)
+    with producer.transaction() as tx:
+        tx.produce("b", b"v")
+    assert conditions[0]
+    assert visible(log) == [b"v"]

@@ -1,0 +1,1 @@
+"""Programs on a log and a database, with Kafka and eoslog, under kills."""

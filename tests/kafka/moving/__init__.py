@@ -1,0 +1,1 @@
+"""Export to and import from a real cluster."""

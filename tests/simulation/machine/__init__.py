@@ -1,0 +1,1 @@
+"""The simulated machine: processes, clocks, a disk, and the seam to eoslog."""

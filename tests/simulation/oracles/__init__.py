@@ -1,0 +1,1 @@
+"""The oracles: the model, the promises, and the checks of a directory."""

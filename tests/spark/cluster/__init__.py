@@ -1,0 +1,1 @@
+"""A standalone cluster on two addresses, and the job for it."""

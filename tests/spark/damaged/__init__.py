@@ -1,0 +1,1 @@
+"""Damaged files under Spark's readers: `python -m tests.spark.damaged`."""

@@ -1,0 +1,1 @@
+"""Batch reads: planning on the driver, tasks on the executors."""

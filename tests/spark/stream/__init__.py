@@ -1,0 +1,1 @@
+"""Streams: where they begin, and micro-batches that run again."""

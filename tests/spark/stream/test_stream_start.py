@@ -1,0 +1,216 @@
+"""The start of a stream is decided once.
+
+Spark asks for it until its first micro-batch is committed.
+"""
+
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("pyspark")
+from pyspark_eoslog.options.options import START
+
+from eoslog import TopicPartition
+from eoslog.errors import ConfigError, OffsetOutOfRange
+from tests.spark.helpers import produce, values
+from tests.spark.stream.test_stream import run, sink, source, start
+
+
+def feed(log, topic, first, end):
+    produce(log, topic, [(b"%d" % n, None, 0, None) for n in range(first, end)])
+
+
+def numbers(log):
+    return sorted(int(value) for value in values(log, "out"))
+
+
+def rows(reader, first, end):
+    tasks = reader.partitions(first, end)
+    batches = (batch for task in tasks for batch in reader.read(task))
+    return [int(value) for batch in batches for value in batch.column(1).to_pylist()]
+
+
+@pytest.fixture
+def topic(log):
+    log.create_topic("t")
+    feed(log, "t", 0, 10)
+    return log
+
+
+@pytest.fixture
+def topics(log):
+    log.create_topic("in")
+    feed(log, "in", 0, 100)
+    return log
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_first_batch_starts_where_it_was_first_planned(topic, made, restarted):
+    reader = made(startingOffsets="latest")
+    begin = reader.initialOffset()
+    feed(topic, "t", 10, 15)
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    feed(topic, "t", 15, 40)
+    reader = made(startingOffsets="latest") if restarted else reader
+    assert rows(reader, reader.initialOffset(), end) == list(range(10, 15))
+    after = reader.latestOffset(end, reader.getDefaultReadLimit())
+    assert rows(reader, end, after) == list(range(15, 40))
+    assert START in end and START not in after, "the first batch alone says it"
+
+
+def test_an_empty_range_does_not_count_as_the_first_batch(topic, made):
+    reader = made()
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    assert rows(reader, end, end) == []
+
+
+def test_a_pattern_whose_topics_were_all_deleted_does_not_restart(topic, made):
+    given = {"startingOffsets": '{"t": {"0": 4}}', "failOnDataLoss": "false"}
+    reader = made(**given)
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    topic.create_partitions("t", 2)  # so that the options fit no more
+    again = made(**given)
+    assert rows(again, again.initialOffset(), end) == [4, 5, 6, 7, 8, 9]
+    topic.delete_topic("t")
+    gone = again.latestOffset(end, again.getDefaultReadLimit())
+    assert again.latestOffset(gone, again.getDefaultReadLimit()) == gone == {}
+
+
+def test_a_first_batch_without_rows_fixes_the_start(topic, made):
+    reader = made(startingOffsets="latest")
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    feed(topic, "t", 10, 12)
+    again = made(startingOffsets="latest")
+    assert rows(again, again.initialOffset(), end) == []
+    assert rows(again, end, again.latestOffset(end, again.getDefaultReadLimit())) == [10, 11]
+
+
+def test_changed_starting_options_do_not_move_a_planned_batch(topic, made):
+    reader = made(startingOffsets='{"t": {"0": 4}}')
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    other = made(startingOffsets="latest")
+    assert rows(other, other.initialOffset(), end) == [4, 5, 6, 7, 8, 9]
+
+
+def test_retention_within_a_planned_first_batch_is_data_loss(topic, made):
+    reader = made()
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    topic.delete_records({TopicPartition("t", 0): 6})
+    with pytest.raises(
+        OffsetOutOfRange, match="start offset 0 was deleted by retention, and the log starts at 6"
+    ):
+        rows(made(), made().initialOffset(), end)
+    accepting = made(failOnDataLoss="false")
+    assert rows(accepting, accepting.initialOffset(), end) == [6, 7, 8, 9]
+
+
+def test_a_batch_that_ends_before_it_begins_is_data_loss(topic, made):
+    begin, end = {"t": {"0": 9}}, {"t": {"0": 3}}
+    with pytest.raises(OffsetOutOfRange, match="deleted and re-created"):
+        rows(made(), begin, end)
+    assert rows(made(failOnDataLoss="false"), begin, end) == [0, 1, 2]
+
+
+def test_an_unavailable_start_is_reported_with_its_option(topic, made):
+    reader = made(startingOffsets='{"t": {"0": 99}}')
+    with pytest.raises(OffsetOutOfRange, match="option 'startingOffsets': t-0: offset 99 is"):
+        reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    with pytest.raises(OffsetOutOfRange, match="option 'startingOffsets'"):
+        reader.partitions(reader.initialOffset(), {"t": {"0": 10}})
+
+
+def test_outdated_options_do_not_stop_a_planned_batch(topic, made):
+    given = {"startingOffsets": '{"t": {"0": 4}}'}
+    reader = made(**given)
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    topic.create_partitions("t", 2)  # and the options name one of them
+    again = made(**given)
+    assert rows(again, again.initialOffset(), end) == [4, 5, 6, 7, 8, 9]
+    produce(topic, "t", [(b"10", None, 1, None)])
+    assert rows(again, end, again.latestOffset(end, again.getDefaultReadLimit())) == [10]
+    new = made(**given)
+    with pytest.raises(ConfigError, match="must name exactly the partitions .* missing: t-1"):
+        new.latestOffset(new.initialOffset(), new.getDefaultReadLimit())
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_a_repeated_batch_shows_no_record_of_an_open_transaction(topic, made, loss):
+    with topic.producer({"transactional.id": "open"}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for n in range(5):
+            producer.produce("t", b"%d" % n, partition=0)
+        producer.flush()
+        other = made(isolationLevel="read_uncommitted", startingOffsets='{"t": {"0": 7}}')
+        end = other.latestOffset(other.initialOffset(), other.getDefaultReadLimit())
+        reader = made(failOnDataLoss=loss)
+        if loss == "true":
+            with pytest.raises(OffsetOutOfRange, match="beyond .* the end for read_committed"):
+                rows(reader, reader.initialOffset(), end)
+        else:
+            assert rows(reader, reader.initialOffset(), end) == [7, 8, 9]
+        producer.abort_transaction()
+
+
+def test_the_end_of_a_first_batch_can_be_copied_into_the_options(topic, made):
+    text = '{"@start": {"t": {"0": 2}}, "t": {"0": 7}}'
+    assert made(startingOffsets=text).initialOffset() == {"t": {"0": 7}}
+
+
+def test_a_query_killed_in_its_first_batch_restarts_at_the_same_offset(spark, topics, tmp_path):
+    # The sink's topic is not there yet: nothing of the batch is committed.
+    with pytest.raises(Exception, match="'out'"):
+        run(spark, topics, tmp_path / "c", startingOffsets="latest")
+    feed(topics, "in", 100, 107)
+    topics.create_topic("out")
+    run(spark, topics, tmp_path / "c", startingOffsets="latest")
+    assert numbers(topics) == list(range(100, 107))
+
+
+def test_a_stream_from_latest_returns_no_earlier_record(spark, topics, tmp_path):
+    topics.create_topic("out")
+    done = threading.Event()
+
+    def grow():
+        number = 100
+        while not done.is_set():
+            feed(topics, "in", number, number + 1)
+            number += 1
+
+    writer = threading.Thread(target=grow)
+    writer.start()
+    try:
+        frame = source(spark, topics, startingOffsets="latest").load().select("value")
+        query = sink(frame, topics, tmp_path / "c").start()
+        deadline = time.monotonic() + 120
+        while not numbers(topics):
+            assert query.isActive and time.monotonic() < deadline, query.exception()
+    finally:
+        done.set()
+        writer.join()
+    query.processAllAvailable()
+    query.stop()
+    found = numbers(topics)
+    assert found[0] >= 100 and found == list(range(found[0], len(values(topics, "in"))))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingOffsets": '{"in": {"0": -1}}'}, [10, 11]),
+        ({"startingOffsets": '{"in": {"0": 7}}'}, [7, 8, 9, 10, 11]),
+        ({"startingTimestamp": "0"}, list(range(12))),
+        ({"startingOffsetsByTimestamp": '{"in": {"0": 0}}'}, list(range(12))),
+        ({"startingTimestamp": "99999999999999",
+          "startingOffsetsByTimestampStrategy": "latest"}, [10, 11]),
+    ],
+)  # fmt: skip
+def test_a_stream_starts_by_partition_or_timestamp(spark, log, tmp_path, options, expected):
+    for name in ("in", "out"):
+        log.create_topic(name)
+    feed(log, "in", 0, 10)
+    start(spark, log, tmp_path / "c", **options).awaitTermination(60)
+    feed(log, "in", 10, 12)
+    run(spark, log, tmp_path / "c", **options)
+    assert numbers(log) == expected

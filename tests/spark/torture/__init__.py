@@ -1,0 +1,1 @@
+"""Kills inside running jobs: `python -m tests.spark.torture`."""

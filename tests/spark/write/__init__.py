@@ -1,0 +1,1 @@
+"""Batch writes: staging on the executors, publishing on the driver."""

@@ -1,0 +1,47 @@
+"""A server per run, and a database of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import eoslog
+from tests.sql.databases import KINDS, Place
+from tests.sql.server import Server, missing
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A running server; the tests that need it are skipped where none can be had."""
+    if (why := missing()) is not None:
+        pytest.skip(why)
+    server = Server()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """An empty database."""
+    if request.param.startswith(("engine", "session")):
+        pytest.importorskip("sqlalchemy")
+    if request.param.endswith("postgresql"):
+        server = request.getfixturevalue("server")
+        return Place(request.param, server.schema("lock_timeout=300ms"))
+    return Place(request.param, str(tmp_path / "base.sqlite"), timeout=0.3)
+
+
+@pytest.fixture
+def log(path: str) -> Iterator[eoslog.Log]:
+    """A log with a topic of two partitions and six records in each."""
+    with eoslog.open(path) as log:
+        log.create_topic("orders", partitions=2)
+        with log.producer() as producer:
+            for number in range(12):
+                producer.produce("orders", f"{number}", partition=number % 2)
+        yield log

@@ -1,0 +1,118 @@
+"""The database of a test, and connections that act before a statement."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+SQLITE = ["delete", "truncate", "persist", "wal"]
+"""SQLite by its journal mode."""
+KINDS = [*SQLITE, "postgresql", "engine", "session", "engine-postgresql"]
+"""SQLite, PostgreSQL, and both over SQLAlchemy."""
+
+
+class Place(NamedTuple):
+    """A database, as a test and its child processes name it."""
+
+    kind: str
+    where: str
+    timeout: float = 5.0
+    """How long SQLite waits for a lock, in seconds."""
+
+    def connect(self) -> Any:
+        if self.over_sqlalchemy:
+            return self._over(self._driver_connection)()
+        return self._driver_connection()
+
+    @property
+    def over_sqlalchemy(self) -> bool:
+        return self.kind.startswith(("engine", "session"))
+
+    @property
+    def postgresql(self) -> bool:
+        return self.kind.endswith("postgresql")
+
+    @property
+    def journal_mode(self) -> str:
+        return "wal" if self.over_sqlalchemy else self.kind
+
+    def _driver_connection(self) -> Any:
+        if self.postgresql:
+            import psycopg
+
+            return psycopg.connect(self.where)
+        connection = sqlite3.connect(self.where, timeout=self.timeout)
+        connection.execute(f"pragma journal_mode={self.journal_mode}")
+        return connection
+
+    def _over(self, creator: Callable[[], Any]) -> Callable[[], Any]:
+        """A factory of SQLAlchemy's connections or sessions."""
+        from tests.sql.over_sqlalchemy import engine_of, sessions_of
+
+        engine = engine_of(self.kind, self.where, creator)
+        return sessions_of(engine) if self.kind == "session" else engine.connect
+
+    def at_statement(self, number: int, act: Callable[[], None]) -> Callable[[], Any]:
+        """A factory whose connections call `act` before their statement of this number."""
+        steps = iter(range(1, number + 1))
+
+        def step() -> None:
+            if next(steps, None) == number:
+                act()
+
+        connect = self._postgresql(step) if self.postgresql else lambda: self._sqlite(step)
+        return self._over(connect) if self.over_sqlalchemy else connect
+
+    def _postgresql(self, step: Callable[[], None]) -> Callable[[], Any]:
+        import psycopg
+
+        class Stepping(psycopg.Connection[Any]):
+            def wait(self, *args: Any, **kwargs: Any) -> Any:
+                step()
+                found = super().wait(*args, **kwargs)
+                step()
+                return found
+
+        return lambda: Stepping.connect(self.where)
+
+    def _sqlite(self, step: Callable[[], None]) -> Any:
+        class Cursor(sqlite3.Cursor):
+            def execute(self, *args: Any) -> Any:
+                step()
+                return super().execute(*args)
+
+        class Connection(sqlite3.Connection):
+            def cursor(self, factory: Any = Cursor) -> Any:
+                return super().cursor(factory)
+
+            def commit(self) -> None:
+                step()
+                super().commit()
+                step()
+
+        connection = sqlite3.connect(self.where, timeout=self.timeout, factory=Connection)
+        sqlite3.Connection.execute(connection, f"pragma journal_mode={self.journal_mode}")
+        return connection
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        connection = self._driver_connection()
+        try:
+            return connection.execute(sql).fetchall()
+        finally:
+            connection.close()
+
+    def run(self, *statements: str) -> None:
+        connection = self._driver_connection()
+        try:
+            for statement in statements:
+                connection.execute(statement)
+            connection.commit()
+        finally:
+            connection.close()
+
+
+def end_here(number: int) -> Callable[[], None]:
+    """Send a signal to this process."""
+    return lambda: os.kill(os.getpid(), number)

@@ -1,0 +1,197 @@
+"""Rows that cannot become records, and tables that do not fit."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import eoslog
+from eoslog.errors import (
+    ConfigError,
+    InvalidTopic,
+    OutboxRowRejected,
+    RecordTooLarge,
+    SerializationError,
+    UnknownTopicOrPartition,
+)
+from eoslog.sql import Database, OutboxRelay
+
+ROWS: list[tuple[str, type[BaseException]]] = [
+    ("topic, value) values ('unknown', 'x'", UnknownTopicOrPartition),
+    ("topic, value) values ('__positions', 'x'", InvalidTopic),
+    ("topic, value, partition) values ('out', 'x', 7", UnknownTopicOrPartition),
+    ("topic, value) values ('out', 'BIG'", RecordTooLarge),
+    ("topic, value, headers) values ('out', 'x', '[1]'", SerializationError),
+    ("topic, value, headers) values ('out', 'x', '{\"a\": 1}'", SerializationError),
+    ("topic, value) values ('compacted', 'x'", eoslog.errors.InvalidRecord),
+]
+
+
+def insert(place: Any, *tails: str) -> None:
+    place.run(*(f"insert into outbox ({tail.replace('BIG', 'x' * 2_000_000)})" for tail in tails))
+
+
+GOOD = ["topic, value) values ('out', '1'", "topic, value) values ('out', '2'"]
+
+
+def values(log: eoslog.Log) -> list[str]:
+    return [record.value.decode() for record in log.read("out")]
+
+
+@pytest.fixture
+def topics(log: eoslog.Log) -> eoslog.Log:
+    log.create_topic("compacted", config={"cleanup.policy": "compact"})
+    return log
+
+
+@pytest.mark.parametrize(("row", "cause"), ROWS)
+def test_a_rejected_row_stops_the_relay_and_stays(place, topics, relay, row, cause):
+    insert(place, GOOD[0], row, GOOD[1])
+    with pytest.raises(OutboxRowRejected, match="table outbox, row 2: ") as caught:
+        relay.run("caught_up")
+    assert caught.value.row_id == 2
+    assert isinstance(caught.value.__cause__, cause)
+    assert pickle.loads(pickle.dumps(caught.value)).row_id == 2
+    assert values(topics) == ["1"]
+    assert place.rows("select id from outbox order by id") == [(2,), (3,)]
+    place.run("delete from outbox where id = 2")
+    assert relay.run("caught_up") == 1
+    assert values(topics) == ["1", "2"]
+
+
+@pytest.mark.parametrize(("row", "cause"), ROWS)
+def test_a_rejected_row_is_set_aside_and_the_others_are_published(
+    place, topics, database, row, cause
+):
+    with OutboxRelay(database, topics, name="shop", on_error="set_aside") as relay:
+        relay.create()
+        insert(place, GOOD[0], row, GOOD[1])
+        assert relay.run("caught_up") == 2
+        assert relay.status()[:2] == (0, 1)
+    assert values(topics) == ["1", "2"]
+    [(number, error)] = place.rows("select id, set_aside_error from outbox_set_aside")
+    assert number == 2
+    assert error.startswith("table outbox, row 2: ")
+
+
+def test_a_row_without_an_id_always_stops_the_relay(place, log, database):
+    place.run("create table loose (id integer, topic text, value text)")
+    place.run("insert into loose values (null, 'out', 'x')")
+    with OutboxRelay(
+        database, log, name="loose", table="loose", on_error="set_aside"
+    ) as relay, pytest.raises(OutboxRowRejected, match="row None: the id is NULL"):  # fmt: skip
+        relay.step()
+
+
+@pytest.mark.parametrize("records", [1, 2])
+def test_two_rows_of_one_id_always_stop_the_relay(place, log, database, records):
+    place.run("create table loose (id integer, topic text, value text)")
+    place.run("insert into loose values (1, 'out', 'x'), (1, 'out', 'y')")
+    with OutboxRelay(database, log, name="loose", table="loose", records=records) as relay:
+        with pytest.raises(OutboxRowRejected, match="row 1: two rows have this id"):
+            relay.step()
+    assert values(log) == []
+    assert place.rows("select count(*) from loose") == [(2,)]
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+@pytest.mark.parametrize(("kind", "left"), [("double precision", 1), ("numeric", 0)])
+def test_a_row_with_a_nan_is_rejected_or_published_once(place, log, database, kind, left):
+    """NaN differs from itself. SQLite stores NULL in its place."""
+    place.run(f"create table numbers (id integer primary key, topic text, value {kind})")
+    place.run("insert into numbers values (1, 'out', 'NaN')")
+    with OutboxRelay(
+        database, log, name="numbers", table="numbers", on_error="set_aside"
+    ) as relay:  # fmt: skip
+        relay.create()
+        assert relay.run("caught_up") == 1 - left
+        assert relay.status()[:2] == (0, left)
+    assert values(log) == ["NaN"] * (1 - left)
+
+
+def test_an_id_that_is_used_again_is_a_new_row(place, log, relay):
+    for value in ("a", "b"):
+        place.run(f"insert into outbox (id, topic, value) values (1, 'out', '{value}')")
+        assert relay.run("caught_up") == 1
+    assert values(log) == ["a", "b"]
+
+
+def test_row_N19_a_row_updated_while_it_is_published_is_published_once(
+    place, log, database, relay, monkeypatch
+):
+    """The update commits after the row was read; the record has the new content."""
+    insert(place, GOOD[0])
+    read = relay._table.read
+    updates = iter(["update outbox set value = 'new'"])
+
+    def read_then_update(session: Any, limit: int) -> Any:
+        rows = read(session, limit)
+        for update in updates:
+            place.run(update)
+        return rows
+
+    monkeypatch.setattr(relay._table, "read", read_then_update)
+    assert relay.run("caught_up") == 1
+    assert values(log) == ["new"]
+
+
+def test_times_in_the_table_do_not_change_the_order(place, log, database):
+    """The clock of the database jumps back."""
+    place.run("create table timed (id integer primary key, topic text, value text, made text)")
+    place.run(
+        "insert into timed values (1, 'out', '1', '2030-01-01')",
+        "insert into timed values (2, 'out', '2', '1999-01-01')",
+    )
+    with OutboxRelay(database, log, name="timed", table="timed") as relay:
+        assert relay.run("caught_up") == 2
+    assert values(log) == ["1", "2"]
+
+
+def test_a_table_that_does_not_exist_is_refused(log, database):
+    with OutboxRelay(database, log, name="shop") as relay:
+        with pytest.raises(ConfigError, match="table outbox: the table does not exist"):
+            relay.step()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (None, "there is no column 'topic' for the topic; it has id, value"),
+        ({"topic": "value", "key": "who"}, "there is no column 'who' for the key"),
+    ],
+)
+def test_a_table_without_the_columns_is_refused(place, log, database, columns, message):
+    place.run("create table part (id integer primary key, value text)")
+    with OutboxRelay(database, log, name="part", table="part", columns=columns) as relay:
+        with pytest.raises(ConfigError, match=message):
+            relay.step()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": ""}, "name: expected a text of 1 to 200 bytes"),
+        ({"name": 7}, "name: expected a text"),
+        ({"table": "a b"}, "table: expected TABLE or SCHEMA.TABLE, got 'a b'"),
+        ({"table": 'x"; drop'}, "table: expected TABLE"),
+        ({"columns": 7}, "columns: expected a mapping or None, got 7"),
+        ({"columns": {"body": "x"}}, "columns: expected the keys id, topic"),
+        ({"columns": {"id": None}}, "columns: id: an outbox needs this column"),
+        ({"columns": {"key": "a%s"}}, "columns: key: expected the name of a column"),
+        ({"on_error": "skip"}, 'on_error: expected "stop" or "set_aside"'),
+        ({"records": 0}, "records: expected 1 or more, got 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(log, tmp_path, arguments, message):
+    database = Database(tmp_path / "other.sqlite")
+    with pytest.raises(ConfigError, match=message):
+        OutboxRelay(database, log, **{"name": "shop", **arguments})
+
+
+def test_other_objects_than_database_and_log_are_refused(log, tmp_path):
+    with pytest.raises(ConfigError, match="database: expected an eoslog.sql.Database"):
+        OutboxRelay(log, log, name="shop")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="log: expected a Log"):
+        OutboxRelay(Database(tmp_path / "other.sqlite"), 7, name="shop")

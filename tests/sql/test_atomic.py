@@ -1,0 +1,276 @@
+"""`log.atomic`: rows, records and offsets, all or nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+import eoslog
+from eoslog.errors import (
+    ConfigError,
+    DatabaseUnavailable,
+    IllegalState,
+    PreparedTransactionPending,
+)
+from eoslog.sql import Database
+from eoslog.storage.fs import files
+
+SETTINGS = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+
+
+@pytest.fixture
+def table(place):
+    place.run("create table placed (number integer)")
+    return place
+
+
+@pytest.fixture
+def database(table):
+    with Database(table.connect) as database:
+        yield database
+
+
+@pytest.fixture
+def out(log):
+    log.create_topic("out")
+    return log
+
+
+@pytest.fixture
+def producer(out):
+    with out.producer(transactional_id="t") as producer:
+        yield producer
+
+
+def placed(table):
+    return sorted(number for (number,) in table.rows("select number from placed"))
+
+
+def visible(log):
+    return sorted(int(record.value) for record in log.read("out"))
+
+
+def place_order(tx, number):
+    tx.connection.execute(f"insert into placed values ({number})")
+    tx.produce("out", f"{number}")
+
+
+def test_row_N19_rows_and_records_commit_together(out, table, database, producer):
+    for number in range(3):
+        with out.atomic(producer, database) as tx:
+            place_order(tx, number)
+            assert visible(out) == list(range(number))
+    assert placed(table) == visible(out) == [0, 1, 2]
+
+
+def test_row_N19_an_exception_leaves_neither(out, table, database, producer):
+    with pytest.raises(ZeroDivisionError):
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 1)
+            raise ZeroDivisionError
+    assert placed(table) == visible(out) == []
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 2)
+    assert placed(table) == visible(out) == [2]
+
+
+def test_an_abort_in_the_block_leaves_neither(out, table, database, producer):
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 1)
+        tx.abort()
+    assert placed(table) == visible(out) == []
+
+
+def test_a_refused_database_commit_leaves_neither(out, table, database, producer):
+    if table.postgresql:
+        table.run("create table parent (id integer primary key)")
+        table.run(
+            "create table deferred (id integer references parent deferrable initially deferred)"
+        )
+        with pytest.raises(Exception, match="foreign key") as raised:
+            with out.atomic(producer, database) as tx:
+                place_order(tx, 1)
+                tx.connection.execute("insert into deferred values (9)")
+        assert not isinstance(raised.value, eoslog.EoslogError)
+    else:
+        with pytest.raises(IllegalState, match="the program ended the transaction"):
+            with out.atomic(producer, database) as tx:
+                place_order(tx, 1)
+                tx.connection.rollback()
+    assert placed(table) == visible(out) == []
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 2)
+    assert placed(table) == visible(out) == [2]
+
+
+def test_row_6_a_lost_answer_to_commit_is_asked_for(out, table, producer):
+    lost = []
+
+    def connect():
+        connection = table.connect()
+        return lose_answers(connection, lost) if lost else connection
+
+    with Database(connect) as database:
+        database.create()
+        database._mine.idle.clear()
+        lost.append(True)
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 1)
+        assert placed(table) == visible(out) == [1]
+
+
+def lose_answers(connection, lost):
+    """A connection whose next commit succeeds and then raises an error."""
+    kind = type(connection)
+    real = kind.commit
+
+    class Lossy(kind):
+        def commit(self):
+            real(self)
+            if lost:
+                lost.clear()
+                self.close()
+                raise eoslog.errors.DatabaseUnavailable("the connection was lost")
+
+    if kind is sqlite3.Connection:
+        where = connection.execute("pragma database_list").fetchone()[2]
+        connection.close()
+        return sqlite3.connect(where, factory=Lossy)
+    connection.__class__ = Lossy
+    return connection
+
+
+def test_offsets_of_the_group_commit_with_rows_and_records(out, table, database, producer):
+    with out.consumer("orders", **SETTINGS) as consumer:
+        for fails in (True, False):
+            try:
+                with out.atomic(producer, database) as tx:
+                    for record in consumer.consume(12):
+                        place_order(tx, int(record.value))
+                    tx.commit_offsets(consumer)
+                    if fails:
+                        raise ZeroDivisionError
+            except ZeroDivisionError:
+                assert placed(table) == visible(out) == []
+        assert consumer.consume(1, 0) == []
+    assert placed(table) == visible(out) == list(range(12))
+    assert {at.offset for at in out.committed("g").values()} == {6}
+
+
+def test_offsets_in_the_database_commit_with_rows_and_records(out, table, database, producer):
+    with out.consumer("orders", offset_store=database, **SETTINGS) as consumer:
+        for fails in (True, False):
+            try:
+                with out.atomic(producer, database) as tx:
+                    for record in consumer.consume(12):
+                        place_order(tx, int(record.value))
+                    tx.commit_offsets(consumer)
+                    if fails:
+                        raise ZeroDivisionError
+            except ZeroDivisionError:
+                assert placed(table) == visible(out) == []
+    assert placed(table) == visible(out) == list(range(12))
+    assert table.rows("select sum(next_offset) from eoslog_offsets") == [(12,)]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_connection_of_the_program_takes_part(out, table, database, producer, begun):
+    database.create()
+    connection = table.connect()
+    if begun:
+        connection.execute("insert into placed values (0)")
+    with out.atomic(producer, database, connection) as tx:
+        assert tx.connection is connection
+        place_order(tx, 1)
+    connection.close()
+    assert placed(table) == ([0, 1] if begun else [1])
+    assert visible(out) == [1]
+
+
+def test_a_connection_to_another_database_is_refused(out, table, producer, tmp_path):
+    other = sqlite3.connect(tmp_path / "other.sqlite")
+    other.execute("create table placed (number integer)")
+    Database(tmp_path / "other.sqlite").create()
+    with Database(table.connect) as database:
+        with pytest.raises(ConfigError, match="another database|dialect"):
+            with out.atomic(producer, database, other) as tx:
+                place_order(tx, 1)
+        assert visible(out) == []
+    other.close()
+
+
+def test_two_databases_of_one_name_do_not_answer_for_each_other(out, table, producer, tmp_path):
+    with Database(table.connect, name="shop") as database:
+        producer.init_transactions()
+        with producer.transaction() as tx:
+            tx.produce("out", "1")
+            producer.prepare_transaction(meta={"eoslog.database": database.id}, resolver="shop")
+        with Database(tmp_path / "other.sqlite", name="shop") as other:
+            with pytest.raises(PreparedTransactionPending, match="prepared with another database"):
+                with out.atomic(producer, other):
+                    raise AssertionError
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 2)
+    assert placed(table) == visible(out) == [2]
+
+
+def test_row_N19_an_outcome_row_stays_until_the_log_has_decided(
+    out, table, database, producer, disarmed
+):
+    # At the commit of the producer, and at the decision by the token.
+    files._armed["txn.flushed"] = ["EIO", "EIO"]
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 1)
+    assert (placed(table), visible(out)) == ([1], [])
+    database.close()  # deletes the rows that are not needed
+    with Database(table.connect) as database, out.producer(transactional_id="t") as producer:
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 2)
+    assert placed(table) == visible(out) == [1, 2]
+
+
+def test_outcome_rows_but_the_last_are_deleted_after_their_decisions(
+    out, table, database, producer
+):
+    for number in range(5):
+        with out.atomic(producer, database) as tx:
+            place_order(tx, number)
+    count = "select count(*) from eoslog_outcome"
+    assert table.rows(count) == [(5,)]
+    database.close()
+    assert table.rows(count) == [(1,)]
+
+
+def test_outcome_rows_of_a_dead_process_are_deleted(out, table, producer):
+    database = Database(table.connect)
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 1)
+    [(first,)] = table.rows("select token from eoslog_outcome")
+    del database  # as if the process had died: nothing was closed
+    with Database(table.connect) as database:
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 2)
+    [(last,)] = table.rows("select token from eoslog_outcome")
+    assert last != first
+
+
+def test_a_database_that_is_down_begins_nothing(out, producer, tmp_path):
+    pytest.importorskip("psycopg")
+    database = Database(f"host={tmp_path}")
+    with pytest.raises(DatabaseUnavailable), out.atomic(producer, database):
+        raise AssertionError
+    assert producer.transaction_state == "UNINITIALIZED"
+
+
+def test_wrong_arguments_are_refused(out, database, producer, tmp_path):
+    with out.producer() as plain:
+        with pytest.raises(ConfigError, match="the producer has no transactional.id"):
+            out.atomic(plain, database)
+    with pytest.raises(ConfigError, match="expected an eoslog.sql.Database, got"):
+        out.atomic(producer, tmp_path)
+    with pytest.raises(ConfigError, match="producer: expected a Producer"):
+        out.atomic(database, database)
+    with eoslog.open(tmp_path / "other") as other:
+        with pytest.raises(ConfigError, match="the producer writes to"):
+            other.atomic(producer, database)

@@ -1,0 +1,229 @@
+"""`Database`: how it connects, and its tables."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from eoslog import TopicPartition
+from eoslog.errors import (
+    ConfigError,
+    DatabaseError,
+    IllegalState,
+)
+from eoslog.sql import Database
+from tests.paths import ROOT
+
+SETTINGS = {"group_id": "g", "auto_offset_reset": "earliest"}
+T0 = TopicPartition("orders", 0)
+
+
+@pytest.fixture
+def base(tmp_path):
+    return str(tmp_path / "base.sqlite")
+
+
+# Connections.
+
+
+@pytest.mark.parametrize(
+    "write", [str, lambda path: path, "sqlite:////{}".format, "file:{}".format]
+)
+def test_a_database_of_sqlite_is_named_by_path_or_url(tmp_path, write):
+    path = tmp_path / "base.sqlite"
+    with Database(write(path)) as database:
+        assert len(database.id) == 32
+    assert path.exists()
+
+
+def test_a_relative_path_stays_where_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    database = Database("base.sqlite")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    database.create()
+    database.close()
+    assert (tmp_path / "base.sqlite").exists()
+
+
+def test_a_database_of_postgresql_is_named_by_a_connection_string(server):
+    with Database(server.schema()) as database:
+        assert len(database.id) == 32
+    with Database(f"postgresql:///postgres?host={server.directory}&user=eoslog") as database:
+        assert len(database.id) == 32
+
+
+@pytest.mark.parametrize(
+    ("connect", "message"),
+    [
+        ("mysql://localhost/shop", "the scheme mysql:// is not supported"),
+        ("sqlite:shop", "expected sqlite:///PATH"),
+        ("sqlite://host/shop", "expected sqlite:///PATH"),
+        ("", "expected a function that returns"),
+        (7, "expected a function that returns"),
+        (None, "expected a function that returns"),
+        ("postgresql://[", "libpq does not understand"),
+        ("host=a nonsense=b", "libpq does not understand"),
+    ],
+)
+def test_a_database_refuses_a_connection_string_that_is_not_known(connect, message):
+    if "libpq" in message:
+        pytest.importorskip("psycopg")
+    with pytest.raises(ConfigError, match=message):
+        Database(connect)
+
+
+def test_a_database_refuses_a_connection_in_place_of_a_function(base):
+    connection = sqlite3.connect(base)
+    with pytest.raises(ConfigError, match="pass a function that returns a new connection"):
+        Database(connection)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dialect": "oracle"}, 'expected "sqlite" or "postgresql", got'),
+        ({"dialect": "postgresql"}, "the connection string is one of sqlite"),
+        ({"prefix": "a b"}, "prefix: expected at most 40 letters"),
+        ({"prefix": ""}, "prefix: expected at most 40 letters"),
+        ({"prefix": "x; drop table y"}, "prefix: expected at most 40 letters"),
+        ({"name": ""}, "name: expected a text or None"),
+        ({"name": 3}, "name: expected a text or None"),
+    ],
+)
+def test_a_database_refuses_wrong_arguments(base, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        Database(base, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("connect", "message"),
+    [
+        (lambda: None, "expected the factory to return a connection"),
+        (lambda: object(), "expected the factory to return a connection"),
+    ],
+)
+def test_a_database_rejects_other_results_of_the_factory(connect, message):
+    with pytest.raises(ConfigError, match=message):
+        Database(connect).create()
+
+
+def test_a_database_refuses_a_dialect_that_the_connection_has_not(base):
+    with pytest.raises(ConfigError, match="the factory returned a connection of sqlite"):
+        Database(lambda: sqlite3.connect(base), dialect="postgresql").create()
+
+
+def test_an_error_of_the_factory_is_raised_as_it_is():
+    def connect():
+        raise LookupError("no secret")
+
+    with pytest.raises(LookupError, match="no secret"):
+        Database(connect).create()
+
+
+def test_a_closed_connection_is_refused(place):
+    def connect():
+        connection = place.connect()
+        connection.close()
+        return connection
+
+    if place.kind == "session":  # a closed session begins again
+        Database(connect).create()
+        return
+    with pytest.raises(ConfigError, match="new open connection at each call"):
+        Database(connect).create()
+
+
+def test_a_factory_must_not_return_the_same_connection_twice(place, log):
+    same = place.connect()
+    database = Database(lambda: same)
+    with log.consumer("orders", **SETTINGS) as consumer:
+        # A connection of SQLAlchemy is closed after its first use.
+        message = "the factory returned a connection that is in use|new open connection at each"
+        with pytest.raises((IllegalState, ConfigError), match=message):
+            for batch in log.sink(consumer, database):
+                _ = batch.connection
+                database.committed_offsets("g", {T0: log.topic_id("orders")})
+    same.close()
+
+
+def test_a_closed_database_is_refused(base):
+    database = Database(base)
+    database.create()
+    database.close()
+    database.close()
+    with pytest.raises(IllegalState, match="the database is closed"):
+        database.create()
+
+
+def test_a_directory_and_a_missing_folder_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is a directory; name a file in it"):
+        Database(tmp_path).create()
+    with pytest.raises(ConfigError, match="does not exist; create it"):
+        Database(tmp_path / "no" / "base.sqlite").create()
+
+
+# Tables.
+
+
+def test_racing_processes_create_the_tables_once(place, tmp_path):
+    program = (
+        "import sys, json; from eoslog.sql import Database\n"
+        "from tests.sql.databases import Place\n"
+        "place = Place(*json.loads(sys.argv[1])); sys.stdin.read()\n"
+        "print(Database(place._replace(timeout=30).connect).id)"
+    )
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, json.dumps(place)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    ids = {racer.communicate()[0] for racer in racers}
+    assert len(ids) == 1
+    assert len(ids.pop().strip()) == 32
+
+
+def test_racing_threads_create_the_tables_once(place):
+    database = Database(place._replace(timeout=30).connect)
+    with ThreadPoolExecutor(8) as threads:
+        ids = set(threads.map(lambda _: database.id, range(8)))
+    assert len(ids) == 1
+    assert {Database(place.connect).id} == ids
+
+
+def test_the_id_is_the_same_after_a_restart_and_differs_by_prefix(place):
+    first = Database(place.connect).id
+    assert Database(place.connect).id == first
+    assert Database(place.connect, prefix="other_").id != first
+
+
+def test_tables_of_another_version_are_refused(place):
+    Database(place.connect).create()
+    place.run("update eoslog_meta set value = '9' where key = 'schema_version'")
+    with pytest.raises(DatabaseError, match="have schema version 9, expected 1") as raised:
+        Database(place.connect).create()
+    assert not raised.value.retriable
+
+
+def test_an_outcome_is_a_commit_or_an_abort(place):
+    Database(place.connect).create()
+    place.run("insert into eoslog_outcome (token, decision) values ('a', 'C'), ('b', 'A')")
+    errors = eoslog_errors_of(place)
+    with pytest.raises(errors):
+        place.run("insert into eoslog_outcome (token, decision) values ('c', 'X')")
+
+
+def eoslog_errors_of(place):
+    if not place.postgresql:
+        return sqlite3.IntegrityError
+    import psycopg
+
+    return psycopg.errors.CheckViolation

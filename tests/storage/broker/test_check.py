@@ -1,0 +1,152 @@
+"""Checks of brokers' directories find no problem, and name damage by place."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import eoslog
+from eoslog import _core, errors
+from eoslog.admin.inspect import inspect
+from eoslog.storage.format import checkpoints
+from tests.captures import unpack
+from tests.paths import KAFKA_DATA as KAFKA
+
+TXN = KAFKA / "segments" / "txn-0"
+
+
+@pytest.mark.parametrize("version", ["3.9.2", "4.3.1"])
+def test_check_finds_no_problem_in_directories_of_a_broker(version: str, tmp_path: Path) -> None:
+    unpack(KAFKA / f"broker-{version}.tar.xz", tmp_path)
+    report = eoslog.check(tmp_path / "logs", full=True)
+    assert report.problems == []
+    assert report.partitions > 10
+    assert report.records > 100
+
+
+def test_check_reads_samples_and_old_formats_of_kafka() -> None:
+    report = eoslog.check(
+        KAFKA / "segments" / "plain-0", TXN, full=True
+    )  # several paths are one report
+    assert (report.problems, report.partitions) == ([], 2)
+    expected = inspect(TXN)["segments"]
+    assert eoslog.check(TXN).batches == sum(len(segment["batches"]) for segment in expected)
+    report = eoslog.check(KAFKA / "legacy" / "legacy-0", full=True)
+    assert [p.message[:7] for p in report.problems] == ["missing"]  # its index
+    assert (report.batches, report.records) == (36, 84)
+
+
+@pytest.fixture
+def txn(tmp_path: Path) -> Path:
+    shutil.copytree(TXN, tmp_path / "txn-0")
+    return tmp_path / "txn-0"
+
+
+def found(path: Path) -> list[tuple[str, int]]:
+    return [(Path(p.path).name, p.position) for p in eoslog.check(path, full=True).problems]
+
+
+def test_a_flipped_bit_is_found_where_it_is_and_the_rest_is_checked_too(txn: Path) -> None:
+    log = txn / f"{0:020}.log"
+    batches = inspect(log)["batches"]
+    data = bytearray(log.read_bytes())
+    for batch in (batches[1], batches[4]):
+        data[batch["position"] + 62] ^= 4
+    log.write_bytes(data)
+    assert found(txn) == [(log.name, batches[1]["position"]), (log.name, batches[4]["position"])]
+
+
+@pytest.mark.parametrize(
+    ("at", "bytes_", "words"),
+    [
+        (22, b"\x16", "compression codec is 6, expected 0 to 4"),
+        (57, b"\x7f\xff\xff\xff", "2147483647 records in offsets"),
+        (57, b"\xff\xff\xff\xff", "cannot belong to a batch of -1 records"),
+        (23, b"\xff\xff\xff\xff", "cannot belong to a batch of"),
+    ],
+)
+def test_check_names_an_impossible_header_although_its_checksum_is_right(
+    at: int, bytes_: bytes, words: str, txn: Path
+) -> None:
+    log = txn / f"{0:020}.log"
+    second = inspect(log)["batches"][1]
+    data = bytearray(log.read_bytes())
+    begin, end = second["position"], second["position"] + second["size"]
+    data[begin + at : begin + at + len(bytes_)] = bytes_
+    data[begin + 17 : begin + 21] = _core.crc32c(bytes(data[begin + 21 : end])).to_bytes(4, "big")
+    log.write_bytes(data)
+    problems = [(p.position, p.message) for p in eoslog.check(txn).problems if p.path == str(log)]
+    assert [position for position, _ in problems] == [begin]
+    assert words in problems[0][1]
+
+
+def test_check_names_the_file_of_a_topic_id_that_disagrees(tmp_path: Path) -> None:
+    unpack(KAFKA / "broker-4.3.1.tar.xz", tmp_path)
+    checkpoints.write_partition_metadata(str(tmp_path / "logs" / "nulls-0"), bytes(range(16)))
+    report = eoslog.check(tmp_path / "logs")
+    (problem,) = report.problems
+    assert problem.path.endswith("nulls-0/partition.metadata")
+    assert problem.message.startswith("topic 'nulls': a partition has another topic id: expected")
+    assert report.partitions > 10
+
+
+def test_check_names_a_newer_format_and_a_torn_tail(txn: Path) -> None:
+    log, last = txn / f"{0:020}.log", txn / f"{23:020}.log"
+    second = inspect(log)["batches"][1]["position"]
+    data = bytearray(log.read_bytes())
+    data[second + 16] = 3
+    log.write_bytes(data)
+    size = last.stat().st_size
+    with last.open("ab") as file:
+        file.write(data[:40])
+    problems = {(Path(p.path).name, p.position): p.message for p in eoslog.check(txn).problems}
+    assert "magic 3" in problems[log.name, second]
+    assert problems[last.name, size] == "40 bytes are not a complete batch"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "position"), [("index", 0), ("timeindex", 12), ("txnindex", 0), ("snapshot", 0)]
+)
+def test_check_names_indexes_and_snapshots_that_fit_no_batch(
+    suffix: str, position: int, txn: Path
+) -> None:
+    path = txn / f"{23:020}.{suffix}"
+    data = bytearray(path.read_bytes())
+    data[position : position + 12] = b"\x00\x03" + b"\x11" * 10
+    path.write_bytes(data)
+    assert path.name in [name for name, _ in found(txn)]
+
+
+def test_check_accepts_zeros_after_an_unclean_stop(txn: Path) -> None:
+    for suffix in ("log", "index", "timeindex"):
+        with (txn / f"{23:020}.{suffix}").open("ab") as file:
+            file.write(bytes(24_000))
+    assert found(txn) == []
+
+
+def test_check_rejects_a_path_that_is_not_a_broker_directory(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="is not a partition directory"):
+        eoslog.check(tmp_path)
+
+
+def test_check_recognises_a_partition_by_the_files_in_its_directory(tmp_path: Path) -> None:
+    """Folders of other programs are named NAME-NUMBER too: /etc/dbus-1."""
+    for name in ("dbus-1", "empty-0"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "dbus-1" / "session.conf").touch()
+    with pytest.raises(
+        errors.ConfigError, match="is not a partition directory and does not contain one"
+    ):
+        eoslog.check(tmp_path)
+    shutil.copytree(TXN, tmp_path / "txn-0")
+    assert eoslog.check(tmp_path).partitions == 1
+    (tmp_path / "index-0").mkdir()
+    (tmp_path / "index-0" / f"{0:020d}.index").touch()
+    checkpoints.write_offsets(
+        str(tmp_path / checkpoints.RECOVERY_POINT_CHECKPOINT), {("empty", 0): 7}
+    )
+    report = eoslog.check(tmp_path)
+    assert report.partitions == 3
+    assert [Path(one.path).name for one in report.problems] == ["empty-0"]

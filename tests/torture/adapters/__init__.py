@@ -1,0 +1,1 @@
+"""The simulator, the fuzzer and the Hypothesis state machines as harnesses."""

@@ -1,0 +1,1 @@
+"""The harnesses: each repeats one kind of fault and checks what is left."""

@@ -1,0 +1,206 @@
+"""Processes that write to a log and to a database, killed, suspended and fenced.
+
+Two or three processes at a time use `Log.atomic` or `Log.sink` with one database, and share their
+transactional ids or their group. Each is killed at a step, at a call of the log, at a statement of
+the database, or at any time. Some are suspended at a step and continue when others have taken their
+work over. The PostgreSQL server is stopped without a shutdown now and then.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.faults.harness import Running, live, start
+from tests.sql import server
+from tests.sql.databases import SQLITE, Place
+from tests.torture.harness import Round, Step
+from tests.torture.oracles import applied as applied_oracle
+from tests.torture.oracles import orders as orders_oracle
+from tests.torture.workloads import applied, orders
+
+ATOMIC = ("atomic.prepared", "atomic.outcome", "atomic.db_commit", "atomic.decided")
+SINK = ("sink.begun", "sink.stored", "sink.committed")
+OF_THE_LOG = (
+    "prepare.flushed", "prepare.appended", "prepare.durable", "resolve.appended", "resolve.durable",
+    "txn.init.durable", "txn.added", "txn.flushed", "txn.decided", "txn.marked", "txn.completed",
+)  # fmt: skip
+CALLS = {"pwrite": 40, "fdatasync": 20, "lock": 100}
+KINDS_OF_FAULT = ("none", "step", "log", "call", "statement", "time", "stop")
+WEIGHTS = {
+    "sells": (5, 30, 10, 10, 20, 15, 10),
+    "resolves": (30, 0, 20, 10, 20, 20, 0),
+    "applies": (5, 35, 0, 5, 25, 20, 10),
+    "feeds": (30, 0, 50, 10, 0, 10, 0),
+}
+"""How often each kind comes, by the program."""
+STATEMENTS = 50
+LONGEST_LIFE_S = 0.6
+ROUNDS = 6
+
+
+class WithDatabase:
+    """Six times two or three processes, then the verdict."""
+
+    name: str
+    goal: tuple[str, int]
+    steps: tuple[str, ...]
+    """Steps of the database's transaction, at which processes are killed or suspended."""
+
+    def missing(self) -> str | None:
+        """It needs fork only."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+    def step(self, seed: int) -> Step:
+        """Use SQLite, in one of its journal modes."""
+        with Round(seed) as round_:
+            place = Place(SQLITE[seed % len(SQLITE)], str(round_.place / "base.sqlite"), 0.3)
+            return self._rounds(round_, place, lambda: None)
+
+    def _rounds(self, round_: Round, place: Place, crash: Callable[[], None]) -> Step:
+        raise NotImplementedError
+
+    def _lives(
+        self, round_: Round, place: Place, bodies: tuple[Any, ...], crash: Callable[[], None]
+    ) -> None:
+        """Run processes at the same time; suspended ones continue after the others' end."""
+        rng = round_.rng
+        zombies, others = [], []
+        for body in bodies:
+            faults, statement, kind = self._fault(round_, body)
+            one = start(
+                body, round_.path, place, round_.history, round_.name(), round_.seed(), statement,
+                faults=faults,
+            )  # fmt: skip
+            (zombies if kind == "stop" else others).append((one, kind))
+        if rng.random() < 0.4:
+            time.sleep(rng.uniform(0, LONGEST_LIFE_S))
+            crash()
+        for one, kind in others:
+            if kind == "time":
+                time.sleep(rng.uniform(0, LONGEST_LIFE_S))
+                round_.ended(one.kill())
+            else:
+                round_.ended(one.end())
+        for one, _ in zombies:
+            round_.step.counts["zombies"] += _suspended(one)
+            if rng.random() < 0.3:
+                round_.ended(one.kill())
+            else:
+                one.signal(signal.SIGCONT)
+                round_.ended(one.end())
+
+    def _fault(self, round_: Round, body: Any) -> tuple[tuple[tuple[str, str, int], ...], int, str]:
+        """(faults of the log, the statement of the database, the kind)."""
+        rng = round_.rng
+        kind = rng.choices(KINDS_OF_FAULT, WEIGHTS[body.__name__])[0]
+        nth = 1 + min(int(rng.expovariate(0.6)), 5)
+        if kind in ("step", "stop"):
+            return ((rng.choice(self.steps), "kill" if kind == "step" else "stop", nth),), 0, kind
+        if kind == "log":
+            return ((rng.choice(OF_THE_LOG), "kill", nth),), 0, kind
+        if kind == "call":
+            call = rng.choice(list(CALLS))
+            action = rng.choice(["kill", "kill-after"])
+            return ((call, action, rng.randint(1, CALLS[call])),), 0, kind
+        return (), rng.randint(1, STATEMENTS) if kind == "statement" else 0, kind
+
+
+def _suspended(one: Running) -> bool:
+    """Wait until a process is suspended, or has ended."""
+    stat = Path(f"/proc/{one.pid}/stat")
+    while (state := stat.read_text().rpartition(")")[2].split()[0]) not in ("T", "Z"):
+        time.sleep(0.002)
+    return state == "T"
+
+
+class OnServer(WithDatabase):
+    """The same with a PostgreSQL server, which crashes sometimes."""
+
+    def __init__(self) -> None:
+        """No server before the first step."""
+        self._server: server.Server | None = None
+
+    def missing(self) -> str | None:
+        """PostgreSQL and psycopg."""
+        return server.missing()
+
+    def close(self) -> None:
+        """Remove the server."""
+        if self._server is not None:
+            self._server.remove()
+            self._server = None
+
+    def step(self, seed: int) -> Step:
+        """Use a schema of its own; the server runs during the step only."""
+        if self._server is None:
+            self._server = server.Server()
+        running = self._server
+        with Round(seed) as round_:
+            running.start()
+            try:
+                place = Place("postgresql", running.schema("lock_timeout=300ms"))
+
+                def crash() -> None:
+                    running.stop("immediate")
+                    running.start()
+                    round_.step.counts["server crashes"] += 1
+
+                return self._rounds(round_, place, crash)
+            finally:
+                running.stop()
+
+
+def judged(round_: Round, violations: list[str], counts: dict[str, int]) -> Step:
+    round_.step.violations += violations
+    round_.step.counts.update(counts)
+    round_.step.counts["verdicts"] += 1
+    return round_.step
+
+
+class Atomic(WithDatabase):
+    """`Log.atomic` with SQLite."""
+
+    name, goal = "atomic", ("kills", 10_000)
+    steps = ATOMIC
+
+    def _rounds(self, round_: Round, place: Place, crash: Callable[[], None]) -> Step:
+        rng = round_.rng
+        live(orders.founded, round_.path, place).fine()
+        for _ in range(ROUNDS):
+            third = orders.resolves if rng.random() < 0.6 else orders.sells
+            self._lives(round_, place, (orders.sells, orders.sells, third), crash)
+        return judged(round_, *orders_oracle.verify(round_.path, place, round_.history))
+
+
+class AtomicOnServer(OnServer, Atomic):
+    """`Log.atomic` with PostgreSQL."""
+
+    name, goal = "atomic postgresql", ("kills", 1_000)
+
+
+class Sink(WithDatabase):
+    """`Log.sink` with SQLite."""
+
+    name, goal = "sink", ("kills", 10_000)
+    steps = SINK
+
+    def _rounds(self, round_: Round, place: Place, crash: Callable[[], None]) -> Step:
+        live(applied.founded, round_.path, place).fine()
+        for _ in range(ROUNDS):
+            bodies = (applied.applies, applied.applies, applied.feeds)
+            self._lives(round_, place, bodies, crash)
+            judged(round_, *applied_oracle.verify(round_.path, place, finished=False))
+        return judged(round_, *applied_oracle.verify(round_.path, place, finished=True))
+
+
+class SinkOnServer(OnServer, Sink):
+    """`Log.sink` with PostgreSQL."""
+
+    name, goal = "sink postgresql", ("kills", 1_000)

@@ -1,0 +1,1 @@
+"""What must hold after a fault: of a directory, and of every reader and deletion."""

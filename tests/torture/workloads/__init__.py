@@ -1,0 +1,1 @@
+"""The workloads that run during the faults: mixed, bank, and a program that ends."""
