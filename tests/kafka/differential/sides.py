@@ -21,7 +21,10 @@ Answer = tuple[Any, ...]
 PARTITIONS = 2
 TIMEOUT_MS = 60_000
 NO_ONE = (-1, -1)
+PATIENCE = 60.0
+"""How many seconds a broker may answer with a retriable error."""
 _AGAIN = (14, 15, 16, 51)  # the coordinator loads, moves, or is still writing markers
+_NOT_YET = (3, 6)  # the topic is not known yet, or not led yet
 
 
 class Ids:
@@ -103,25 +106,36 @@ class KafkaSide(_Members):
 
     def begin(self) -> None:
         self._ids = Ids()
-        self._bases = [
-            self._wire.list_offsets(self.topic, p, -1, False)[1] for p in range(PARTITIONS)
-        ]
+        self._bases = [self._end(p) for p in range(PARTITIONS)]
 
-    def _patiently(self, call: Callable[[], Any], error_of: Callable[[Any], int]) -> Any:
-        for _ in range(2000):
-            answer = call()
-            if error_of(answer) not in _AGAIN:
-                return answer
+    def _end(self, partition: int) -> int:
+        """The end offset; a broker answers with an error until it leads a new partition."""
+        error, offset = self._patiently(
+            lambda: self._wire.list_offsets(self.topic, partition, -1, False),
+            lambda answer: answer[0],
+            (*_AGAIN, *_NOT_YET),
+        )
+        assert error == 0
+        return int(offset)
+
+    def _patiently(
+        self,
+        call: Callable[[], Any],
+        error_of: Callable[[Any], int],
+        again: tuple[int, ...] = _AGAIN,
+    ) -> Any:
+        deadline = time.monotonic() + PATIENCE
+        while error_of(answer := call()) in again:
+            assert time.monotonic() < deadline, f"the broker keeps answering {answer}"
             time.sleep(0.002)
-        raise AssertionError(f"the broker keeps saying {answer}")
+        return answer
 
     def _settle(self, name: str) -> None:
         """Wait until the markers are written: eoslog's answer comes after them."""
-        for _ in range(2000):
-            if not self._wire.describe_transaction(name).state.startswith("Prepare"):
-                return
+        deadline = time.monotonic() + PATIENCE
+        while self._wire.describe_transaction(name).state.startswith("Prepare"):
+            assert time.monotonic() < deadline, f"{name} is not completed"
             time.sleep(0.001)
-        raise AssertionError(f"{name} is not completed")
 
     def init(
         self, name: str | None, who: tuple[int, int], timeout_ms: int = TIMEOUT_MS

@@ -1,15 +1,16 @@
-"""A process keeps a bounded number of files open and reopens closed ones."""
+"""A process keeps a bounded number of files open and reopens closed ones.
+
+Each test that lowers `ulimit -n` runs in a process that has no other files open.
+"""
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-
-import pytest
 
 from eoslog.storage.fs import file_cache as read_files
 from eoslog.storage.log.partition_log import PartitionLog
@@ -18,6 +19,8 @@ from eoslog.storage.segment import segment as segments
 from tests.storage.helpers import batch, opened, payloads
 
 SEGMENTS = 150
+FEW_DESCRIPTORS = 256
+MOST_OPEN = FEW_DESCRIPTORS // 8
 
 
 def look(segment: segments.Segment) -> object:
@@ -25,25 +28,32 @@ def look(segment: segments.Segment) -> object:
     return segment.view(0, 1, 1 << 16, lambda: None)
 
 
-@pytest.fixture
-def few_descriptors() -> Iterator[int]:
-    """As many as a process has whose `ulimit -n` is 256."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    read_files._owners.clear()  # those of other tests
-    gc.collect()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    yield read_files.most_open()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[PartitionLog]:
+@contextmanager
+def log_of_many_segments(path: Path) -> Iterator[PartitionLog]:
     """One batch of one record a segment."""
-    with opened(str(tmp_path), segment_bytes=200) as log:
+    with opened(str(path), segment_bytes=200) as log:
         for number in range(SEGMENTS):
             log.append(batch(1, size=90, timestamp=number))
             log.flush()
         yield log
+
+
+def with_few_descriptors(check: Callable[[PartitionLog], None], path: Path) -> None:
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (FEW_DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
+    with log_of_many_segments(path) as log:
+        check(log)
+
+
+def run_alone(check: Callable[[PartitionLog], None], path: Path) -> None:
+    """Run a check in a process of its own; its traceback goes to stderr."""
+    child = multiprocessing.get_context("spawn").Process(
+        target=with_few_descriptors, args=(check, path)
+    )
+    child.start()
+    child.join()
+    assert child.exitcode == 0
 
 
 def read_descriptors(log: PartitionLog) -> int:
@@ -58,16 +68,18 @@ def read_descriptors(log: PartitionLog) -> int:
     return count
 
 
-def test_a_reader_of_many_segments_keeps_a_bounded_number_of_files_open(
-    log: PartitionLog, few_descriptors: int
-) -> None:
-    assert few_descriptors == 32 < SEGMENTS
+def read_every_segment(log: PartitionLog) -> None:
+    assert read_files.most_open() == MOST_OPEN < SEGMENTS
     for _ in range(2):
         assert [offset for offset, _ in payloads(log)] == list(range(SEGMENTS))
-        assert 16 < read_descriptors(log) <= few_descriptors
+        assert 16 < read_descriptors(log) <= MOST_OPEN
 
 
-def test_a_file_that_is_read_repeatedly_stays_open(log: PartitionLog, few_descriptors: int) -> None:
+def test_a_reader_of_many_segments_keeps_a_bounded_number_of_files_open(tmp_path: Path) -> None:
+    run_alone(read_every_segment, tmp_path)
+
+
+def read_one_segment_repeatedly(log: PartitionLog) -> None:
     often = log.segment(0)
     look(often)
     file = often.file
@@ -78,9 +90,11 @@ def test_a_file_that_is_read_repeatedly_stays_open(log: PartitionLog, few_descri
     assert log.segment(1).file is None
 
 
-def test_a_file_evicted_during_a_read_closes_after_the_read(
-    log: PartitionLog, few_descriptors: int
-) -> None:
+def test_a_file_that_is_read_repeatedly_stays_open(tmp_path: Path) -> None:
+    run_alone(read_one_segment_repeatedly, tmp_path)
+
+
+def hold_a_file_and_read_the_others(log: PartitionLog) -> None:
     first = log.segment(0)
     held = first.opened()
     for base in range(1, SEGMENTS):
@@ -93,43 +107,39 @@ def test_a_file_evicted_during_a_read_closes_after_the_read(
     assert not os.path.exists(f"/proc/self/fd/{fd}") or os.readlink(f"/proc/self/fd/{fd}") != name
 
 
-def test_a_removed_segment_closes_its_file(log: PartitionLog) -> None:
-    payloads(log)
-    before = read_descriptors(log)
-    assert before == SEGMENTS
-    delete_records(log, 100)
-    assert read_descriptors(log) == before - 100
+def test_a_file_evicted_during_a_read_closes_after_the_read(tmp_path: Path) -> None:
+    run_alone(hold_a_file_and_read_the_others, tmp_path)
 
 
-def test_files_that_are_all_read_repeatedly_make_room_for_a_new_one(
-    log: PartitionLog, few_descriptors: int
-) -> None:
-    for base in range(few_descriptors):
+def test_a_removed_segment_closes_its_file(tmp_path: Path) -> None:
+    with log_of_many_segments(tmp_path) as log:
+        payloads(log)
+        before = read_descriptors(log)
+        assert before == SEGMENTS
+        delete_records(log, 100)
+        assert read_descriptors(log) == before - 100
+
+
+def read_each_segment_twice(log: PartitionLog) -> None:
+    for base in range(MOST_OPEN):
         look(log.segment(base))
         look(log.segment(base))
-    newest = log.segment(few_descriptors)
+    newest = log.segment(MOST_OPEN)
     look(newest)
     assert newest.file is not None
-    assert read_descriptors(log) == few_descriptors
+    assert read_descriptors(log) == MOST_OPEN
 
 
-def count_mapped_files(path: str) -> None:
-    """Read many segments through mappings, in a process that has no other files open."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+def test_files_that_are_all_read_repeatedly_make_room_for_a_new_one(tmp_path: Path) -> None:
+    run_alone(read_each_segment_twice, tmp_path)
+
+
+def read_mapped_segments(log: PartitionLog) -> None:
     segments.REMAP_SIZE = 1
-    with opened(path, segment_bytes=200) as log:
-        for number in range(SEGMENTS):
-            log.append(batch(1, size=90, timestamp=number))
-        log.flush()
-        assert len(payloads(log)) == SEGMENTS
-        assert read_files.most_open() < read_descriptors(log) <= 256 // 4
+    assert len(payloads(log)) == SEGMENTS
+    assert read_files.most_open() < read_descriptors(log) <= FEW_DESCRIPTORS // 4
 
 
 def test_mapped_files_take_a_quarter_of_the_descriptors(tmp_path: Path) -> None:
     """A mapping has a descriptor of its own."""
-    child = multiprocessing.get_context("spawn").Process(
-        target=count_mapped_files, args=(str(tmp_path),)
-    )
-    child.start()
-    child.join()
-    assert child.exitcode == 0
+    run_alone(read_mapped_segments, tmp_path)

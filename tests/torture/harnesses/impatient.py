@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,9 @@ class Hurried:
                 if not left:
                     raise
 
-    def init_transactions(self) -> None:
+    def init_transactions(self, *, keep_prepared: bool = False) -> None:
         """Until it is done."""
-        self._again(self._producer.init_transactions)
+        self._again(partial(self._producer.init_transactions, keep_prepared=keep_prepared))
 
     def commit_transaction(self) -> None:
         """Until it is known, or given up."""
