@@ -136,6 +136,23 @@ def _accept_both_decisions(stack: contextlib.ExitStack) -> None:
     _put(stack, PreparedTransactions, "resolve", agree)
 
 
+def _note_after_the_decision(stack: contextlib.ExitStack) -> None:
+    """What becomes valid with a decision is appended after it, not with it."""
+    end = Endings.end
+
+    def apart(
+        self: Endings, clog: TransactionLog, *args: Any, also: Any = None, **named: Any
+    ) -> Any:
+        record = end(self, clog, *args, **named)
+        while record is not None and also is not None:
+            now = record.last_update_timestamp
+            if clog.append_rows(also(now), clog.refresh(), now) is not None:
+                break
+        return record
+
+    _put(stack, Endings, "end", apart)
+
+
 def _put(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
     stack.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
@@ -143,6 +160,7 @@ def _put(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None
 
 OF_PREPARED: dict[str, Callable[[contextlib.ExitStack], None]] = {
     "a staged payload that is not flushed": _stage_without_flush,
+    "a delivery that is noted after its decision": _note_after_the_decision,
     "two decisions of one prepared transaction": _accept_both_decisions,
 }
 """Those that only prepared transactions show."""
