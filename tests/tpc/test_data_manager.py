@@ -83,7 +83,7 @@ def test_an_exception_in_the_block_drops_the_records(log, producer, manager):
 
 
 @pytest.mark.parametrize("key", ["a", "~"])
-def test_row_L08_a_vote_against_drops_the_records(log, producer, manager, key):
+def test_row_L03_a_vote_against_drops_the_records(log, producer, manager, key):
     voter = Voter(manager, key, vote=False)
     with pytest.raises(RuntimeError, match="no"):
         with manager as current:
