@@ -8,12 +8,13 @@ a table that was not refreshed for half of that time is read again from the begi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from eoslog._util.argument_types import explained_calls
 from eoslog._util.arguments import shown
 from eoslog._util.extras import package
+from eoslog._util.mapping_views import DocumentedMapping
 from eoslog.client.scan.log_scan import ScanOptions, scan
 from eoslog.config.topic_keys import TopicConfig
 from eoslog.errors import ConfigError, OffsetOutOfRange, SerializationError
@@ -29,7 +30,7 @@ __all__ = ["Table"]
 
 
 @explained_calls()
-class Table(Mapping[Any, Any]):
+class Table(DocumentedMapping):
     """The last value of each key of a topic, as a read-only mapping.
 
     `Log.table` returns it::
@@ -148,27 +149,6 @@ class Table(Mapping[Any, Any]):
 
     def __len__(self) -> int:
         return len(self._current())
-
-    def keys(self) -> KeysView[Any]:
-        """Return a view of the keys."""
-        return super().keys()
-
-    def values(self) -> ValuesView[Any]:
-        """Return a view of the values."""
-        return super().values()
-
-    def items(self) -> ItemsView[Any, Any]:
-        """Return a view of the keys and values."""
-        return super().items()
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """Return the value of a key, or `default` for a missing key.
-
-        Args:
-            key: the key.
-            default: what a missing key gives.
-        """
-        return super().get(key, default)
 
     def to_arrow(self) -> pa.Table:
         """Return the table as a pyarrow table with the columns `key` and `value`.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, MutableMapping, ValuesView
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from eoslog._util.arguments import shown
+from eoslog._util.mapping_views import DocumentedMapping
 from eoslog.client.producer.partitioner import partition_for_key
 from eoslog.errors import ConfigError, IllegalState, SerializationError
 from eoslog.serializers import deserializer, serializer
@@ -19,7 +20,7 @@ _STORES = ("memory", "sqlite")
 _NOT_GIVEN: Any = object()
 
 
-class AppTable(MutableMapping[Any, Any]):
+class AppTable(DocumentedMapping, MutableMapping[Any, Any]):
     """A table of an application: a mapping that commits with the position.
 
     `App.table` returns it::
@@ -104,7 +105,7 @@ class AppTable(MutableMapping[Any, Any]):
             if self._default is None:
                 raise KeyError(key)
             return self._default()
-        return found if self._decode is None else self._decode(found)
+        return self._value(found)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if value is None:
@@ -133,29 +134,15 @@ class AppTable(MutableMapping[Any, Any]):
         """Return the number of keys of the record's partition."""
         return len(self._partition())
 
-    def keys(self) -> KeysView[Any]:
-        """Return a view of the keys."""
-        return super().keys()
-
-    def values(self) -> ValuesView[Any]:
-        """Return a view of the values."""
-        return super().values()
-
-    def items(self) -> ItemsView[Any, Any]:
-        """Return a view of the keys and values."""
-        return super().items()
-
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or `default` for a missing key.
 
         Args:
             key: the key.
-            default: what a missing key gives.
+            default: what a missing key gives, in place of the default of the table.
         """
         found = self._stored(key)
-        if found is None:
-            return default
-        return found if self._decode is None else self._decode(found)
+        return default if found is None else self._value(found)
 
     def pop(self, key: Any, default: Any = _NOT_GIVEN) -> Any:
         """Delete a key, and return its value, or `default` for a missing key.
@@ -209,6 +196,9 @@ class AppTable(MutableMapping[Any, Any]):
     def _stored(self, key: Any) -> bytes | None:
         partition, data = self._of(key)
         return partition.get(data)
+
+    def _value(self, data: bytes) -> Any:
+        return data if self._decode is None else self._decode(data)
 
     def _of(self, key: Any) -> tuple[TablePartition, bytes]:
         partition = self._partition()
