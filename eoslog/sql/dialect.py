@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from eoslog.errors import EoslogError
 
-__all__ = ["Dialect", "StatementResult"]
+__all__ = ["Dialect", "DriverConnections", "StatementResult"]
 
 
 class StatementResult(NamedTuple):
@@ -83,3 +83,20 @@ class Dialect(Protocol):
 
     def missing_table(self, error: BaseException) -> bool:
         """Whether a statement failed because a table does not exist."""
+
+
+class DriverConnections:
+    """The part of a dialect whose connections are those of the driver."""
+
+    pooled = False
+
+    def raw(self, connection: Any) -> Any:
+        """See `Dialect.raw`."""
+        return connection
+
+    def own(self, connection: Any) -> Any:
+        """See `Dialect.own`."""
+        return connection
+
+    def flush(self, connection: Any) -> None:
+        """See `Dialect.flush`; every statement is sent immediately."""

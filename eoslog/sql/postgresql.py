@@ -19,7 +19,7 @@ from eoslog.errors import (
     EoslogError,
     IllegalState,
 )
-from eoslog.sql.dialect import StatementResult
+from eoslog.sql.dialect import DriverConnections, StatementResult
 
 __all__ = ["PostgreSQL", "require_psycopg"]
 
@@ -55,23 +55,11 @@ def require_psycopg() -> Any:
     return psycopg
 
 
-class PostgreSQL:
+class PostgreSQL(DriverConnections):
     """PostgreSQL 12 or newer."""
 
     name = "postgresql"
     timestamp = "TIMESTAMPTZ"
-    pooled = False
-
-    def raw(self, connection: Any) -> Any:
-        """See `Dialect.raw`."""
-        return connection
-
-    def own(self, connection: Any) -> Any:
-        """See `Dialect.own`."""
-        return connection
-
-    def flush(self, connection: Any) -> None:
-        """See `Dialect.flush`; every statement is sent immediately."""
 
     def check(self, connection: Any) -> None:
         """See `Dialect.check`."""

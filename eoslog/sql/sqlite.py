@@ -23,7 +23,7 @@ from eoslog.errors import (
     EoslogError,
     IllegalState,
 )
-from eoslog.sql.dialect import StatementResult
+from eoslog.sql.dialect import DriverConnections, StatementResult
 
 __all__ = ["SQLite"]
 
@@ -34,23 +34,11 @@ _RETRIABLE = {_BUSY, _LOCKED, 10, 13, 14}
 """Also IOERR, FULL and CANTOPEN: a full disk, a file system that is not mounted."""
 
 
-class SQLite:
+class SQLite(DriverConnections):
     """SQLite 3.24 or newer (ON CONFLICT)."""
 
     name = "sqlite"
     timestamp = "TEXT"
-    pooled = False
-
-    def raw(self, connection: Any) -> Any:
-        """See `Dialect.raw`."""
-        return connection
-
-    def own(self, connection: Any) -> Any:
-        """See `Dialect.own`."""
-        return connection
-
-    def flush(self, connection: Any) -> None:
-        """See `Dialect.flush`; every statement is sent immediately."""
 
     def check(self, connection: Any) -> None:
         """See `Dialect.check`."""
