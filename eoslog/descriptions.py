@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -184,6 +184,8 @@ class PreparedTransaction:
     resolver: str | None = None
     due_at: int | None = None
     records: Iterable[Record] = field(default=(), compare=False, repr=False)
+    _committed: Callable[[], bool] = field(default=bool, compare=False, repr=False)
+    """Asks the log whether it has decided by now to commit."""
 
     def __str__(self) -> str:
         return self.token

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from eoslog import _core
@@ -58,18 +59,10 @@ def decode_meta(data: bytes | None) -> Any:
 class PreparedRecords:
     """The records of a prepared transaction, read from the log at each iteration."""
 
-    def __init__(self, engine: Engine, entry: PreparedEntry, token: str) -> None:
+    def __init__(self, engine: Engine, entry: PreparedEntry) -> None:
         """Keep what is needed to find them; nothing is read."""
         self._engine = engine
         self._entry = entry
-        self._token = token
-
-    def committed(self) -> bool:
-        """Whether the log has decided by now to commit; False if it cannot be asked."""
-        try:
-            return self._engine.transactions.prepared.outcome(self._token) is Outcome.COMMIT
-        except EoslogError:  # the log is closed, for example
-            return False
 
     def __iter__(self) -> Iterator[_core.Record]:
         if self._entry.mode == STAGED:
@@ -108,5 +101,14 @@ def describe(engine: Engine, token: str, entry: PreparedEntry) -> PreparedTransa
         meta=decode_meta(entry.meta),
         resolver=entry.resolver,
         due_at=due if due >= 0 else None,
-        records=PreparedRecords(engine, entry, token),
+        records=PreparedRecords(engine, entry),
+        _committed=partial(_committed, engine, token),
     )
+
+
+def _committed(engine: Engine, token: str) -> bool:
+    """Whether the log has decided by now to commit; False if it cannot be asked."""
+    try:
+        return engine.transactions.prepared.outcome(token) is Outcome.COMMIT
+    except EoslogError:  # the log is closed, for example
+        return False

@@ -268,8 +268,7 @@ class Database(Closing):
         try:
             with session.errors():
                 session.dialect.limit_waits(session.connection, _LOCK_WAIT_S)
-            committed = getattr(prepared.records, "committed", lambda: False)
-            return decide(session, self._tables, self.id, prepared.token, committed)
+            return decide(session, self._tables, self.id, prepared.token, prepared._committed)
         finally:
             session.close()
 
