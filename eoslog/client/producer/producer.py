@@ -334,7 +334,7 @@ class Producer(RecordAccumulator):
         deadline = None if timeout is None else time.monotonic() + as_seconds("flush", timeout)
         done = self._sender.flush(deadline)
         if done and self._transactions is not None and self._config.acks == -1:
-            self._engine.flush_many(self._transactions.written())
+            self._engine.flush_many(self._transactions.partitions.written())
         self._sender.acks.callbacks.serve()
         error, self._sender.acks.untold = self._sender.acks.untold, None
         if error is not None:

@@ -191,7 +191,8 @@ class Sender:
             self._accumulator._refresh_topics()
         self._collect(now, force)
         if self._transactions is not None:
-            self._transactions.coming = set(map(self._transactions.name, self._pending))
+            partitions = self._transactions.partitions
+            partitions.coming = set(map(partitions.name, self._pending))
         try:
             for place in list(self._pending):
                 self._dispatch.send(place, patience_s)

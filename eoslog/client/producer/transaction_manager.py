@@ -25,6 +25,7 @@ from eoslog.client.consumer_registry import ConsumerRegistry
 from eoslog.client.producer.identity import Identity, Place
 from eoslog.client.producer.staging_buffer import StagingBuffer
 from eoslog.client.producer.transaction_errors import as_abortable, explain_lost_epoch
+from eoslog.client.producer.transaction_partitions import TransactionPartitions
 from eoslog.coordinator.positions.records import PositionChange
 from eoslog.descriptions import GroupMetadata, TransactionOutcome
 from eoslog.errors import (
@@ -57,7 +58,7 @@ from eoslog.model import (
     Outcome,
     TopicPartition,
 )
-from eoslog.storage.log.ingest import StagedSegment, adopt
+from eoslog.storage.log.ingest import StagedSegment
 
 if TYPE_CHECKING:
     from eoslog.engine.engine import Engine
@@ -114,16 +115,7 @@ class TransactionManager:
     The caller's thread uses `initialize` to `add_offsets`. The sender uses `append`, `note_span`
     and `fail`, and holds its lock.
 
-    Invariants:
-        - `partitions`: partitions with batches of the open transaction. The coordinator's log lists
-          each of them.
-        - `listed`: partitions that the coordinator may list. If there is one, the coordinator must
-          end the transaction.
-        - `_confirmed`: partitions that the coordinator has confirmed. No other partition gets its
-          first batch.
-        - `spans`: first and last offset that this transaction wrote to each partition, and the id
-          of the topic, because a re-created topic does not have the records.
-        - `error`: set in the states ABORTABLE_ERROR and FATAL_ERROR, and in no other.
+    Invariant: `error` is set in the states ABORTABLE_ERROR and FATAL_ERROR, and in no other.
     """
 
     def __init__(
@@ -144,15 +136,9 @@ class TransactionManager:
         self.error: EoslogError | None = None
         self.closing = False  # another thread closes the producer: calls must not retry
         self.asked = False  # the coordinator was asked to end the transaction and may have decided
-        self.partitions: dict[TopicPartition, bytes] = {}  # values: topic ids
-        self.listed: set[TopicPartition] = set()
-        self._confirmed: set[TopicPartition] = set()
-        self.coming: set[TopicPartition] = set()  # partitions with batches in the sender's queues
-        self.spans: dict[TopicPartition, tuple[int, int, bytes]] = {}
+        self.partitions = TransactionPartitions(engine, transactional_id, identity)
         self.begun_by = 0  # the thread (`threading.get_ident`) of the last `begin`
         self._sent: list[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]] = []  # (group, ..)
-        self._expected: Any = None  # condition on the coordinator's log, from the last listing
-        self._names: dict[Place, TopicPartition] = {}
         self.staging: StagingBuffer | None = None  # set in a staged transaction
         self.token: str | None = None  # of an undecided inline transaction of this id
 
@@ -298,7 +284,9 @@ class TransactionManager:
         try:
             if staging is None:
                 token, _ = self._coordinate(
-                    lambda: prepared.prepare(*mine, dict(self.spans), resolver=resolver, meta=meta),
+                    lambda: prepared.prepare(
+                        *mine, dict(self.partitions.spans), resolver=resolver, meta=meta
+                    ),
                     deadline,
                     what,
                 )
@@ -380,7 +368,7 @@ class TransactionManager:
                 self._append_staged(deadline, what)
             else:
                 self._withdraw_staged(deadline, what)
-        if self.listed:
+        if self.partitions.listed:
             self.asked = True
             identity = self._identity
             try:
@@ -390,7 +378,7 @@ class TransactionManager:
                         identity.producer_id,
                         identity.producer_epoch,
                         commit,
-                        dict(self.spans),
+                        dict(self.partitions.spans),
                     ),
                     deadline,
                     what,
@@ -537,7 +525,7 @@ class TransactionManager:
     ) -> None:
         identity = self._identity
         log = self._engine.group_partition(group.group_id)
-        self.listed.add(TopicPartition(log.topic, log.partition))
+        self.partitions.listed.add(TopicPartition(log.topic, log.partition))
         try:
             place = self._coordinate(
                 lambda: self._engine.groups.txn_offset_commit(
@@ -570,8 +558,8 @@ class TransactionManager:
             raise failure from failure.__cause__
         self._sent.append((group.group_id, offsets))
         if place.offset is not None and place.offset >= 0:
-            name = self.name((place.topic, place.partition))
-            self._widen(name, place.offset, place.offset + len(offsets) - 1, log.topic_id)
+            name = self.partitions.name((place.topic, place.partition))
+            self.partitions.widen(name, place.offset, place.offset + len(offsets) - 1, log.topic_id)
 
     def set_position(self, change: PositionChange, deadline: float) -> None:
         """Set a named position in the transaction; a conflict means that it must abort."""
@@ -583,8 +571,8 @@ class TransactionManager:
             )
         identity = self._identity
         log = self._engine.internal_topic(POSITIONS_TOPIC)
-        partition = self.name((log.topic, log.partition))
-        self.listed.add(partition)
+        partition = self.partitions.name((log.topic, log.partition))
+        self.partitions.listed.add(partition)
         try:
             place = self._coordinate(
                 lambda: self._engine.positions.set(
@@ -598,7 +586,7 @@ class TransactionManager:
                 error = self.explained(error, ErrorCode.PRODUCER_FENCED)
             failure = self.fail(error, _FATAL_AT_COORDINATOR)
             raise failure from failure.__cause__
-        self._widen(partition, place.base_offset, place.last_offset, log.topic_id)
+        self.partitions.widen(partition, place.base_offset, place.last_offset, log.topic_id)
 
     # -- the sender's calls -------------------------------------------------------------------
 
@@ -609,106 +597,23 @@ class TransactionManager:
         data: memoryview | StagedSegment,
         timeout: float | None = None,
     ) -> AppendResult:
-        """Append to a partition, or `adopt` a segment.
-
-        The first append to a partition has a condition: the coordinator's log must still list the
-        partition. Otherwise the transaction might have ended, and no marker would follow the batch.
-
-        Source: protocol.md row 19.
-        """
-        partition = self.name(place)
+        """Append to a partition, or keep the data of a staged transaction."""
         if self.staging is not None:
             assert not isinstance(data, StagedSegment)  # `SegmentIngest` does not pass one
-            return self.staging.add(log, partition, data)
-        put: Any = partial(adopt, log) if isinstance(data, StagedSegment) else log.append
-        if self.partitions.get(partition) == log.topic_id:
-            result = put(data, timeout=timeout)
-            assert result is not None  # nothing was expected
-            return result  # type: ignore[no-any-return]
-        expected = self._expected
-        while True:
-            if expected is None or partition not in self._confirmed:
-                expected = self._expected = self._list(partition)
-            result = put(data, expect=[expected], timeout=timeout)
-            if result is not None:
-                self.partitions[partition] = log.topic_id
-                return result  # type: ignore[no-any-return]
-            expected = None  # the coordinator's log has new records: list the partition again
-
-    def _list(self, partition: TopicPartition) -> Any:
-        """Add a partition and those of queued batches, in one AddPartitionsToTxn."""
-        wanted = {partition, *(self.coming - self.partitions.keys())}
-        self.listed |= wanted
-        self._expected = None  # the old condition does not cover the new partitions
-        try:
-            return self._add(wanted)
-        except UnknownTopicOrPartition:
-            if len(wanted) == 1:
-                raise
-            return self._add({partition})  # another topic is deleted; its own batches will fail
-        except InvalidProducerEpoch as error:
-            failure = self.explained(error, ErrorCode.PRODUCER_FENCED)
-            raise failure from failure.__cause__
-
-    def _add(self, partitions: set[TopicPartition]) -> Any:
-        expected = self._engine.transactions.add_partitions_to_txn(
-            self.transactional_id,
-            self._identity.producer_id,
-            self._identity.producer_epoch,
-            partitions,
-        )
-        self._confirmed |= partitions
-        return expected
+            return self.staging.add(log, self.partitions.name(place), data)
+        return self.partitions.append(log, place, data, timeout)
 
     def note_span(self, log: Any, place: Place, result: AppendResult) -> None:
         """Keep the offsets of the transaction's records."""
-        if self.staging is not None:
-            return
-        partition = self.name(place)
-        if result.base_offset >= 0:
-            self._widen(partition, result.base_offset, result.last_offset, log.topic_id)
-            return
-        # A duplicate whose offset is no longer known: use the offsets of the open transaction.
-        for producer_id, _, first, last in log.open_transactions():
-            if producer_id == self._identity.producer_id:
-                self._widen(partition, first, last, log.topic_id)
-
-    def written(self) -> list[tuple[Any, int]]:
-        """The logs with records of the transaction, each with its end."""
-        found = []
-        for partition, (_, last, topic_id) in list(self.spans.items()):
-            try:
-                log = self._engine.partition(partition.topic, partition.partition)
-            except UnknownTopicOrPartition:
-                continue  # the topic was deleted with its records; the commit ignores it too
-            if log.topic_id == topic_id:
-                found.append((log, last + 1))
-        return found
+        if self.staging is None:
+            self.partitions.note_span(log, place, result)
 
     # -- helpers ------------------------------------------------------------------------------
-
-    def name(self, place: Place) -> TopicPartition:
-        """The partition's name; one object each, so that `is` makes comparisons cheap."""
-        found = self._names.get(place)
-        if found is None:
-            found = self._names[place] = TopicPartition(*place)
-        return found
-
-    def _widen(self, partition: TopicPartition, first: int, last: int, topic_id: bytes) -> None:
-        old = self.spans.get(partition)
-        if old is not None and old[2] == topic_id:
-            first, last = min(old[0], first), max(old[1], last)
-        self.spans[partition] = (first, last, topic_id)
 
     def _forget(self) -> None:
         self.asked = False
         self.partitions.clear()
-        self.listed.clear()
-        self._confirmed.clear()
-        self.coming.clear()
-        self.spans.clear()
         self._sent.clear()
-        self._expected = None
         if self.staging is not None:
             self.staging = None
             # Staged batches took sequences of this epoch, but no partition has them.
