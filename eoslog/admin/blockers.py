@@ -314,7 +314,8 @@ class _Look:
             return None
         clog, _ = known
         entry = clog.prepared((metadata.producer_id, metadata.producer_epoch))
-        return None if entry is None else self._engine.transactions.prepared.token_of(entry, clog)
+        index = self._engine.transactions.prepared.index
+        return None if entry is None else index.token_of(entry, clog)
 
     def _prepared(
         self, group_id: str | None, tp: TopicPartition, waiting: int,

@@ -21,7 +21,7 @@ def transactions(engine: Engine, *, open_only: bool) -> list[TransactionDescript
     owners = engine.transactions.owners()
     known = Processes(engine.session)
     result = []
-    tokens = engine.transactions.prepared.inline_tokens()
+    tokens = engine.transactions.prepared.index.inline_tokens()
     for about in found:
         if not open_only or about.state in health.OPEN_STATES:
             about = replace(about, token=tokens.get(about.transactional_id))

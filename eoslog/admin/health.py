@@ -112,7 +112,7 @@ def offline_partitions(engine: Engine) -> dict[TopicPartition, EoslogError]:
 
 def _prepared(engine: Engine) -> dict[str, Any]:
     """Count the prepared transactions that are not decided."""
-    pending = [entry for _, entry in engine.transactions.prepared.pending()]
+    pending = [entry for _, entry in engine.transactions.prepared.index.pending()]
     oldest = min((entry.prepared_at_ms for entry in pending), default=None)
     return {
         "inline": sum(entry.mode == INLINE for entry in pending),

@@ -98,7 +98,7 @@ def described(engine: Engine, token: str) -> PreparedTransaction:
 
 def prepared_of(engine: Engine, transactional_id: str) -> list[PreparedTransaction]:
     """Return the undecided transactions of a transactional id, the oldest first."""
-    found = engine.transactions.prepared.of_id(transactional_id)
+    found = engine.transactions.prepared.index.of_id(transactional_id)
     return [describe(engine, token, entry) for token, entry in found]
 
 
@@ -106,7 +106,7 @@ def pending(engine: Engine, resolver: str | None) -> list[PreparedTransaction]:
     """Return the undecided transactions, of one resolver or all, the oldest first."""
     return [
         describe(engine, token, entry)
-        for token, entry in engine.transactions.prepared.pending()
+        for token, entry in engine.transactions.prepared.index.pending()
         if resolver is None or entry.resolver == resolver
     ]
 

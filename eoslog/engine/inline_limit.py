@@ -22,7 +22,7 @@ from eoslog import _core
 from eoslog.coordinator.groups.offset_records import OffsetKey, decode_offset_value
 from eoslog.coordinator.groups.records import decode_key
 from eoslog.coordinator.transactions.log import TransactionLog
-from eoslog.coordinator.transactions.prepared import ended_elsewhere
+from eoslog.coordinator.transactions.prepared_index import ended_elsewhere
 from eoslog.coordinator.transactions.prepared_records import (
     INLINE,
     PendingOffset,
@@ -69,7 +69,7 @@ class InlineLimit:
         if limit < 0:
             return 0
         now, count = self._host.clock_ms(), 0
-        for token, entry in self._host.transactions.prepared.pending():
+        for token, entry in self._host.transactions.prepared.index.pending():
             if entry.mode != INLINE or now - entry.prepared_at_ms < limit:
                 continue
             try:

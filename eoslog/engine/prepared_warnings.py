@@ -63,7 +63,7 @@ class PreparedWarnings:
             entry = None if found is None else found[0].prepared((producer_id, epoch))
             if found is None or entry is None or not entry.pending:
                 continue
-            token = self._transactions.prepared.token_of(entry, found[0])
+            token = self._transactions.prepared.index.token_of(entry, found[0])
             seen.add(token)
             waited = (self._clock_ms() - entry.prepared_at_ms) / 1000
             if token in self._warned or waited < WARN_AFTER_S:

@@ -174,7 +174,7 @@ class StagedTransactions:
         )  # fmt: skip
 
     def _check_limits(self, size: int) -> None:
-        count, held = self._engine.transactions.prepared.totals()
+        count, held = self._engine.transactions.prepared.index.totals()
         config = self._engine.config
         if count >= config.pending_max_count:
             raise PolicyViolation(

@@ -127,7 +127,7 @@ class _Audit:
         self._engine = engine
         self._text = database._source.text
         self._id, before, self._offsets = _contents(database)
-        self._known = dict(engine.transactions.prepared.known())
+        self._known = dict(engine.transactions.prepared.index.known())
         _, after, _ = _contents(database)
         mine = f"{engine.properties.cluster_id}:"
         self._before = [row for row in before if row.token.startswith(mine)]

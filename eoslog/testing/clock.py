@@ -89,8 +89,8 @@ def _await_deliveries(engine: Engine) -> None:
     deadline = time.monotonic() + _LONGEST_S
     prepared = engine.transactions.prepared
     while time.monotonic() < deadline:
-        due = [entry for _, entry in prepared.undelivered()]
-        due += [entry for _, entry in prepared.pending() if entry.resolver is None]
+        due = [entry for _, entry in prepared.index.undelivered()]
+        due += [entry for _, entry in prepared.index.pending() if entry.resolver is None]
         if not any(0 <= entry.deliver_at_ms <= engine.clock_ms() for entry in due):
             return
         time.sleep(0.001)

@@ -267,7 +267,7 @@ def _find(engine: Engine, xid: Xid) -> str | None:
             return token
     decided = [
         (entry.prepared_at_ms, token)
-        for token, entry in engine.transactions.prepared.decided()
+        for token, entry in engine.transactions.prepared.index.decided()
         if _xid_of(decode_meta(entry.meta)) == xid
     ]
     return max(decided)[1] if decided else None

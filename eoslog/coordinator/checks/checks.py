@@ -174,7 +174,7 @@ class Checks:
                 return
             seen = self._host.transaction_ends()
             try:
-                for token, entry in self._prepared.news():
+                for token, entry in self._prepared.index.news():
                     self._note(token, entry)
             except IllegalState:
                 raise

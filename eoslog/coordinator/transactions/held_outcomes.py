@@ -26,7 +26,7 @@ def held(prepared: PreparedTransactions, resolver: str) -> list[tuple[str, Prepa
     """Return the held commits of a resolver."""
     return [
         (token, entry)
-        for token, entry in prepared.undelivered()
+        for token, entry in prepared.index.undelivered()
         if entry.resolver == resolver and entry.deliver_at_ms == HELD_UNTIL_MS
     ]
 

@@ -15,8 +15,6 @@ There are two modes. The records of an *inline* transaction are in their topics,
 PREPARE_* of the id and the outcome in one batch. The records of a *staged* transaction are in
 `__staged_transactions`. Their topics are untouched, and the id is free for its next transaction.
 
-A token names a transaction: `<cluster id>:<producer id>:<epoch>:<number of the C partition>`.
-
 Source: across systems, protocol D: the decision is durable in the log or in the database, never in
 a process; KIP-939; RocketMQ's half messages.
 """
@@ -31,12 +29,16 @@ from eoslog.coordinator.host import TransactionHost
 from eoslog.coordinator.retry import Attempts
 from eoslog.coordinator.transactions.commit import Claimed, Endings
 from eoslog.coordinator.transactions.log import TransactionLog, TransactionLogs
+from eoslog.coordinator.transactions.prepared_index import (
+    PreparedIndex,
+    ended_elsewhere,
+    waits_for_decision,
+)
 from eoslog.coordinator.transactions.prepared_records import (
     INLINE,
     NEVER,
     STAGED,
     PreparedEntry,
-    TransactionKey,
     check_key,
     check_value,
     entry_row,
@@ -65,6 +67,7 @@ from eoslog.storage.fs.files import failpoint
 Identify = Callable[[str, TransactionMetadata | None, int, int], TransactionMetadata]
 _FORGET_AT_ONCE = 1000
 """The most tombstones in one batch, so that it stays far below the limits of a batch."""
+_NONE: frozenset[TopicPartition] = frozenset()
 OUTCOME_RETENTION_MS = 7 * 24 * 3600 * 1000
 
 
@@ -86,7 +89,7 @@ class StagedPayload(Protocol):
 
 
 class PreparedTransactions:
-    """Prepares, decides and lists transactions.
+    """Prepares and decides transactions; `index` finds them.
 
     Thread-safe, and safe with any number of processes.
     """
@@ -120,60 +123,13 @@ class PreparedTransactions:
         self._endings = endings
         self._resolver = resolver
         self._identify = identify
-        self._cluster_id = cluster_id
+        self.index = PreparedIndex(logs, cluster_id)
         self._staged = staged
         self._retention_ms = outcome_retention_ms
 
-    # -- tokens
-
-    def token_of(self, entry: PreparedEntry, clog: TransactionLog) -> str:
-        """Return the token of a transaction in a C partition."""
-        return f"{self._cluster_id}:{entry.key[0]}:{entry.key[1]}:{clog.log.partition}"
-
     def find(self, token: str) -> tuple[TransactionLog, PreparedEntry]:
-        """Return the record of a token, and its C partition.
-
-        Raises:
-            UnknownToken: if this directory has no such transaction.
-        """
-        clog, key = self._place(token)
-        clog.refresh()
-        entry = self._newest(clog, key)
-        if entry is None:
-            raise UnknownToken(
-                f"token {token!r}: this log knows no such prepared transaction; it never existed, "
-                "or its outcome is older than outcome.retention.ms"
-            )
-        return clog, entry
-
-    @staticmethod
-    def _newest(clog: TransactionLog, key: TransactionKey) -> PreparedEntry | None:
-        entry, current = clog.prepared_and_id(key)
-        return None if entry is None else ended_elsewhere(entry, current)
-
-    def _place(self, token: str) -> tuple[TransactionLog, TransactionKey]:
-        parts = token.rsplit(":", 3) if isinstance(token, str) else []
-        try:
-            cluster_id, (producer_id, epoch, number) = parts[0], map(int, parts[1:])
-        except (IndexError, ValueError):
-            raise UnknownToken(
-                f"token {token!r}: expected the token of a prepared transaction, such as "
-                f"'{self._cluster_id}:12:0:3'; log.pending() lists them"
-            ) from None
-        if cluster_id != self._cluster_id:
-            raise UnknownToken(
-                f"token {token!r}: it is of the log {cluster_id!r}, this one is "
-                f"{self._cluster_id!r}; open the directory that made it"
-            )
-        clog = self._logs.existing(number)
-        if clog is None:
-            raise UnknownToken(
-                f"token {token!r}: this log has no transaction in partition {number}; check the "
-                "token, log.pending() lists what is undecided"
-            )
-        return clog, (producer_id, epoch)
-
-    # -- questions
+        """See `PreparedIndex.find`."""
+        return self.index.find(token)
 
     def outcome(self, token: str) -> Outcome | None:
         """Return the decision; UNKNOWN while there is none, None for an unknown token.
@@ -182,7 +138,7 @@ class PreparedTransactions:
             A decision that is returned is durable.
         """
         try:
-            clog, entry = self.find(token)
+            clog, entry = self.index.find(token)
         except UnknownToken:
             return None
         if entry.commit is None:
@@ -192,75 +148,6 @@ class PreparedTransactions:
                 return Outcome.UNKNOWN
             clog.make_durable(entry.offset)
         return Outcome.COMMIT if entry.commit else Outcome.ABORT
-
-    def pending(self) -> list[tuple[str, PreparedEntry]]:
-        """Return (token, record) of each undecided transaction, the oldest first."""
-        found = [
-            (self.token_of(entry, clog), entry)
-            for clog in self._logs.all()
-            for entry in clog.prepared_entries(pending=True)
-            if ended_elsewhere(entry, clog.get(entry.transactional_id)).pending
-        ]
-        return sorted(found, key=lambda pair: (pair[1].prepared_at_ms, pair[1].key))
-
-    def known(self) -> list[tuple[str, PreparedEntry]]:
-        """Return (token, record) of each transaction whose outcome is not forgotten."""
-        found = []
-        for clog in self._logs.all():
-            clog.refresh()
-            for entry in clog.prepared_entries(pending=False):
-                now = ended_elsewhere(entry, clog.get(entry.transactional_id))
-                found.append((self.token_of(entry, clog), now))
-        return found
-
-    def inline_tokens(self) -> dict[str, str]:
-        """Return the token of each id with an undecided inline transaction."""
-        return {
-            entry.transactional_id: token for token, entry in self.pending() if entry.mode == INLINE
-        }
-
-    def totals(self) -> tuple[int, int]:
-        """Return the number of transactions without an end, and their payload in bytes."""
-        totals = [clog.prepared_totals() for clog in self._logs.all()]
-        return sum(count for count, _ in totals), sum(size for _, size in totals)
-
-    def undelivered(self) -> list[tuple[str, PreparedEntry]]:
-        """Return the staged transactions that are decided to commit and not delivered."""
-        return [
-            (self.token_of(entry, clog), entry)
-            for clog in self._logs.all()
-            for entry in clog.prepared_entries(pending=True)
-            if not entry.pending
-        ]
-
-    def decided(self) -> list[tuple[str, PreparedEntry]]:
-        """Return the transactions that are decided, as far as their outcomes are kept."""
-        return [
-            (self.token_of(entry, clog), entry)
-            for clog in self._logs.all()
-            for entry in clog.prepared_entries(pending=False)
-            if not ended_elsewhere(entry, clog.get(entry.transactional_id)).pending
-        ]
-
-    def of_id(self, transactional_id: str) -> list[tuple[str, PreparedEntry]]:
-        """Return the undecided transactions that a transactional id has prepared."""
-        found = [
-            (self.token_of(entry, clog), entry)
-            for clog in self._logs.all()
-            for entry in clog.prepared_of(transactional_id)
-            if ended_elsewhere(entry, clog.get(transactional_id)).pending
-        ]
-        return sorted(found, key=lambda pair: (pair[1].prepared_at_ms, pair[1].key))
-
-    def news(self) -> list[tuple[str, PreparedEntry]]:
-        """Return the transactions that have changed since the last call."""
-        found = []
-        for clog in self._logs.all():
-            for key in clog.take_changed():
-                entry = self._newest(clog, key)
-                if entry is not None:
-                    found.append((self.token_of(entry, clog), entry))
-        return found
 
     # -- preparing
 
@@ -300,7 +187,7 @@ class PreparedTransactions:
             known = clog.prepared(key)
             if current.state.undecided and known is not None:
                 clog.make_durable(end - 1)
-                return self.token_of(known, clog), known
+                return self.index.token_of(known, clog), known
             if self._resolver.end_overdue(clog, current):
                 continue
             if current.state is not ONGOING and not (
@@ -332,7 +219,7 @@ class PreparedTransactions:
             clog.make_durable(offset + 1)
             failpoint("prepare.durable")
             clog.refresh()
-            return self.token_of(entry, clog), entry
+            return self.index.token_of(entry, clog), entry
 
     def stage(
         self, transactional_id: str, producer_id: int, producer_epoch: int, entry: PreparedEntry,
@@ -359,7 +246,7 @@ class PreparedTransactions:
             known = clog.prepared(entry.key)
             if known is not None:  # a retry: it may be decided since
                 clog.make_durable(known.offset)
-                return self.token_of(known, clog), known
+                return self.index.token_of(known, clog), known
             # The id is read last: a fence after that fails the append.
             home_end = end if home is clog else home.refresh()
             failpoint("stage.identified")
@@ -374,7 +261,7 @@ class PreparedTransactions:
                 clog.make_durable(offset)
                 failpoint("stage.durable")
                 clog.refresh()
-                return self.token_of(entry, clog), entry
+                return self.index.token_of(entry, clog), entry
             attempts.again()
 
     def withdraw(self, entry: PreparedEntry) -> None:
@@ -385,7 +272,7 @@ class PreparedTransactions:
         """
         clog = self._logs.of(staged_id(entry.key))
         try:
-            self.resolve(self.token_of(entry, clog), False)
+            self.resolve(self.index.token_of(entry, clog), False)
         except UnknownToken:
             self._staged_part(entry).forget(entry)
 
@@ -412,7 +299,7 @@ class PreparedTransactions:
         """
         attempts = Attempts("decision of", token)
         while True:
-            clog, entry = self.find(token)
+            clog, entry = self.index.find(token)
             if entry.commit is not None:
                 clog.make_durable(entry.offset)
                 if entry.commit != commit:
@@ -433,7 +320,7 @@ class PreparedTransactions:
     def _decide_inline(self, clog: TransactionLog, entry: PreparedEntry, commit: bool) -> bool:
         def still(current: TransactionMetadata) -> bool:
             now = clog.prepared(entry.key)
-            return now is not None and now.mode == INLINE and _waits(now, current)
+            return now is not None and now.mode == INLINE and waits_for_decision(now, current)
 
         try:
             record = self._endings.end(
@@ -453,7 +340,7 @@ class PreparedTransactions:
 
     def _newest_changed(self, clog: TransactionLog, entry: PreparedEntry) -> bool:
         clog.refresh()
-        return self._newest(clog, entry.key) != entry
+        return self.index.newest(clog, entry.key) != entry
 
     def _decide_staged(self, clog: TransactionLog, entry: PreparedEntry, commit: bool) -> bool:
         if commit and self._staged is not None:
@@ -509,7 +396,7 @@ class PreparedTransactions:
         Raises:
             EoslogError: if a topic rejects the records; a later call tries again.
         """
-        clog, entry = self.find(token)
+        clog, entry = self.index.find(token)
         if entry.state is TransactionState.PREPARE_COMMIT and not self.waits(entry):
             clog.make_durable(entry.offset)
             self._finish(clog, entry)
@@ -538,7 +425,7 @@ class PreparedTransactions:
         """
         state = PARKED if parked else PREPARED
         while True:
-            clog, entry = self.find(token)
+            clog, entry = self.index.find(token)
             end = clog.refresh()
             if entry != seen or not entry.pending or clog.prepared(entry.key) != entry:
                 return False
@@ -565,7 +452,7 @@ class PreparedTransactions:
             UnknownToken: if this directory knows no such transaction.
         """
         while True:
-            _, entry = self.find(token)
+            _, entry = self.index.find(token)
             if not entry.pending:
                 return False
             if self.note_check(token, entry, 0, self._host.clock_ms(), parked=False):
@@ -583,7 +470,7 @@ class PreparedTransactions:
             return
         clog = self._logs.of(transactional_id)
         entry = clog.prepared((current.producer_id, current.producer_epoch))
-        token = "" if entry is None else f" {self.token_of(entry, clog)!r}"
+        token = "" if entry is None else f" {self.index.token_of(entry, clog)!r}"
         raise PreparedTransactionPending(
             f"transactional id {transactional_id!r}: its prepared transaction{token} is not "
             "decided; decide it with log.resolve(token, outcome), or call "
@@ -643,7 +530,7 @@ class PreparedTransactions:
             offset = clog.append(current.undecided(current.state, now, owner), end, now)
             if offset is not None:
                 clog.make_durable(offset)
-                return self.token_of(entry, clog)
+                return self.index.token_of(entry, clog)
             attempts.again()
 
     # -- expiry
@@ -675,32 +562,3 @@ class PreparedTransactions:
                 attempts.again()
             else:
                 count += len(done)
-
-
-_NONE: frozenset[TopicPartition] = frozenset()
-
-
-def _waits(entry: PreparedEntry, current: TransactionMetadata | None) -> bool:
-    """Whether the record of an inline transaction's id says that it is undecided."""
-    return (
-        entry.pending
-        and current is not None
-        and current.state.undecided
-        and entry.key == (current.producer_id, current.producer_epoch)
-    )
-
-
-def ended_elsewhere(entry: PreparedEntry, current: TransactionMetadata | None) -> PreparedEntry:
-    """Return the entry as a Kafka broker may have left it.
-
-    A broker knows no prepared transactions. Its init of the id aborts an inline one, and writes
-    only the id's own record.
-    """
-    if entry.mode != INLINE or not entry.pending or _waits(entry, current):
-        return entry
-    decided = None if current is None else current.decided
-    committed = decided is not None and decided.commit and decided.key == entry.key
-    if current is None:
-        return entry.decided(committed, entry.prepared_at_ms)
-    ended = replace(entry, offset=current.offset)
-    return ended.decided(committed, current.last_update_timestamp)

@@ -118,4 +118,4 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 def settled(log: eoslog.Log) -> bool:
     """Whether every prepared transaction is decided and delivered."""
-    return log._engine.transactions.prepared.totals()[0] == 0
+    return log._engine.transactions.prepared.index.totals()[0] == 0

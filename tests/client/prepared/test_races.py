@@ -131,7 +131,7 @@ def test_an_interrupted_delivery_without_topics_is_repeated(tmp_path):
     resumed(decider).end().fine()
     with eoslog.open(path) as log:
         log.resolve(token, Outcome.COMMIT)
-        assert log._engine.transactions.prepared.undelivered() == []
+        assert log._engine.transactions.prepared.index.undelivered() == []
         assert log._engine.staged.sweep() == 0
 
 

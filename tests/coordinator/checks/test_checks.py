@@ -96,10 +96,10 @@ def test_row_N10_N17_a_token_settled_since_the_last_look_is_not_asked(
     world.run(5.9)
     world.directory.now_ms += 1000
     world.now += 1.0
-    news, world.first.prepared.news = world.first.prepared.news, list  # type: ignore[method-assign]
+    news, world.first.prepared.index.news = world.first.prepared.index.news, list  # type: ignore[method-assign]
     world.resolve("t1", False)
     world.run(1.0)
-    world.first.prepared.news = news  # type: ignore[method-assign]
+    world.first.prepared.index.news = news  # type: ignore[method-assign]
     assert db.asked == []
 
 

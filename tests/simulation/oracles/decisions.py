@@ -43,10 +43,10 @@ def settle(log: Any, model: Model) -> None:
             _judge(log.outcome(half.token), model, half)
     prepared = log._engine.transactions.prepared
     for _ in range(_MOST_DELIVERIES):
-        for token, _ in prepared.undelivered():
+        for token, _ in prepared.index.undelivered():
             prepared.deliver(token)
-    if prepared.undelivered():
-        model.violated(f"O1 not delivered: {prepared.undelivered()}")
+    if prepared.index.undelivered():
+        model.violated(f"O1 not delivered: {prepared.index.undelivered()}")
 
 
 def _judge(outcome: Outcome | None, model: Model, half: Half) -> None:

@@ -238,12 +238,14 @@ class Judge:
                     raise
                 self.decided[label] = True  # by the clock
         deadline = time.monotonic() + PATIENCE_S
-        while (left := prepared.undelivered()) and time.monotonic() < deadline:
+        while (left := prepared.index.undelivered()) and time.monotonic() < deadline:
             for token, _ in left:
                 with contextlib.suppress(ConcurrentTransactions):
                     prepared.deliver(token)
             time.sleep(0.02)
         log._engine.staged.sweep()
         log.clean(roll=True)
-        if log.pending() or prepared.undelivered():
-            self.violations.append(f"still pending: {log.pending()}, {prepared.undelivered()}")
+        if log.pending() or prepared.index.undelivered():
+            self.violations.append(
+                f"still pending: {log.pending()}, {prepared.index.undelivered()}"
+            )

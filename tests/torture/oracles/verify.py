@@ -139,9 +139,9 @@ def _decide(log: Any, recorder: Recorder) -> None:
     for number, one in enumerate(log.pending()):
         recorder.decide(log, one.meta["txn"], one.token, commit=number % 2 == 0)
     prepared = log._engine.transactions.prepared
-    for token, _ in prepared.undelivered():
+    for token, _ in prepared.index.undelivered():
         prepared.deliver(token)
-    assert not log.pending() and not prepared.undelivered()
+    assert not log.pending() and not prepared.index.undelivered()
     for topic in log.topics():
         for tp in log.partitions_of(topic):  # the delivery of a killed process has no markers yet
             partition = log._engine.partition(tp.topic, tp.partition)

@@ -123,13 +123,13 @@ class PublishingIds:
             PreparedTransactionPending: if it is not decided.
         """
         prepared, name = self._engine.transactions.prepared, NAMED_TRANSACTIONS + self.name
-        for token, entry in prepared.of_id(name):
+        for token, entry in prepared.index.of_id(name):
             if any(offset.group_id == self.group for offset in entry.offsets):
                 raise PreparedTransactionPending(
                     f"producer name {self.name!r}: its prepared transaction {token!r} has "
                     "publishing ids and is not decided; decide it with log.resolve(token, outcome)"
                 )
-        for token, entry in prepared.undelivered():
+        for token, entry in prepared.index.undelivered():
             if entry.transactional_id == name:
                 resolve(self._engine, token, Outcome.COMMIT)
 
