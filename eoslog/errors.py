@@ -676,7 +676,27 @@ class DirectoryReplaced(StorageError):
         return self
 
 
-class DatabaseError(EoslogError):
+class _Uncoded(EoslogError):
+    """An error for which Kafka has no code; `_unnamed` replaces an empty message."""
+
+    code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR
+    retriable = False
+    abortable = False
+    fatal = False
+    _unnamed: ClassVar[str] = ""
+
+    def __init__(self, message: str = "") -> None:
+        """Set the message."""
+        self.message = printable(shown(_text(message))) or self._unnamed
+        super().__init__(self.message)
+
+    @property
+    def name(self) -> str:
+        """The code's name in Kafka."""
+        return self.code.name
+
+
+class DatabaseError(_Uncoded):
     """A database of `eoslog.sql` cannot be used.
 
     It is read-only or damaged, or its tables have another version. The message has the cause::
@@ -690,20 +710,7 @@ class DatabaseError(EoslogError):
         message: what the database reported.
     """
 
-    code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR
-    retriable = False
-    abortable = False
-    fatal = False
-
-    def __init__(self, message: str = "") -> None:
-        """Set the message."""
-        self.message = printable(shown(_text(message))) or "database error"
-        super().__init__(self.message)
-
-    @property
-    def name(self) -> str:
-        """The code's name in Kafka."""
-        return self.code.name
+    _unnamed = "database error"
 
 
 class DatabaseUnavailable(DatabaseError):
@@ -736,7 +743,7 @@ class OutboxRowRejected(DatabaseError):
         return (type(self), (self.message, self.row_id))
 
 
-class ApplicationError(EoslogError):
+class ApplicationError(_Uncoded):
     """An application cannot continue.
 
     The message names the application and the cause::
@@ -750,20 +757,7 @@ class ApplicationError(EoslogError):
         message: what has happened.
     """
 
-    code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR
-    retriable = False
-    abortable = False
-    fatal = False
-
-    def __init__(self, message: str = "") -> None:
-        """Set the message."""
-        self.message = printable(shown(_text(message))) or "application error"
-        super().__init__(self.message)
-
-    @property
-    def name(self) -> str:
-        """The code's name in Kafka."""
-        return self.code.name
+    _unnamed = "application error"
 
 
 class TaskFailed(ApplicationError):
