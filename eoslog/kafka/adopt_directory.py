@@ -28,7 +28,7 @@ from eoslog._util.argument_types import explained
 from eoslog._util.arguments import as_items, as_path
 from eoslog.config.keys import TopicConfig
 from eoslog.coordinator.groups.state import GroupTable, StoredBatch
-from eoslog.coordinator.transactions.log import TransactionLogFold
+from eoslog.coordinator.transactions.log_fold import TransactionLogFold
 from eoslog.coordinator.transactions.prepared_records import STAGED, PreparedFold
 from eoslog.engine.engine import Engine
 from eoslog.errors import ConfigError, CorruptRecord, StorageError

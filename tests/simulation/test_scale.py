@@ -12,7 +12,7 @@ import time
 import tracemalloc
 
 from eoslog._core import build_batch, build_marker, transaction_value
-from eoslog.coordinator.transactions.log import TransactionLogFold
+from eoslog.coordinator.transactions.log_fold import TransactionLogFold
 from eoslog.coordinator.transactions.records import encode_key
 from eoslog.coordinator.transactions.state import TransactionMetadata
 from eoslog.model import AppendOrigin, TopicPartition

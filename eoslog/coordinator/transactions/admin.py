@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 
 from eoslog.coordinator.host import TransactionHost
 from eoslog.coordinator.retry import Attempts
-from eoslog.coordinator.transactions.log import RECOVERY_PREFIX, TransactionLog, TransactionLogs
+from eoslog.coordinator.transactions.log import TransactionLog, TransactionLogs
+from eoslog.coordinator.transactions.log_fold import RECOVERY_PREFIX
 from eoslog.coordinator.transactions.lost_producers import lost
 from eoslog.coordinator.transactions.prepared_records import STAGED_PREFIX
 from eoslog.coordinator.transactions.snapshot import settled

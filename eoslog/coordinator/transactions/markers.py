@@ -29,7 +29,9 @@ from eoslog._core import build_marker
 from eoslog.coordinator.host import HostLog, TransactionHost
 from eoslog.coordinator.retry import Attempts
 from eoslog.coordinator.trace import Trace
-from eoslog.coordinator.transactions.log import Decision, TransactionKey, TransactionLog
+from eoslog.coordinator.transactions.log import TransactionLog
+from eoslog.coordinator.transactions.log_fold import Decision
+from eoslog.coordinator.transactions.prepared_records import TransactionKey
 from eoslog.coordinator.transactions.state import (
     TRANSACTION_VERSION,
     OffsetSpan,

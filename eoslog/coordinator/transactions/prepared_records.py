@@ -43,6 +43,7 @@ from eoslog.model import TopicPartition
 from eoslog.storage.format.serde import Reader, Writer
 
 TransactionKey = tuple[int, int]
+"""(producer id, epoch of the data): identifies one transaction forever."""
 INLINE: Literal["inline"] = "inline"
 STAGED: Literal["staged"] = "staged"
 NEVER = -1

@@ -38,14 +38,10 @@ from collections.abc import Callable
 from eoslog.coordinator.host import HostLog, TransactionHost
 from eoslog.coordinator.retry import Attempts
 from eoslog.coordinator.transactions.commit import Endings
-from eoslog.coordinator.transactions.log import (
-    RECOVERY_PREFIX,
-    Decision,
-    TransactionKey,
-    TransactionLog,
-    TransactionLogs,
-)
+from eoslog.coordinator.transactions.log import TransactionLog, TransactionLogs
+from eoslog.coordinator.transactions.log_fold import RECOVERY_PREFIX, Decision
 from eoslog.coordinator.transactions.markers import MarkerDriver, open_span
+from eoslog.coordinator.transactions.prepared_records import TransactionKey
 from eoslog.coordinator.transactions.state import (
     MAX_EPOCH,
     Cause,

@@ -23,13 +23,10 @@ from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop
 
 from eoslog.coordinator.host import HostLog, TransactionHost
-from eoslog.coordinator.transactions.log import (
-    Decision,
-    TransactionKey,
-    TransactionLog,
-    TransactionLogs,
-)
+from eoslog.coordinator.transactions.log import TransactionLog, TransactionLogs
+from eoslog.coordinator.transactions.log_fold import Decision
 from eoslog.coordinator.transactions.markers import MarkerDriver
+from eoslog.coordinator.transactions.prepared_records import TransactionKey
 from eoslog.coordinator.transactions.state import OffsetSpan
 from eoslog.errors import (
     CorruptRecord,

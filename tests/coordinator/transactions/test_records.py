@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from eoslog import errors
 from eoslog._core import build_batch, transaction_batch, transaction_value
-from eoslog.coordinator.transactions.log import TransactionLogFold
+from eoslog.coordinator.transactions.log_fold import TransactionLogFold
 from eoslog.coordinator.transactions.records import decode_key, decode_value, encode_key
 from eoslog.coordinator.transactions.state import (
     Cause,

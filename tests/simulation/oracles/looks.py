@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eoslog.coordinator.groups.state import GroupTable
-from eoslog.coordinator.transactions.log import TransactionLogFold
+from eoslog.coordinator.transactions.log_fold import TransactionLogFold
 from eoslog.coordinator.transactions.state import TransactionMetadata
 from eoslog.engine.engine import Engine
 from eoslog.model import STAGED_TRANSACTIONS_TOPIC
