@@ -64,11 +64,11 @@ IGNORED_PREFIXES = (
 _TRUE: tuple[object, ...] = (None, True, "true")
 _FALSE: tuple[object, ...] = (None, False, "false")
 REPLACED: dict[str, tuple[tuple[object, ...], str]] = {
-    "num.partitions": ((None, 1, "1"), "give the number of partitions to create_topic"),
-    "delete.topic.enable": (_TRUE, "a process that may write the directory may delete topics"),
-    "log.cleaner.enable": (_TRUE, "set cleanup.policy of the topics that are not to be compacted"),
+    "num.partitions": ((None, 1, "1"), "pass the number of partitions to create_topic"),
+    "delete.topic.enable": (_TRUE, "a process that can write to the directory can delete topics"),
+    "log.cleaner.enable": (_TRUE, "change cleanup.policy of the topics that must not be compacted"),
     "transaction.two.phase.commit.enable": (
-        _FALSE, "each transaction ends by its transaction.timeout.ms at the latest"
+        _FALSE, "call prepare_transaction, which needs no setting; other transactions time out"
     ),
 }  # fmt: skip
 

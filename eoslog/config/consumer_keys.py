@@ -208,7 +208,7 @@ class ConsumerConfig(Settings):
         45_000,
         integer(1),
         "A member whose process is alive but sends no heartbeat for this time is removed from "
-        "the group. A process that dies is removed at once.",
+        "the group. A process that dies is removed immediately.",
         unit="ms",
     )
     heartbeat_interval_ms: int = setting(
@@ -261,7 +261,7 @@ class ConsumerConfig(Settings):
         elif guarantee == "at_most_once":
             if asked is False:
                 raise ConfigError(
-                    "processing.guarantee=at_most_once commits before it hands records out, "
+                    "processing.guarantee=at_most_once commits before it returns records, "
                     "but enable.auto.commit=False"
                 )
             values["auto_commit_when"] = "before"

@@ -27,11 +27,12 @@ CONSUMER = frozenset(
     """.split()
 ) | frozenset(_ANY)
 
-_ERRORS = "errors are raised by the call that meets them, and logged by the logger `eoslog`"
-_LOGGER = "logging.getLogger('eoslog') is the one that is used"
+_ERRORS = "calls raise their errors, and the logger `eoslog` has those of background threads"
+_LOGGER = "configure logging.getLogger('eoslog')"
 _NETWORK = "there is no network"
-_STATS = "ask Log.stats(), or Consumer.current_lag()"
-_COMMITS = "commit() returns when the offsets are durable, and raises what failed"
+_STATS = "call Log.stats() or Consumer.current_lag()"
+_COMMITS = "commit() returns when the offsets are durable, and raises an error if it fails"
+_DELIVERY = "pass on_delivery to produce, or use the Delivery that send returns"
 _FIFO = "records of a partition are appended in the order of their produce calls"
 _NONE: tuple[object, ...] = (None,)
 _FALSE: tuple[object, ...] = (None, False, "false", "0")
@@ -43,45 +44,45 @@ Replaced = dict[str, tuple[tuple[object, ...], str]]
 
 _BOTH: Replaced = {
     "error.cb": (_NONE, _ERRORS),
-    "throttle.cb": (_NONE, "nothing is throttled: there is no broker"),
+    "throttle.cb": (_NONE, "there is no broker that throttles requests"),
     "stats.cb": (_NONE, _STATS),
     "log.cb": (_NONE, _LOGGER),
     "logger": (_NONE, _LOGGER),
-    "oauth.cb": (_NONE, "there is no network, and nothing to log in to"),
-    "oauthbearer.token.refresh.cb": (_NONE, "there is no network, and nothing to log in to"),
+    "oauth.cb": (_NONE, "there is no network, so there is no login"),
+    "oauthbearer.token.refresh.cb": (_NONE, "there is no network, so there is no login"),
     "background.event.cb": (_NONE, _ERRORS),
     "connect.cb": (_NONE, _NETWORK),
     "closesocket.cb": (_NONE, _NETWORK),
     "resolve.cb": (_NONE, _NETWORK),
-    "open.cb": (_NONE, "files are opened by eoslog alone, close-on-exec"),
-    "interceptors": (_NONE, "call the code before produce and after poll"),
+    "open.cb": (_NONE, "eoslog opens its files itself, with close-on-exec"),
+    "interceptors": (_NONE, "call your code before produce and after poll"),
     "opaque": (_NONE, "bind what a callback needs with functools.partial"),
-    "default.topic.conf": ((None, {}), "put its keys beside the others"),
+    "default.topic.conf": ((None, {}), "pass its keys in the configuration itself"),
     "topic.blacklist": (_EMPTY, "subscribe with a pattern that leaves these topics out"),
 }
 PRODUCER_REPLACED: Replaced = {
     **_BOTH,
-    "on.delivery": (_NONE, "give on_delivery to each produce, or take what send returns"),
-    "dr.cb": (_NONE, "give on_delivery to each produce, or take what send returns"),
-    "dr.msg.cb": (_NONE, "give on_delivery to each produce, or take what send returns"),
-    "partitioner.cb": (_NONE, "give a callable as partitioner.class"),
+    "on.delivery": (_NONE, _DELIVERY),
+    "dr.cb": (_NONE, _DELIVERY),
+    "dr.msg.cb": (_NONE, _DELIVERY),
+    "partitioner.cb": (_NONE, "set partitioner.class to a callable"),
     "msg.order.cmp": (_NONE, _FIFO),
     "queuing.strategy": ((None, "fifo"), _FIFO),
     "delivery.report.only.error": (
-        _FALSE, "on_delivery is called for each record: look at its first argument"
+        _FALSE, "on_delivery is called for each record; check its first argument"
     ),
 }  # fmt: skip
 CONSUMER_REPLACED: Replaced = {
     **_BOTH,
     "on.commit": (_NONE, _COMMITS),
     "consume.cb": (_NONE, "iterate over the consumer, or call poll"),
-    "rebalance.cb": (_NONE, "give on_assign and on_revoke to subscribe"),
+    "rebalance.cb": (_NONE, "pass on_assign and on_revoke to subscribe"),
     "offset.commit.cb": (_NONE, _COMMITS),
-    "offset.store.method": ((None, "broker"), "offsets are kept in the group"),
+    "offset.store.method": ((None, "broker"), "offsets are stored in the group"),
     "enable.partition.eof": (
-        _FALSE, "poll tells of no end: Log.read ends at it, Consumer.current_lag says how far it is"
+        _FALSE, "Log.read stops at the end, and Consumer.current_lag returns the distance to it"
     ),
     "enable.auto.offset.store": (
-        _TRUE, "there is no store_offsets: set enable.auto.commit=False, and call commit(record)"
+        _TRUE, "set enable.auto.commit=False, and call commit(record) instead of store_offsets"
     ),
 }  # fmt: skip

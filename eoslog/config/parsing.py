@@ -36,7 +36,9 @@ class Parser:
         return self.parse(key, value)
 
 
-SERIALIZERS = "a callable, or one of bytes, string, json, short, integer, long, float, double, uuid"
+SERIALIZERS = (
+    "a callable, or one of bytes, string, json, short, integer, long, float, double, uuid, msgpack"
+)
 
 
 def _wrong(key: str, expected: str, value: object) -> ConfigError:

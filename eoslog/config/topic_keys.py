@@ -96,7 +96,7 @@ class TopicConfig(Settings):
     flush_messages: int = setting(
         LONG_MAX,
         integer(1, LONG_MAX),
-        "How many records can wait for the background flush. More are flushed at once.",
+        "How many records can wait for the background flush. More are flushed immediately.",
         unit="records",
     )
     flush_ms: int = setting(

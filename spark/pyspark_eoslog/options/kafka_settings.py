@@ -38,15 +38,15 @@ _HARMLESS = frozenset(
 _HARMLESS_PREFIXES = ("sasl.", "ssl.", "security.")
 # Spark's Kafka source and sink refuse most of these too.
 _REFUSED = {
-    "auto.offset.reset": "where reading begins is the option startingOffsets",
-    "enable.auto.commit": "progress lies in Spark's checkpoint, and for show in commitGroup",
-    "interceptor.classes": "there is no client that would call them",
-    "key.deserializer": "keys are bytes, or text with keyFormat",
-    "value.deserializer": "values are bytes, or text with valueFormat",
-    "key.serializer": "keys are what the DataFrame has",
-    "value.serializer": "values are what the DataFrame has",
-    "partitioner.class": "give a column 'partition'",
-    "partitioner.ignore.keys": "give a column 'partition'",
+    "auto.offset.reset": "set the option startingOffsets",
+    "enable.auto.commit": "progress is in Spark's checkpoint; commitGroup shows it to tools",
+    "interceptor.classes": "there is no Kafka client that calls them",
+    "key.deserializer": "keys are bytes; set keyFormat to string for text",
+    "value.deserializer": "values are bytes; set valueFormat to string for text",
+    "key.serializer": "serialize the column key in the DataFrame",
+    "value.serializer": "serialize the column value in the DataFrame",
+    "partitioner.class": "add a column 'partition'",
+    "partitioner.ignore.keys": "add a column 'partition'",
 }
 # Settings that every job for Kafka has: a warning about them would help no user.
 _SILENT = frozenset({"bootstrap.servers", "group.id"})
