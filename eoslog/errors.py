@@ -263,7 +263,7 @@ class CommitOutcomeUnknown(_Coded, code=ErrorCode.LOCAL_COMMIT_OUTCOME_UNKNOWN):
 
 
 class OutcomeConflict(_Coded, code=ErrorCode.LOCAL_OUTCOME_CONFLICT):
-    """A prepared transaction was decided already, and the other way.
+    """A prepared transaction was already decided the other way.
 
     The message names the decision, which stands. Make the other system agree with it.
     """
@@ -449,9 +449,9 @@ class InvalidRecord(_Coded, ValueError, code=ErrorCode.INVALID_RECORD):
 
 
 class PolicyViolation(_Coded, ValueError, code=ErrorCode.POLICY_VIOLATION):
-    """A policy does not allow the operation.
+    """A policy or a limit does not allow the operation.
 
-    The message names the policy, for example the topic's `cleanup.policy`.
+    The message names it, for example the topic's `cleanup.policy` or `pending.max.count`.
     """
 
 
@@ -546,7 +546,7 @@ class QueueFull(_Coded, TimeoutError, code=ErrorCode.LOCAL_QUEUE_FULL):
 
 
 class LockTimeout(_Coded, TimeoutError, code=ErrorCode.LOCAL_TIMED_OUT):
-    """Another process holds a lock for too long.
+    """Another process held a lock for too long.
 
     The message names the process. `Log.locks` and `eoslog why` show the holders.
     """

@@ -164,7 +164,7 @@ def error_page() -> str:
         if category(cls):
             facts.append(f"category: {category(cls)}")
         if bases and bases != ["Exception"]:
-            facts.append(f"also a {' and a '.join(f'`{base}`' for base in bases)}")
+            facts.append(f"subclass of {' and '.join(f'`{base}`' for base in bases)}")
         if aliases_of(cls):
             facts.append(f"also named {', '.join(f'`{n}`' for n in aliases_of(cls))}")
         out += [summary(cls), ""]
