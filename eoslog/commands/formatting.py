@@ -70,7 +70,7 @@ def _text(line: bytes) -> str:
     try:
         return line.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise ValueError(f"no UTF-8: {error.reason} at byte {error.start}") from None
+        raise ValueError(f"not valid UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _record(given: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from eoslog.errors import NoOffset
 
 @click.group()
 def position() -> None:
-    """List and delete positions of sources outside."""
+    """List and delete named positions of external sources."""
 
 
 @position.command("list")

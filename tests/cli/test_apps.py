@@ -162,7 +162,7 @@ def test_dead_replay_sends_each_back_to_the_input_once(billed, place):
     assert "sent 1 dead letter back" in billed("dead", "replay", "billing", 1).err
     assert "sent 1 dead letter back" in billed("dead", "replay", "billing", "--all").err
     assert "sent 0 dead letters back" in billed("dead", "replay", "billing", "--all").err
-    assert "1 were sent before" in billed("dead", "replay", "billing", 1).err
+    assert "sent before: 1" in billed("dead", "replay", "billing", 1).err
     with eoslog.open(place) as log:
         sent = list(log.read("orders"))[len(PRICES) :]
         stored = [r for r in log.read("orders") if r.offset == 3]

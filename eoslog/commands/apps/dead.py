@@ -20,16 +20,17 @@ _COLUMNS = ("app", "id", "time", "task", "topic", "partition", "offset", "attemp
 
 @click.group()
 def dead() -> None:
-    """List, show and send back dead letters of applications.
+    """List, show and send back the dead letters of applications.
 
-    A dead letter is a record whose task failed, or ended its process, as often as allowed. It is in
-    the topic APP.dead, with its key, value and headers, and is named by its offset there.
+    A dead letter is a record whose task failed, or whose task ended its process, as often as
+    allowed. It is in the topic APP.dead, with its key, value and headers. Its ID is its offset
+    there.
     """
 
 
 @dead.command("list")
 @click.argument("app", metavar="[APP]", required=False)
-@click.option("--all", "every", is_flag=True, help="List those that were sent back too.")
+@click.option("--all", "every", is_flag=True, help="Include dead letters that were sent back.")
 @click.pass_obj
 def list_dead(face: CliContext, app: str | None, every: bool) -> None:
     r"""List the dead letters of one application, or of all.
@@ -137,6 +138,6 @@ def replay(
         raise click.UsageError("give the IDs of dead letters, or --all")
     with face.log() as log:
         sent = send_back(log, app, None if every else numbers, only_task=only_task)
-    left = "" if every else f", {len(set(numbers)) - len(sent)} were sent before"
-    to = "their task" if only_task else "their input"
-    face.say(f"sent {counted(len(sent), 'dead letter')} back to {to}{left}")
+    left = "" if every else f"; sent before: {len(set(numbers)) - len(sent)}"
+    owner, to = "its" if len(sent) == 1 else "their", "task" if only_task else "input"
+    face.say(f"sent {counted(len(sent), 'dead letter')} back to {owner} {to}{left}")

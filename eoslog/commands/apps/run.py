@@ -34,7 +34,7 @@ _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 )
 @click.option(
     "--log-level", type=click.Choice(_LEVELS, case_sensitive=False), default="INFO",
-    show_default=True, help="Least level of log lines on stderr.",
+    show_default=True, help="Lowest level of the log lines on stderr.",
 )  # fmt: skip
 @click.pass_obj
 def run(
