@@ -106,7 +106,7 @@ class TransactionDescription:
         producer_id: the producer id.
         producer_epoch: the epoch.
         timeout_ms: the `transaction.timeout.ms` of its producer.
-        start_time_ms: the begin of the transaction, in ms since the epoch; -1 if none is open.
+        start_time_ms: the start of the transaction, in ms since the epoch; -1 if none is open.
         last_update_ms: the last change of the state, in ms since the epoch; -1 if not known.
         partitions: the partitions of the open transaction.
         pid: the process that last initialised the id; None if it has exited.
@@ -265,7 +265,7 @@ class Blocker:
         pid: the blocking process, in its own pid namespace; None if it has exited, or no process is
             the cause.
         command: its command line; None also if it is in another pid namespace.
-        since: the begin, in ms since the epoch; None if it is not known.
+        since: when the blocking began, in ms since the epoch; None if it is not known.
         stopped: whether the process is suspended (SIGSTOP, a debugger); None if it has exited or
             its state cannot be read.
         remedy: a shell command; an alternative follows as a comment.

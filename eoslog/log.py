@@ -446,8 +446,8 @@ class Log(Closing):
                 `start` is beyond the log end, or `end` is above the last readable offset.
             ConfigError: if a column, isolation level, format or value of `binary` is unknown, or
                 the schema is missing or invalid.
-            SerializationError: from the iteration, if a key or value has not the format, after the
-                records before it; the message has its partition and offset.
+            SerializationError: from the iteration, if a key or value is not in the format, after
+                the records before it; the message has its partition and offset.
         """
         from eoslog.client.scan.log_scan import ScanOptions, scan
 
@@ -487,7 +487,8 @@ class Log(Closing):
 
         Raises:
             ConfigError: if a format is unknown.
-            SerializationError: if a key or value has not the format, after the records before it.
+            SerializationError: if a key or value is not in the format, after the records before
+                it.
             EoslogError: as `scan` and its iteration.
         """
         from eoslog.client.scan.log_scan import ScanOptions, scan
@@ -533,10 +534,10 @@ class Log(Closing):
     def query(self, sql: str) -> pa.Table:
         """Run an SQL statement of DuckDB over topics, and return its result.
 
-        Each topic is a view with the columns of `scan`. All topics of a statement are read as of
-        one moment, which splits no transaction. Keys and values are blobs: `decode(value)` gives
-        their text. Quote "offset", which is a word of SQL, and names with other characters, as in
-        `from "web-clicks"`.
+        Each topic is a view with the columns of `scan`. All topics of a statement are read at one
+        point in time, which splits no transaction. Keys and values are blobs: `decode(value)`
+        gives their text. Quote "offset", which is an SQL keyword, and names with other
+        characters, as in `from "web-clicks"`.
 
         Args:
             sql: one statement.
@@ -570,8 +571,8 @@ class Log(Closing):
             key: the format of keys: "bytes", "string", "json", "integer", "long", "double", "uuid",
                 "msgpack", or a callable that takes the bytes.
             value: the format of values, as `key`.
-            follow: read what has committed since, at each access. False keeps the state of the
-                call until `Table.refresh` is called.
+            follow: at each access, also read what was committed since the last one. False keeps
+                the state of the call until `Table.refresh` is called.
 
         Returns:
             A read-only mapping.
@@ -809,7 +810,7 @@ class Log(Closing):
         on_exhausted: str = "park",
         workers: int = 1,
     ) -> Callable[[], None]:
-        """Let a function answer what became of prepared transactions.
+        """Let a function answer how prepared transactions ended.
 
         While this log is open, the function is called for each transaction that was prepared with
         `resolver=name` and is undecided, also by processes that have exited. It runs in threads of
@@ -849,7 +850,7 @@ class Log(Closing):
 
         Args:
             group: the name of the group, and of its resolver. Any number of processes share it.
-            listener: runs local transactions, and answers what became of them.
+            listener: runs local transactions, and answers how they ended.
             settings: when the listener is asked, as for `register_resolver`.
 
         Raises:
@@ -994,9 +995,9 @@ class Log(Closing):
         Raises:
             ConfigError: if an argument is invalid, or the settings of the database do not allow
                 durable commits.
-            DatabaseUnavailable: if the database is down or too slow. At the begin of the block,
+            DatabaseUnavailable: if the database is down or too slow. At the start of the block,
                 nothing is begun. At its end, the message says whether the outcome is known.
-            PreparedTransactionPending: at the begin, if this transactional id has left a
+            PreparedTransactionPending: at the start, if this transactional id has left a
                 transaction prepared with another database.
             TransactionAborted: at the end, if a resolver has aborted the transaction. Nothing was
                 written; repeat the work.

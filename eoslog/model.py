@@ -26,7 +26,7 @@ CLUSTER_METADATA_TOPIC = "__cluster_metadata"
 STAGED_TRANSACTIONS_TOPIC = "__staged_transactions"
 """Payload of prepared transactions whose records are not in their topics yet."""
 POSITIONS_TOPIC = "__positions"
-"""Named positions of sources outside of the log."""
+"""Named positions of external sources."""
 INTERNAL_TOPICS = frozenset(
     {
         TRANSACTION_STATE_TOPIC,

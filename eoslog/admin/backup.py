@@ -62,7 +62,7 @@ def backup(
         )
     source, target = os.path.realpath(engine.path), os.path.realpath(path)
     if os.path.commonpath([source, target]) == source:
-        raise ConfigError(f"{target} is inside the log {source}; give a target outside of it")
+        raise ConfigError(f"{target} is inside the log {source}; choose a target outside of it")
     engine.session.directory.require()  # the caller means the log at the path
     for _ in range(_TRIES):
         try:
@@ -159,14 +159,20 @@ def _instant(engine: Engine, held: ExitStack) -> Instant:
             if view["deleted"]:
                 raise _TopicDeleted
             if view["poison"]:
-                raise LogPoisoned("a flush failed: reopen the log before it is copied", 0, log.path)
+                raise LogPoisoned(
+                    "a flush failed; close the log in every process, then open it again",
+                    0,
+                    log.path,
+                )
         torn = [log for log, view in instant if view["busy"]]
         for log in torn:  # its holder died in an append: who locks it next repairs it
             log.publish_log_start(log.log_start, segments_changed=False)
         # Records in the copy may name partitions that were created in the meantime.
         if not torn and all(log.name in found for log in _logs(engine, found)):
             return instant
-    raise StorageError(f"partitions were made in each of {_TRIES} attempts", path=engine.path)
+    raise StorageError(
+        f"partitions were created in each of {_TRIES} attempts to copy; retry", path=engine.path
+    )
 
 
 def _unchanging(engine: Engine) -> Instant:

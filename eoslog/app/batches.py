@@ -43,7 +43,7 @@ def argument_of(task: Task, records: list[Record]) -> Any:
     """Return what the function of a task is called with.
 
     Raises:
-        SerializationError: if a key or a value has not the format of the task.
+        SerializationError: if a key or a value is not in the format of the task.
         ConfigError: if pyarrow is needed and not installed.
     """
     decoded = [task.decoded(record) for record in records]

@@ -71,7 +71,7 @@ class Context:
             timestamp: milliseconds since the epoch; None means now.
 
         Raises:
-            SerializationError: if the key or the value has not the format.
+            SerializationError: if the key or the value is not in the format.
             IllegalState: if the function has returned, for example in a thread that it started.
         """
         self._check_open("send")

@@ -89,7 +89,7 @@ class Task:
         """Return the record with its key and value decoded.
 
         Raises:
-            SerializationError: if one has not the format; the message names the record.
+            SerializationError: if one is not in the format; the message names the record.
         """
         key, value = self.key.decode, self.value.decode
         if key is None and value is None:

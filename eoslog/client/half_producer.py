@@ -69,7 +69,7 @@ class HalfProducer(Closing):
     Args:
         log: the open log.
         group: the name of the group.
-        listener: runs the local transactions, and answers what became of them.
+        listener: runs the local transactions, and answers how they ended.
         settings: when the listener is asked, as for `Log.register_resolver`.
 
     Raises:

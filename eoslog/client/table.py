@@ -38,11 +38,11 @@ class Table(DocumentedMapping):
         table = log.table("orders", value="string")
         print(table.get("ada"), len(table))
 
-    Each access returns a value of its own. A record without a value deletes its key, and records
-    without a key are not part of the table.
+    Each access returns a new copy. A record without a value deletes its key, and records without a
+    key are not part of the table.
 
     Raises:
-        SerializationError: from any method, if a key or value has not the format.
+        SerializationError: from any method, if a key or value is not in the format.
         EoslogError: from any method of a table that follows its topic, if it cannot be read.
     """
 

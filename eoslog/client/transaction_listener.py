@@ -70,7 +70,7 @@ class TransactionListener:
 
 @dataclass(frozen=True, slots=True)
 class TransactionSendResult:
-    """What became of a half message.
+    """The result of sending a half message.
 
     `HalfProducer.send_message_in_transaction` returns it::
 

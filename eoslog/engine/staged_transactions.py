@@ -392,7 +392,7 @@ class StagedTransactions:
             The number of records that were removed.
 
         Raises:
-            CorruptRecord: if a record has not the format of a part; nothing is removed.
+            CorruptRecord: if a record is not in the format of a part; nothing is removed.
         """
         engine = self._engine
         log = engine.existing_internal_topic(STAGED_TRANSACTIONS_TOPIC)

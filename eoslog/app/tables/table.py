@@ -34,14 +34,14 @@ class AppTable(DocumentedMapping, MutableMapping[Any, Any]):
 
     A task sees the partition of the table that has the number of its record's partition. A missing
     key gives `default()`, which is not stored. A value changes by assignment only: each access
-    returns a value of its own, so changing a list or a dict does not change the table.
+    returns a new copy, so changing a list or a dict does not change the table.
 
     Outside of the application, read the topic with `Log.table`.
 
     Raises:
         IllegalState: from any method, if it is called outside of a task, or in a task that does not
             name the table in `tables`; or if the key belongs to another partition than the record.
-        SerializationError: from any method, if a key or value has not the format of the table.
+        SerializationError: from any method, if a key or value is not in the format of the table.
     """
 
     def __init__(

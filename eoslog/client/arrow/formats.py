@@ -33,7 +33,7 @@ _UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
 
 class BadValue(Exception):
-    """A value that has not the format.
+    """A value that is not in the format.
 
     Attributes:
         index: its row.
@@ -53,7 +53,7 @@ class ColumnFormat:
 
     Attributes:
         type: the type of the converted column.
-        whole: converts an array; raises ValueError if a value has not the format.
+        whole: converts an array; raises ValueError if a value is not in the format.
         one: converts a single value that `whole` refused; raises ValueError with the reason.
     """
 
@@ -98,7 +98,7 @@ class ColumnFormat:
         """Return the converted array.
 
         Raises:
-            BadValue: if a value has not the format; the first one.
+            BadValue: if a value is not in the format; the first one.
         """
         pa = require_pyarrow()
         null = nulls(array)

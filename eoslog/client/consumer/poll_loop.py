@@ -140,7 +140,7 @@ class PollLoop:
         subscribed = self._subscription.subscribed
         if subscribed and membership.due(now):
             # Keep partitions while an open transaction processes their records, because it must
-            # commit their offsets. At the begin of a transaction, no records are unfinished, so a
+            # commit their offsets. At the start of a transaction, no records are unfinished, so a
             # consumer that polls only inside transactions releases partitions then.
             # The same holds for records whose offsets a database must store.
             processing = self._link.in_transaction or self._link.stored_elsewhere

@@ -301,7 +301,7 @@ class Transaction(RecordCalls):
         value: int | str | bytes,
         expected: int | str | bytes | Unchecked | None = ANY,
     ) -> None:
-        """Store how far a source outside of the log was read, together with its records.
+        """Store how far an external source was read, together with its records.
 
         The position takes effect when the transaction commits. `Log.position` returns it. A
         program that reads a position, then reads the source from there, and passes the position as

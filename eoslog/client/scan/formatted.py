@@ -77,7 +77,8 @@ class FormattedScan(Scan):
         """Yield record batches of 1 to `batch_rows` rows.
 
         Raises:
-            SerializationError: if a key or value has not the format, after the records before it.
+            SerializationError: if a key or value is not in the format, after the records before
+                it.
             EoslogError: as another scan.
         """
         pa = arrow.require_pyarrow()

@@ -215,7 +215,8 @@ class Scan:
 
         Raises:
             ConfigError: if a format is unknown.
-            SerializationError: if a key or value has not the format, after the records before it.
+            SerializationError: if a key or value is not in the format, after the records before
+                it.
             CorruptRecord: if a batch is damaged, after the records before it.
             OffsetOutOfRange: if records that were not read yet are deleted.
             UnknownTopicOrPartition: if the topic is deleted during the iteration.

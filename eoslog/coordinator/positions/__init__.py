@@ -1,1 +1,1 @@
-"""Named positions of sources outside of the log, in `__positions`."""
+"""Named positions of external sources, in `__positions`."""
