@@ -16,10 +16,10 @@ from eoslog.config.documented import KINDS, DocumentedKey, keys_of
 @click.argument("key", required=False, metavar="[KEY]")
 @click.pass_obj
 def config(face: CliContext, kind: str | None, key: str | None) -> None:
-    r"""Explain the configuration keys of producers, consumers, topics and logs.
+    r"""Explain configuration keys.
 
     KIND is producer, consumer, topic or log. KEY is one key, or a part of its name. A KEY without
-    a KIND is looked for in all kinds.
+    a KIND is looked up in all kinds.
 
     Exit code 3 if there is no such key.
 

@@ -87,10 +87,11 @@ def consume(
     isolation: str,
     config: tuple[str, ...],
 ) -> None:
-    r"""Print the records of topics: lines on a terminal, otherwise JSON objects.
+    r"""Print the records of topics.
 
-    Begins at the start of the log, with -f at its end, and with -g at the group's committed
-    offsets. With -g, offsets are committed after the records before them are printed.
+    Prints lines on a terminal, and JSON objects otherwise. Begins at the start of the log, with -f
+    at its end, and with -g at the group's committed offsets. With -g, offsets are committed after
+    the records before them are printed.
 
     Exit code 2 if no partition contains the offset of -o.
 

@@ -131,9 +131,10 @@ def reset(
     create: bool,
     dry_run: bool,
 ) -> None:
-    r"""Set a group's committed offsets; the group must not have members.
+    r"""Set the committed offsets of a group.
 
-    Exit code 2 if no partition contains the offset, 3 if the group does not exist.
+    The group must not have members. Exit code 2 if no partition contains the offset, 3 if the group
+    does not exist.
 
     \b
     Examples:

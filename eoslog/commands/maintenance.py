@@ -146,11 +146,11 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
 @click.option("--check/--no-check", default=True, help="Verify the checksums of the copy.")
 @click.pass_obj
 def backup(face: CliContext, target: str, check: bool) -> None:
-    r"""Copy the log into the new directory TARGET while it is in use.
+    r"""Copy the log into a new directory while it is in use.
 
-    The copy is consistent at one point in time. It contains every transaction that was committed
-    by then; transactions that were open are aborted in it. To restore, open the copy, or move it
-    to the log's path.
+    TARGET is the new directory. The copy is consistent at one point in time. It contains every
+    transaction that was committed by then; transactions that were open are aborted in it. To
+    restore, open the copy, or move it to the log's path.
 
     Exit code 5 if the check finds damage, which the log then has too.
 
@@ -174,10 +174,16 @@ def backup(face: CliContext, target: str, check: bool) -> None:
 @click.command()
 @click.pass_obj
 def locks(face: CliContext) -> None:
-    """List the processes that have the log open, with their append locks.
+    r"""List the append locks that processes hold.
 
-    A lock that is held for seconds belongs to a process that is suspended or stuck. The lock is
-    never broken: other processes get a LockTimeout that names the holder.
+    Lists every process that has the log open. A lock that is held for seconds belongs to a process
+    that is suspended or stuck. The lock is never broken: other processes get a LockTimeout that
+    names the holder.
+
+    \b
+    Examples:
+      eoslog -d shop locks
+      eoslog -d shop --format jsonl locks | jq .pid
     """
     with face.log(read_only=True) as log:
         held_by: dict[int, list[str]] = {}
@@ -262,7 +268,12 @@ def compact(face: CliContext, topic: str | None, roll: bool) -> None:
 @click.command()
 @click.pass_obj
 def durability(face: CliContext) -> None:
-    """Print the log's durability and what an acknowledged write survives."""
+    r"""Print what an acknowledged write survives.
+
+    \b
+    Example:
+      eoslog -d shop durability
+    """
     with face.log(read_only=True) as log:
         kept = log.durability
     meaning = {

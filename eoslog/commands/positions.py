@@ -43,9 +43,10 @@ def list_positions(face: CliContext) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")
 @click.pass_obj
 def delete(face: CliContext, name: str, yes: bool) -> None:
-    r"""Delete a position, so that its source is read from the start again.
+    r"""Delete a position.
 
-    Exit code 3 if there is no such position, 4 if an open transaction sets it.
+    Its source is then read from the start again. Exit code 3 if there is no such position, 4 if an
+    open transaction sets it.
 
     \b
     Examples:

@@ -162,7 +162,15 @@ def alter(
 )
 @click.pass_obj
 def offsets(face: CliContext, name: str, timestamp_ms: int | None) -> None:
-    """Print the log start, last stable offset and end of each partition."""
+    r"""Print the start and the ends of each partition.
+
+    Prints the log start, the last stable offset, the high watermark and the log end.
+
+    \b
+    Examples:
+      eoslog -d shop offsets orders
+      eoslog -d shop offsets orders --at 1700000000000
+    """
     with face.log(reads=True) as log:
         face.show(_offsets(log, name, timestamp_ms))
 

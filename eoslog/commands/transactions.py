@@ -100,10 +100,10 @@ def abort(face: CliContext, name: str) -> None:
 @click.option("--resolver", metavar="NAME", help="List only those of this resolver.")
 @click.pass_obj
 def pending(face: CliContext, resolver: str | None) -> None:
-    r"""List the prepared transactions that are not decided, the oldest first.
+    r"""List the prepared transactions that are undecided.
 
-    A state PARKED means that its resolver was asked as often as allowed. Decide it with `resolve`,
-    or ask again with `recheck`.
+    The oldest one is first. A state PARKED means that its resolver was asked as often as allowed.
+    Decide it with `resolve`, or ask again with `recheck`.
 
     \b
     Examples:

@@ -75,10 +75,10 @@ def _short(blocker: Blocker) -> str:
 @click.command()
 @click.pass_obj
 def ps(face: CliContext) -> None:
-    r"""List the processes that have the log open, and what each holds.
+    r"""List the processes that have the log open.
 
-    Shows partition locks, open transactions and group memberships. Read-only readers are listed if
-    their /proc entries are readable. Times are in ms since 1970 in JSON and CSV.
+    Shows their partition locks, open transactions and group memberships. Read-only readers are
+    listed if their /proc entries are readable. Times are in ms since 1970 in JSON and CSV.
 
     \b
     Examples:

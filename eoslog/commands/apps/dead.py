@@ -78,7 +78,7 @@ def _row(face: CliContext, app: str, letter: DeadLetter) -> dict[str, Any]:
 @click.argument("number", metavar="ID", type=click.IntRange(0))
 @click.pass_obj
 def show(face: CliContext, app: str, number: int) -> None:
-    r"""Show one dead letter completely, with its headers and its traceback.
+    r"""Show one dead letter with its headers and traceback.
 
     Exit code 1 if there is no dead letter with this ID, 3 if APP has no topic of dead letters.
 

@@ -49,10 +49,11 @@ PICTURE = "eoslog-bench.png"
 def bench(
     face: CliContext, count: int, size: int, kind: str, seconds: float, picture: str | None
 ) -> None:
-    """Measure this machine in half a minute; print a table and draw a picture.
+    """Measure eoslog on this machine, in half a minute.
 
-    Writes and reads records in a new directory on the disk of -d, and removes it afterwards. Every
-    figure is the median of several passes.
+    Writes and reads records in a new directory on the disk of -d, and removes it afterwards. Prints
+    a table, and draws a picture if matplotlib is installed. Every figure is the median of several
+    passes.
 
     The table compares eoslog with the limits of the machine, measured in alternation: copying the
     values in memory, writing them with one fdatasync, one small append with fdatasync. `of_limit`
