@@ -105,7 +105,7 @@ def _contents(facts: Facts) -> Found:
         if len(places) > 1:
             yield "duplicate", f"{value!r} at {sorted(places)}"
         if value not in facts.history.writes:
-            yield "phantom", f"{value!r} at {sorted(places)}, sent by nobody"
+            yield "phantom", f"{value!r} at {sorted(places)}, never sent"
 
 
 def _isolation(facts: Facts) -> Found:
@@ -124,7 +124,7 @@ def _isolation(facts: Facts) -> Found:
     for value, (partition, offset) in facts.found.items():
         write = facts.history.writes.get(value)
         if write is not None and write.outcome == "fail":
-            yield "aborted-read", f"{value!r} at {partition}@{offset} in the end"
+            yield "aborted-read", f"{value!r} at {partition}@{offset} in the final log"
 
 
 def _losses(facts: Facts) -> Found:
@@ -162,7 +162,7 @@ def _wholeness(facts: Facts) -> Found:
             places = [facts.found[w.value] for w in txn.writes if w.value in facts.found]
             sides = {offset < cut["cut"][p] for p, offset in places if p in cut["cut"]}
             if len(sides) > 1:
-                yield "torn-txn", f"{txn.id} is cut in two by the snapshot {cut['cut']}"
+                yield "torn-txn", f"{txn.id} is split by the snapshot {cut['cut']}"
 
 
 def _final(facts: Facts, group: str, partition: str) -> int | None:
@@ -224,7 +224,7 @@ def _skips(offsets: list[int], partition: str, start: int, end: int) -> Found:
     from bisect import bisect_left
 
     for offset in offsets[bisect_left(offsets, start) : bisect_left(offsets, end)]:
-        yield "poll-skip", f"{partition}@{offset} lies between {start - 1} and {end}"
+        yield "poll-skip", f"{partition}@{offset} is between {start - 1} and {end}"
 
 
 def _bounds(facts: Facts) -> Found:
@@ -265,7 +265,10 @@ def _zombies(facts: Facts) -> Found:
             continue
         # Two inits that overlap may have fenced each other either way.
         if any(ready < start and end < txn.requested for start, end, _ in fences[txn.inst]):
-            yield "zombie-commit", f"{txn.id} of {txn.session}, fenced before it asked to commit"
+            yield (
+                "zombie-commit",
+                f"{txn.id} of {txn.session}, fenced before it requested the commit",
+            )
 
 
 def _decisions(facts: Facts) -> Found:
