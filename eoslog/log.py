@@ -812,9 +812,10 @@ class Log(Closing):
     ) -> Callable[[], None]:
         """Let a function answer how prepared transactions ended.
 
-        While this log is open, the function is called for each transaction that was prepared with
-        `resolver=name` and is undecided, also by processes that have exited. It runs in threads of
-        its own. If it raises, or exceeds `timeout`, nothing is decided, and it is asked again.
+        While this log is open, the function is called for each undecided transaction that any
+        process has prepared with `resolver=name`, even if the process has exited. The function runs
+        in threads of its own. If it raises, or exceeds `timeout`, nothing is decided, and it is
+        called again.
 
         Args:
             name: the resolver's name. An equal name of this process is replaced.
@@ -1316,7 +1317,7 @@ class Log(Closing):
         """Run compaction and retention now, at any dirty ratio.
 
         Args:
-            topic: one topic, also an internal one; None means all, including internal ones.
+            topic: one topic, which may be internal; None means all, including internal ones.
             roll: seal the active segments of compacted topics first. Active segments are not
                 cleaned.
 

@@ -67,7 +67,7 @@ class AsyncTransaction:
                 await tx.send("bills", record.value)
             await tx.commit_offsets(consumer)
 
-    The end of the block commits. An exception in the block, also a cancellation, aborts the
+    The end of the block commits. An exception in the block, or a cancellation, aborts the
     transaction, and the consumers that take part read the same records again.
 
     If the end of the block is cancelled, the commit runs to its end first. `state` then says

@@ -342,7 +342,7 @@ class App(Closing):
             self._supervisor = None
 
     def step(self) -> int:
-        """Process the records that there are, in one transaction, without a wait.
+        """Process the available records in one transaction, without waiting for more.
 
         Returns:
             The number of records; 0 if there are none, or the transaction was rolled back.

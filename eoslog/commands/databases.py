@@ -23,11 +23,12 @@ _COLUMNS = ("kind", "subject", "message")
 )
 @click.pass_obj
 def audit(face: CliContext, database: str, name: str | None, prefix: str) -> None:
-    r"""Find what a log and a database do not agree on. Changes nothing.
+    r"""Find where a log and a database disagree.
 
-    Run it after the log or the database was restored from a copy, before the programs start. It
-    compares the outcomes of their common transactions, and the offsets that the database stores
-    with the ends of the partitions. A row of kind "undecided" or "topic-unknown" is a note.
+    Changes nothing. Run it after the log or the database was restored from a copy, before the
+    programs start. It compares the outcomes of their common transactions, and the offsets that the
+    database stores with the ends of the partitions. A row of kind "undecided" or "topic-unknown" is
+    a note.
 
     Exit code 5 if they disagree.
 

@@ -47,8 +47,8 @@ class Database(Closing):
                 for record in batch:
                     batch.connection.execute("insert into bill values (?)", (record.value,))
 
-    eoslog adds three tables to the database. They are created at the first use, also if several
-    processes use the database for the first time.
+    eoslog adds three tables to the database. They are created at the first use, even if several
+    processes use the database for the first time at the same time.
 
     Connections are opened when they are needed, and closed by `close`. A program must not end the
     transactions of a connection that it gets from eoslog.

@@ -305,7 +305,7 @@ class Transaction(RecordCalls):
 
         The position takes effect when the transaction commits. `Log.position` returns it. A
         program that reads a position, then reads the source from there, and passes the position as
-        `expected`, copies each item of the source once, also if two instances of it run::
+        `expected`, copies each item of the source once, even if two instances of it run::
 
             at = log.position("crm")
             with producer.transaction() as tx:

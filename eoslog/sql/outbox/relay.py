@@ -101,15 +101,15 @@ class OutboxRelay(Closing):
     of one transaction come in the order of their ids. Order holds within a partition.
 
     Several relays of a name may run, in several processes. One works. If it is closed or its
-    process dies, another one takes over within a second, and after 3 s without a sign of life if
-    its process is suspended.
+    process dies, another one takes over within a second. If its process is suspended, another one
+    takes over after 3 s.
 
     Thread-safe.
 
     Args:
         database: the database with the table.
         log: the log with the topics.
-        name: the name of the relay. It stays the same over restarts. Use one name for each table.
+        name: the name of the relay. It stays the same across restarts. Use one name for each table.
         table: the table, as TABLE or SCHEMA.TABLE.
         columns: the names of the columns of a table that exists, by "id", "topic", "value", "key",
             "headers", "partition", "transaction" and "published"; None as a name means that the
@@ -198,7 +198,8 @@ class OutboxRelay(Closing):
         """Publish one batch of rows.
 
         Returns:
-            The number of rows that were published; 0 also if another relay of the name works.
+            The number of rows that were published; 0 if none wait, or if another relay of the name
+            works.
 
         Raises:
             OutboxRowRejected: if the next row cannot become a record, with `on_error="stop"`.
