@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eoslog._util.argument_types import explained_calls
@@ -18,6 +19,7 @@ from eoslog._util.closing import Closing
 from eoslog.app.clients import guarantee_of
 from eoslog.app.instance import Instance, folder_of
 from eoslog.app.tables.table import AppTable
+from eoslog.app.task_watch import watched
 from eoslog.app.tasks import Task, task_of
 from eoslog.app.topology import check_topics, create_topics, described
 from eoslog.app.worker import AppWorker
@@ -95,6 +97,7 @@ class App(Closing):
         self._opened: Log | None = None
         self._worker: AppWorker | None = None
         self._supervisor: Supervisor | None = None
+        self._watch: Callable[[AppWorker], AbstractContextManager[None]] = watched
         self._pid = os.getpid()
         self._running = False
         self._stopping = threading.Event()
@@ -317,7 +320,7 @@ class App(Closing):
         wait = _WAIT_S if until is None else _CAUGHT_UP_WAIT_S
         self._running = True
         try:
-            with self._signals():
+            with self._signals(), self._watch(worker):
                 while not self._stopping.is_set():
                     worker.step(wait, linger=until is None)
                     if until is not None and worker.caught_up():

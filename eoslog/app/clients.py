@@ -34,6 +34,8 @@ _GUARANTEES = {
 }
 _MARGIN_S = 30.0
 """Added to the longest call and the commit interval, for a commit on a busy disk."""
+_RESTORE_MS = 300_000
+"""The least time between polls of a worker that restores tables."""
 _COMMITS = 5
 _LARGEST = (1 << 31) - 1
 """No other limit of a record than `max.message.bytes` of its topic."""
@@ -88,6 +90,7 @@ class Clients:
         number: int,
         topics: list[str],
         longest_s: float,
+        restores: bool,
         max_records: int,
         on_assign: Listener,
         on_revoke: Listener,
@@ -100,6 +103,7 @@ class Clients:
             number: the number of this worker.
             topics: the input topics.
             longest_s: the longest time that a transaction may take without its commit.
+            restores: whether the worker restores tables between transactions.
             max_records: the most records of a transaction.
             on_assign: called with the partitions that this worker gets.
             on_revoke: called with the partitions that it loses.
@@ -112,7 +116,7 @@ class Clients:
                 group_id=app_id,
                 auto_offset_reset="earliest",
                 enable_auto_commit=False,
-                max_poll_interval_ms=max(milliseconds, 300_000),
+                max_poll_interval_ms=max(milliseconds, _RESTORE_MS if restores else 0),
                 client_id=f"{app_id}-{number}",
                 producer=self.producer if self.producer.transactional_id else None,
             )

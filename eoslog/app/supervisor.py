@@ -6,11 +6,16 @@ error. If the parent ends, the pipe is closed, and the worker ends after its tra
 
 A worker that is killed, or whose transaction was lost to another one, is started again, after a
 delay that doubles with each exit. Any other error ends the run: the next attempt would fail alike.
+
+A worker whose task hangs ends itself (`task_watch`). If the task keeps the interpreter lock, no
+other thread of the worker runs, and the clock that it sets in shared memory stops. The parent kills
+it then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import pickle
@@ -21,8 +26,9 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from multiprocessing import connection as pipes
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from eoslog.app.task_watch import Clock, watched
 from eoslog.errors import (
     CommitOutcomeUnknown,
     EoslogError,
@@ -32,6 +38,10 @@ from eoslog.errors import (
 )
 from eoslog.reports import RunReport
 from eoslog.shown_paths import get_logger
+from eoslog.storage.directory.processes import is_stopped
+
+if TYPE_CHECKING:
+    from eoslog.app.worker import Overdue
 
 __all__ = ["ProcessStatus", "Supervisor", "Watch"]
 
@@ -42,6 +52,8 @@ _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 10.0
 _HEALTHY_S = 30.0
 """A worker that ran this long begins again with the first delay."""
+_FROZEN_S = 5.0
+"""How long after its longest call a worker whose clock has stopped is killed."""
 _MOST_ERRORS = 5
 """After more errors in a row, a worker is not started again."""
 
@@ -82,6 +94,8 @@ class SupervisedApp(Protocol):
 
     _supervisor: Any
     _worker: Any
+    _tasks: Any
+    _watch: Any
 
     @property
     def id(self) -> str:
@@ -102,8 +116,9 @@ class SupervisedApp(Protocol):
 class _Child:
     """One worker, and its successors after crashes."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, clock: Clock) -> None:
         self.status = ProcessStatus(number)
+        self.clock = clock
         self.process: Any = None
         self.pipe: Any = None
         self.error: Exception | None = None
@@ -152,7 +167,10 @@ class Supervisor:
         self._until = until
         self._watch = watch
         self._fork = multiprocessing.get_context("fork")
-        self._children = [_Child(number) for number in range(processes)]
+        self._children = [
+            _Child(number, self._fork.Value("d", lock=False)) for number in range(processes)
+        ]
+        self._longest_s = max(task.task_timeout for task in app._tasks.values()) + _FROZEN_S
         self._stopping = False
 
     def run(self) -> RunReport:
@@ -199,19 +217,35 @@ class Supervisor:
             child.drain()
             if not child.process.is_alive():
                 self._ended(child)
+        for child in self._children:
+            self._kill_frozen(child)
         self._show()
+
+    def _kill_frozen(self, child: _Child) -> None:
+        """Kill a worker whose threads do not run, unless it was stopped by a signal."""
+        began, pid = child.clock.value, child.status.pid
+        if not began or pid is None or time.monotonic() - began < self._longest_s:
+            return
+        child.clock.value = 0.0
+        if is_stopped(pid):
+            return
+        logger.error(
+            "app %r: process %d (pid %d) has not responded for %.0f s in %s; it is killed",
+            self._app.id, child.status.number, pid, self._longest_s, child.status.doing or "a task",
+        )  # fmt: skip
+        child.process.kill()
 
     def _start(self, child: _Child) -> None:
         ours, theirs = self._fork.Pipe()
         others = [other.pipe for other in self._children if other.pipe is not None]
         process = self._fork.Process(
-            target=_work, args=(self._app, self._until, theirs, [ours, *others]),
+            target=_work, args=(self._app, self._until, theirs, [ours, *others], child.clock),
             name=f"{self._app.id}-{child.status.number}",
         )  # fmt: skip
         process.start()
         theirs.close()
         child.process, child.pipe = process, ours
-        child.began, child.error = time.monotonic(), None
+        child.began, child.error, child.clock.value = time.monotonic(), None, 0.0
         child.status = replace(child.status, pid=process.pid, state="running")
 
     def _ended(self, child: _Child) -> None:
@@ -317,7 +351,9 @@ def _sum(reports: Sequence[RunReport]) -> RunReport:
 # In the worker.
 
 
-def _work(app: SupervisedApp, until: str | None, pipe: Any, others: list[Any]) -> None:
+def _work(
+    app: SupervisedApp, until: str | None, pipe: Any, others: list[Any], clock: Clock
+) -> None:
     """Run the app in a process of its own."""
     app._supervisor = None
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -325,7 +361,17 @@ def _work(app: SupervisedApp, until: str | None, pipe: Any, others: list[Any]) -
     for other in others:  # else the parent's end of a pipe would stay open after the parent
         other.close()
     ended = threading.Event()
-    sender = threading.Thread(target=_report, args=(app, pipe, ended), daemon=True)
+    sending = threading.Lock()
+
+    def overdue(call: Overdue) -> None:
+        with sending:
+            if call.stops:
+                with contextlib.suppress(OSError):
+                    pipe.send(("error", _portable(call.error)))
+            os._exit(1)  # the note of the record stays, so the next owner counts the exit
+
+    app._watch = functools.partial(watched, on_overdue=overdue, clock=clock)
+    sender = threading.Thread(target=_report, args=(app, pipe, ended, sending), daemon=True)
     sender.start()
     try:
         last: tuple[str, Any] = ("report", app.run(until=until))
@@ -348,7 +394,7 @@ def _portable(error: Exception) -> bytes:
         return pickle.dumps((TaskFailed(f"{type(error).__name__}: {error}"), note))
 
 
-def _report(app: SupervisedApp, pipe: Any, ended: threading.Event) -> None:
+def _report(app: SupervisedApp, pipe: Any, ended: threading.Event, sending: threading.Lock) -> None:
     """Send the status of the worker, and end it if its parent has ended."""
     doing, since = "", 0.0
     while not ended.wait(_TICK_S):
@@ -359,7 +405,8 @@ def _report(app: SupervisedApp, pipe: Any, ended: threading.Event) -> None:
         try:
             if pipe.poll():
                 pipe.recv()
-            pipe.send(("status", status))
+            with sending:
+                pipe.send(("status", status))
         except (EOFError, OSError):  # the parent has ended
             app.stop()
 

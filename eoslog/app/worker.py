@@ -21,11 +21,12 @@ import contextvars
 import time
 from collections.abc import Callable
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eoslog.app.batches import Batches, argument_of
 from eoslog.app.clients import Clients, OutputTransaction, clients_of
 from eoslog.app.context import Context
+from eoslog.app.error_policy import delay_after
 from eoslog.app.failures import Failure, Failures
 from eoslog.app.log_context import running
 from eoslog.app.tables.owned import OwnedTables
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from eoslog.client.consumer.consumer import Consumer
     from eoslog.log import Log
 
-__all__ = ["AppWorker"]
+__all__ = ["AppWorker", "Overdue"]
 
 logger = get_logger("eoslog.app")
 
@@ -64,6 +65,8 @@ _OUTPUT_ERRORS = (
 )  # fmt: skip
 """Of a record that a task has sent: the task is the cause, not the log."""
 _RECOVERIES = 5
+_GRACE_S = 0.5
+"""How much later than `task_timeout` a call is overdue: a coroutine is cancelled before."""
 
 Place = tuple[str, int, int]
 
@@ -75,6 +78,15 @@ class _OutputRejected(Exception):
         super().__init__(place, error)
         self.place = place
         self.error = error
+
+
+class Overdue(NamedTuple):
+    """A call that runs for too long."""
+
+    error: TaskTimeout
+    began: float
+    stops: bool
+    """Whether the application must stop."""
 
 
 class AppWorker:
@@ -115,6 +127,8 @@ class AppWorker:
         self._rejected: dict[Place, Exception] = {}
         self._recoveries = 0
         self._runner: asyncio.Runner | None = None
+        self._calling: tuple[float, Task, Record, int] | None = None
+        """When the call that runs began, its task, first record and attempt."""
         self._clients = self._open()
 
     def _open(self) -> Clients:
@@ -125,6 +139,7 @@ class AppWorker:
             self._instance.number,
             sorted(self._tasks),
             self._commit_interval + self._timeout,
+            any(task.tables for task in self._tasks.values()),
             self._max_records,
             self._assigned,
             self._revoked,
@@ -351,39 +366,59 @@ class AppWorker:
     def _call(self, task: Task, records: list[Record], attempt: int) -> list[Any]:
         """Call the function of a task, and return its output."""
         began = time.monotonic()
+        self._calling = (began, task, records[0], attempt)
         argument = argument_of(task, records)
         ctx = Context(self._app_id, task, argument if task.batch is None else records[0], attempt)
         token = running.set(ctx)
         try:
             result = task.handler(argument, ctx)
             if hasattr(result, "__await__"):
-                result = self._awaited(result)
+                result = self._awaited(task, records[0], result)
             if task.to is not None and result is not None:
                 many = result if type(result) is GeneratorType else (result,)
                 for value in many:
                     ctx.send(task.to, value, records[0].key)
         finally:
+            self._calling = None
             running.reset(token)
             outputs = ctx._end()
         took = time.monotonic() - began
         if took > task.task_timeout:
-            raise self._timed_out(task, records[0], took)
+            raise self._timed_out(task, records[0], f"took {took:.1f} s")
         return outputs
 
-    def _awaited(self, result: Any) -> Any:
+    def _awaited(self, task: Task, record: Record, result: Any) -> Any:
         if self._runner is None:
             self._runner = asyncio.Runner()
 
         async def wait() -> Any:
-            return await result
+            try:
+                async with asyncio.timeout(task.task_timeout) as limit:
+                    return await result
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise self._timed_out(task, record, "was cancelled") from error
 
         return self._runner.run(wait(), context=contextvars.copy_context())
 
-    def _timed_out(self, task: Task, record: Record, took: float) -> TaskTimeout:
+    def overdue(self) -> Overdue | None:
+        """A call that runs for longer than its `task_timeout`; any thread can call it."""
+        calling = self._calling
+        if calling is None:
+            return None
+        began, task, record, attempt = calling
+        seconds = time.monotonic() - began
+        if seconds < task.task_timeout + _GRACE_S:
+            return None
+        stops = task.on_error == "stop" and delay_after(task, attempt) is None
+        return Overdue(self._timed_out(task, record, f"has run for {seconds:.1f} s"), began, stops)
+
+    def _timed_out(self, task: Task, record: Record, what: str) -> TaskTimeout:
         return TaskTimeout(
             f"app {self._app_id!r}, task {task.name!r}: {record.topic}-{record.partition} at "
-            f"offset {record.offset} took {took:.1f} s, task_timeout is {task.task_timeout:g} s; "
-            "set a longer task_timeout, or let the task do less",
+            f"offset {record.offset} {what}, task_timeout is {task.task_timeout:g} s; set a longer "
+            "task_timeout, or let the task do less",
             self._app_id, task.name, record.topic, record.partition, record.offset,
         )  # fmt: skip
 

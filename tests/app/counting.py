@@ -29,13 +29,16 @@ def application(
     log: eoslog.Log | str,
     store: str = "memory",
     at: Callable[[], object] = lambda: None,
+    task_timeout: float | None = None,
     **more: int,
 ) -> eoslog.App:
     """Count words in the table `counts`, and write each new count to `news`."""
     app = eoslog.App(log, "counter", **more)
     counts = app.table("counts", default=int, store=store)
 
-    @app.task("words", key="string", value="json", to="news", tables=[counts])
+    @app.task(
+        "words", key="string", value="json", to="news", tables=[counts], task_timeout=task_timeout
+    )
     def count(record: eoslog.Record, ctx: eoslog.Context) -> int:
         at()
         counts[record.key] += 1

@@ -190,6 +190,33 @@ def test_a_task_that_is_too_slow_is_rolled_back(log):
     assert values(log, "out") == []
 
 
+def test_a_coroutine_that_hangs_is_cancelled_and_fails_its_record(log):
+    import asyncio
+
+    app = eoslog.App(log, "hangs")
+    cancelled = []
+
+    @app.task("numbers", value="json", to="out", task_timeout=0.2, on_error="dead_letter")
+    async def work(record, ctx):
+        if record.value == 5:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                cancelled.append(record.value)
+                raise
+        if record.value == 6:
+            raise TimeoutError("of the task")
+        return record.value
+
+    app.create_topics()
+    assert app.run(until="caught_up").dead_letters == 2
+    assert cancelled == [5]
+    assert values(log, "out") == [n for n in range(20) if n not in (5, 6)]
+    causes = sorted(dict(letter.headers)["eoslog.cause"] for letter in log.read("hangs.dead"))
+    assert causes[0].startswith(b"TaskTimeout: app 'hangs', task 'work': numbers-1 at offset 2 was")
+    assert causes[1] == b"TimeoutError: of the task"
+
+
 def test_stop_ends_a_run_after_its_transaction(log):
     app = eoslog.App(log, "stopped")
     seen = threading.Event()

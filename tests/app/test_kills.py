@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import re
 import signal
+import time
 
 import pytest
 
 import eoslog
+from eoslog.app import clients
 from tests.app import counting
 
 STORES = ("memory", "sqlite")
@@ -82,3 +86,38 @@ def test_an_owner_that_was_stopped_and_replaced_sets_nothing_back(words, store, 
         counting.feed(log, 100)
         counting.application(log, store).run(until="caught_up")
         counting.check(log)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_task_that_hangs_is_named_and_loses_its_partitions(
+    words, store, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(clients, "_MARGIN_S", 0.2)
+    monkeypatch.setattr(clients, "_RESTORE_MS", 0)
+    hangs, go_on, lines = (tmp_path / name for name in ("hangs", "go-on", "lines"))
+    left = [90]
+
+    def at():
+        left[0] -= 1
+        if not left[0]:
+            hangs.touch()
+            while not go_on.exists():
+                time.sleep(0.01)
+
+    def run():
+        logging.getLogger("eoslog.app").addHandler(logging.FileHandler(lines))
+        counting.application(words, store, at, 0.5, max_records=50).run(until="caught_up")
+
+    hung = counting.forked(run)
+    while not hangs.exists():
+        time.sleep(0.01)
+    with eoslog.open(words) as log:
+        counting.application(log, store).run(until="caught_up")
+        counting.check(log)
+        place = r"words-\d at offset \d+ has run for \d\.\d s, task_timeout is 0\.5 s; set a longer"
+        while not re.search(f"app 'counter', task 'count': {place}", lines.read_text()):
+            time.sleep(0.01)
+        go_on.touch()
+        assert counting.ended(hung) == 1
+        counting.check(log)
+    assert "TaskTimeout: app 'counter', task 'count': words-" in capfd.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,14 +40,34 @@ report = app.run(processes=2, until=until)
 print(report.records, report.dead_letters)
 """
 
+HANGING = r"""
+import re, sys, time
+import eoslog
+from eoslog.app import supervisor
+
+supervisor._FROZEN_S = 1.0
+app = eoslog.App(sys.argv[1], "shop", max_records=3)
+
+@app.task("numbers", key="string", value="json", to="out", task_timeout=0.4, on_error=sys.argv[3])
+def work(record, ctx):
+    if record.value == 7:
+        if sys.argv[2] == "sleeps":
+            time.sleep(600)
+        re.fullmatch("(a|aa|aaa)+c", "a" * 34)  # a minute, with the interpreter lock
+    return record.value
+
+report = app.run(processes=2, until="caught_up")
+print(report.records, report.dead_letters)
+"""
+
 
 def values(path: str) -> list[int]:
     with eoslog.open(path) as log:
         return sorted(json.loads(record.value) for record in log.read("out"))
 
 
-def started(path: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SCRIPT, path, *map(str, arguments)]
+def started(path: str, *arguments: object, script: str = SCRIPT) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, path, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -121,6 +142,31 @@ def test_the_third_signal_kills_a_process_that_hangs(path, tmp_path: Path):
         run.communicate(timeout=60)
     assert run.returncode == 0
     assert workers(path) == []
+    assert 7 not in values(path)
+
+
+@pytest.mark.parametrize("how", ["sleeps", "keeps the lock"])
+def test_a_record_that_hangs_its_processes_is_a_dead_letter(path, how):
+    with started(path, how, "dead_letter", script=HANGING) as run:
+        out, told = run.communicate(timeout=120)
+    assert run.returncode == 0, told
+    assert out.endswith(" 1\n")
+    if how == "sleeps":
+        found = r"app 'shop', task 'work': numbers-1 at offset 3 has run for \d\.\d s, task_timeout"
+        assert len(re.findall(found + r" is 0\.4 s; set a longer task_timeout", told)) == 3
+    else:
+        assert told.count("has not responded for 1 s in ") == 3
+        assert "the process ended while numbers-1 at offset 3 was processed (2 of 3)" in told
+    assert values(path) == [n for n in range(20) if n != 7]
+    with eoslog.open(path) as log:
+        assert [letter.record.attempts for letter in dead_letters(log, "shop")] == [3]
+
+
+def test_a_record_that_hangs_ends_a_run_that_stops_at_errors(path):
+    with started(path, "sleeps", "stop", script=HANGING) as run:
+        out, told = run.communicate(timeout=120)
+    assert (run.returncode, out) == (1, "")
+    assert "TaskTimeout: app 'shop', task 'work': numbers-1 at offset 3 has run for" in told
     assert 7 not in values(path)
 
 

@@ -331,7 +331,7 @@ def holder_text(path: str, name: str, at: int) -> str:
     """Return the process that has locked a byte, for a message; "" if unknown."""
     for pid, opener in openers(path).items():
         if (name, at) in opener.locks:
-            return Process(pid, pid, command_of(pid), stopped=_is_stopped(pid)).text
+            return Process(pid, pid, command_of(pid), stopped=is_stopped(pid)).text
     return ""
 
 
@@ -343,7 +343,8 @@ def lock_text(session: ProcessTable, slot: int, kind: str, pid: int = 0) -> str:
     return "another thread of this process" if found.pid == os.getpid() else found.text
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, or its control group is frozen."""
     now = start_and_state(pid)
     return now is not None and _stands_still(pid, now[1])
 
@@ -392,6 +393,6 @@ def openers_text(path: str) -> str:
     named = []
     for pid, opener in sorted(openers(path).items()):
         if (SESSION_FILE, SESSION_AT) in opener.locks:
-            process = Process(pid, pid, command_of(pid), stopped=_is_stopped(pid))
+            process = Process(pid, pid, command_of(pid), stopped=is_stopped(pid))
             named.append("this process" if pid == os.getpid() else process.text)
     return ", ".join(named) or "a process that is not visible to this one"
