@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         LogConsumerOptions,
         ProducerOptions,
         ResolverOptions,
+        TopicOptions,
     )
     from eoslog.sql.atomic import AtomicTransaction
     from eoslog.sql.database import Database
@@ -180,7 +181,7 @@ class Log(Closing):
         self,
         name: str,
         partitions: int = 1,
-        config: Mapping[str, Any] | None = None,
+        config: TopicOptions | None = None,
         *,
         exist_ok: bool = False,
     ) -> TopicDescription:
@@ -190,7 +191,7 @@ class Log(Closing):
             name: at most 249 letters, digits, ".", "_" and "-".
             partitions: the number of partitions, 1 to 10,000.
             config: Kafka's topic keys, for example {"retention.ms": 86_400_000}. Other keys have
-                their defaults.
+                their defaults. At run time, any mapping is accepted.
             exist_ok: if the topic exists, leave its partitions and configuration as they are, and
                 return its description.
 

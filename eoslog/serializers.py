@@ -55,7 +55,10 @@ def _from_str(value: Any) -> bytes | None:
         return None
     if not isinstance(value, str):
         raise SerializationError(f"string: expected str, got {shown(value)}")
-    return value.encode()
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise SerializationError(f"string: cannot encode {shown(value)}: {error}") from None
 
 
 def _to_str(data: bytes | None) -> str | None:
@@ -98,7 +101,10 @@ def _to_msgpack(data: bytes | None) -> Any:
 
 
 def _from_uuid(value: Any) -> bytes | None:
-    return None if value is None else str(uuid.UUID(str(value))).encode()
+    try:
+        return None if value is None else str(uuid.UUID(str(value))).encode()
+    except ValueError as error:
+        raise SerializationError(f"uuid: expected a UUID, got {shown(value)}: {error}") from None
 
 
 def _to_uuid(data: bytes | None) -> uuid.UUID | None:
@@ -120,6 +126,8 @@ _PAIRS: dict[str, tuple[Serializer, Deserializer] | None] = {
     "uuid": (_from_uuid, _to_uuid),
     "msgpack": (_from_msgpack, _to_msgpack),
 }
+FORMATS = tuple(_PAIRS)
+"""The names of the formats."""
 _SHORT = {"bytearray": "bytes", "str": "string", "int": "integer", "int32": "integer",
           "int64": "long", "int16": "short"}  # fmt: skip
 

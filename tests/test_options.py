@@ -113,6 +113,7 @@ def right(log: eoslog.Log, handler: eoslog.TransactionListener) -> None:
     log.half_producer("g", handler, first_check=1, on_exhausted="abort")
     topic: TopicOptions = {"retention.ms": 5, "cleanup.policy": "compact,delete"}
     log.create_topic("orders", config=topic)
+    log.create_topic("orders", config={"cleanup.policy": "compact", "retention.ms": 5})
     eoslog.open("shop", durability="os", pending_max_count=5, log_retention_ms=1).close()
 
 def sum_of(record: Record[str, dict[str, int]]) -> int:
@@ -135,6 +136,9 @@ def wrong(log: eoslog.Log, handler: eoslog.TransactionListener) -> None:
     eoslog.Producer(log_dir="shop", ack="all")                      # error
     eoslog.Consumer(log_dir="shop", groupid="g")                    # error
     topic: TopicOptions = {"retention.m": 5}                        # error
+    log.create_topic("orders", config={"cleanup.polcy": "compact"})  # error
+    log.create_topic("orders", config={"cleanup.policy": "compacted"})  # error
+    log.create_topic("orders", config={"retention.ms": "long"})     # error
     uncommitted: ConsumerOptions = {"isolation_level": "committed"}  # error
 
 def wrong_record(record: Record[str, dict[str, int]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from eoslog.errors import ConfigError, UnknownTopicOrPartition
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from eoslog.app.tables.table import AppTable
     from eoslog.app.tasks import Task
     from eoslog.log import Log
+    from eoslog.options import TopicOptions
 
 __all__ = ["check_topics", "create_topics", "described"]
 
@@ -34,7 +35,7 @@ def create_topics(log: Log, app_id: str, tasks: Iterable[Task], partitions: int)
     tasks = list(tasks)
     made = []
 
-    def create(name: str, count: int, config: Mapping[str, Any] | None = None) -> None:
+    def create(name: str, count: int, config: TopicOptions | None = None) -> None:
         if name not in log.topics():
             log.create_topic(name, partitions=count, config=config, exist_ok=True)
             made.append(name)

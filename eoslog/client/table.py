@@ -20,6 +20,7 @@ from eoslog.config.topic_keys import TopicConfig
 from eoslog.errors import ConfigError, OffsetOutOfRange, SerializationError
 from eoslog.model import TopicPartition
 from eoslog.serializers import deserializer, serializer, undecodable
+from eoslog.shown_html import html_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -175,5 +176,22 @@ class Table(DocumentedMapping):
                 f"({error}); use log.table({self._topic!r}, key='bytes', value='bytes')"
             ) from error
 
+    def _repr_html_(self) -> str:
+        """Return a small table of keys and values, for notebooks; a damaged value is shown raw."""
+        rows = (
+            (_text(self._decode_key, key), _text(self._decode, row[0]))
+            for key, row in self._rows.items()
+        )
+        caption = f"Table {self._topic!r}, {len(self._rows):,} keys"
+        return html_table(caption, ("key", "value"), rows, len(self._rows))
+
     def __repr__(self) -> str:
         return f"<Table {self._topic!r}, {len(self._rows)} keys>"
+
+
+def _text(decode: Any, data: bytes) -> str:
+    try:
+        value = data if decode is None else decode(data)
+    except Exception:
+        value = data
+    return value if isinstance(value, str) else repr(value)

@@ -14,7 +14,7 @@ import click
 
 from eoslog import IsolationLevel, TopicPartition
 from eoslog.commands.context import CliContext, config_option, counted, key_values, partitions_of
-from eoslog.commands.formatting import CSV_COLUMNS, line_of, row_of
+from eoslog.commands.formatting import CSV_COLUMNS, Formats, format_options, line_of, row_of
 from eoslog.commands.offset_range import in_range
 from eoslog.commands.quantities import Moment
 from eoslog.errors import CommitFailed
@@ -69,6 +69,7 @@ _IDLE_S = 1.0
     default=IsolationLevel.READ_COMMITTED.value, show_default=True,
     help="Whether records of open and aborted transactions are printed.",
 )  # fmt: skip
+@format_options
 @config_option
 @click.pass_obj
 def consume(
@@ -85,6 +86,8 @@ def consume(
     limit: int | None,
     follow: bool,
     isolation: str,
+    key_format: str | None,
+    value_format: str | None,
     config: tuple[str, ...],
 ) -> None:
     r"""Print the records of topics.
@@ -93,12 +96,15 @@ def consume(
     at its end, and with -g at the group's committed offsets. With -g, offsets are committed after
     the records before them are printed.
 
+    With --key-format or --value-format, keys or values are decoded: numbers and objects are JSON.
+
     Exit code 2 if no partition contains the offset of -o.
 
     \b
     Examples:
       eoslog -d shop consume orders --max 5
       eoslog -d shop consume orders --tail 3 --key ada
+      eoslog -d shop consume orders --value-format json | jq .value.price
       eoslog -d shop consume orders --since 2h --until 90m
       eoslog -d shop consume orders -g billing -f | jq .value
     """
@@ -121,6 +127,8 @@ def consume(
         raise click.UsageError(
             "--format json prints one array, and -f does not end; use --format jsonl"
         )
+    formats = Formats(key_format, value_format)
+    key_bytes = None if key is None else formats.from_text("key", key.encode())
     start = EARLIEST if from_beginning or not follow else LATEST
     settings: dict[str, Any] = {
         "auto.offset.reset": start, "isolation.level": isolation, **key_values(config),
@@ -140,8 +148,8 @@ def consume(
             reader = stack.enter_context(log.consumer(**settings))
             if tail is not None:
                 after = {tp: _end(log, tp, isolation) for tp in wanted}
-                last = _last(log, after, tail, key, isolation)[:limit]
-                deque(_printed(face, [last]), maxlen=0)
+                last = _last(log, after, tail, key_bytes, isolation)[:limit]
+                deque(_printed(face, [last], formats), maxlen=0)
                 limit = None if limit is None else limit - len(last)
                 if not follow or limit == 0:
                     return
@@ -157,8 +165,8 @@ def consume(
         if follow and tail is None and since is None:
             _say_start(face, log, wanted, group, offset, settings["auto.offset.reset"])
         committed: dict[TopicPartition, int] = {}
-        wants = Wanted(None if key is None else key.encode(), since, until)
-        for _ in _printed(face, _chunks(reader, ends, limit, wants)):
+        wants = Wanted(key_bytes, since, until)
+        for _ in _printed(face, _chunks(reader, ends, limit, wants), formats):
             if commits and reader.positions() != committed:
                 committed = _commit(face, reader)
 
@@ -205,7 +213,7 @@ def _refuse_two(*options: tuple[str, bool]) -> None:
 
 
 def _last(
-    log: Log, ends: dict[TopicPartition, int], count: int, key: str | None, isolation: str
+    log: Log, ends: dict[TopicPartition, int], count: int, key: bytes | None, isolation: str
 ) -> list[Record]:
     """Return the last records below `ends`, over all partitions."""
     found = [
@@ -334,7 +342,9 @@ def _up_to(
     return kept
 
 
-def _printed(face: CliContext, chunks: Iterable[list[Record]]) -> Iterator[list[Record]]:
+def _printed(
+    face: CliContext, chunks: Iterable[list[Record]], formats: Formats
+) -> Iterator[list[Record]]:
     """Yield each chunk after stdout has accepted it."""
     if face.form == "json":
         chunks = [[record for chunk in chunks for record in chunk]]
@@ -343,9 +353,10 @@ def _printed(face: CliContext, chunks: Iterable[list[Record]]) -> Iterator[list[
     for chunk in chunks:
         if face.form == "table":
             for record in chunk:
-                print(line_of(record))
+                print(line_of(record, formats))
         else:
-            face.show(map(row_of, chunk), CSV_COLUMNS, header=False)
+            rows = (row_of(record, formats, as_text=face.form == "csv") for record in chunk)
+            face.show(rows, CSV_COLUMNS, header=False)
         sys.stdout.flush()
         yield chunk
 

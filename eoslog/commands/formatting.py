@@ -6,7 +6,12 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from eoslog.commands.context import cell, shown
+from eoslog.errors import SerializationError
+from eoslog.model import TopicPartition
+from eoslog.serializers import FORMATS, deserializer, serializer, undecodable
 
 if TYPE_CHECKING:
     from eoslog import Record
@@ -32,32 +37,124 @@ class BadLine(ValueError):
         super().__init__(f"{why}, in {cell(line)[:_EXCERPT]!r}")
 
 
-def text_parser(separator: bytes | None) -> Parse:
+_FROM_TEXT: dict[str, Callable[[str], Any]] = {
+    "short": int, "integer": int, "long": int, "float": float, "double": float,
+    "json": json.loads, "msgpack": json.loads,
+}  # fmt: skip
+"""How a format reads text; the others take the text as it is."""
+
+
+def format_options(command: Any) -> Any:
+    """Add both options to a command."""
+    for what in ("value", "key"):
+        command = click.option(
+            f"--{what}-format", type=click.Choice(FORMATS),
+            help=f"Format of {what}s in the log. [default: UTF-8 text, or hexadecimal digits]",
+        )(command)  # fmt: skip
+    return command
+
+
+class Formats:
+    """Encodes and decodes the keys and values of records."""
+
+    def __init__(self, key: str | None, value: str | None) -> None:
+        """Look up the formats; None and "bytes" change nothing.
+
+        Raises:
+            ConfigError: if a package of a format is not installed.
+        """
+        self._names = {"key": key, "value": value}
+        self._encode = {what: serializer(f"--{what}-format", n) for what, n in self._names.items()}
+        self._decode = {
+            what: deserializer(f"--{what}-format", n) for what, n in self._names.items()
+        }
+
+    def __bool__(self) -> bool:
+        return any(self._decode.values())
+
+    def has(self, what: str) -> bool:
+        """Whether there is a format of keys, or of values."""
+        return self._encode[what] is not None
+
+    def from_object(self, what: str, value: Any) -> bytes | None:
+        """Encode an object of JSON.
+
+        Raises:
+            SerializationError: if the value does not have the format.
+        """
+        encode = self._encode[what]
+        assert encode is not None
+        return encode(value)
+
+    def from_text(self, what: str, text: bytes) -> bytes | None:
+        """Encode a text: a number, JSON, or the text itself, as the format needs.
+
+        Raises:
+            SerializationError: if the text does not have the format.
+        """
+        name = self._names[what]
+        if name is None or not self.has(what):
+            return text
+        try:
+            value = _FROM_TEXT.get(name, str)(text.decode())
+        except ValueError as error:
+            raise SerializationError(f"{what}: expected the format {name}: {error}") from None
+        return self.from_object(what, value)
+
+    def decoded(self, record: Record, row: dict[str, Any], *, as_text: bool = False) -> None:
+        """Replace the key and the value of a row by decoded ones.
+
+        Args:
+            record: the record.
+            row: gets the key and the value.
+            as_text: write numbers and objects as JSON text.
+
+        Raises:
+            SerializationError: if one does not have the format; the message names the record.
+        """
+        for what, decode in self._decode.items():
+            data = getattr(record, what)
+            if decode is None or data is None:
+                continue
+            try:
+                value = decode(data)
+            except Exception as error:
+                place = TopicPartition(record.topic, record.partition)
+                advice = f"leave out --{what}-format, or name the format of the record"
+                raise undecodable(place, record.offset, error, advice) from None
+            if as_text and not isinstance(value, str):
+                value = json.dumps(value, default=str, ensure_ascii=False)
+            row.pop(f"{what}_hex", None)
+            row[what] = value
+
+
+def text_parser(separator: bytes | None, formats: Formats) -> Parse:
     """Reads lines of VALUE, or of KEY separator VALUE."""
 
     def parse(line: bytes) -> dict[str, Any]:
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if separator is None:
-            return {"value": line}
+            return {"value": formats.from_text("value", line)}
         key, found, value = line.partition(separator)
         if not found:
             raise BadLine(line, f"no {cell(separator)!r}")
-        return {"key": key, "value": value}
+        return {"key": formats.from_text("key", key), "value": formats.from_text("value", value)}
 
     return parse
 
 
-def parse_json(line: bytes) -> dict[str, Any]:
+def parse_json(line: bytes, formats: Formats) -> dict[str, Any]:
     """Return the arguments of `Producer.produce` that a JSON object represents.
 
     Raises:
+        SerializationError: if the key or the value does not have its format.
         BadLine: if the text is not a JSON object, or a field is unknown or of another type.
     """
     try:
         given = json.loads(_text(line))
         if not isinstance(given, dict):
             raise TypeError("expected an object")
-        return _record(given)
+        return _record(given, formats)
     except json.JSONDecodeError as error:  # which counts lines too, from this one on
         raise BadLine(line, f"{error.msg} at column {error.colno}") from None
     except RecursionError:
@@ -73,17 +170,17 @@ def _text(line: bytes) -> str:
         raise ValueError(f"not valid UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _record(given: dict[str, Any]) -> dict[str, Any]:
+def _record(given: dict[str, Any], formats: Formats) -> dict[str, Any]:
     if unknown := sorted(given.keys() - {*TAKEN, *IGNORED}):
         raise ValueError(
             f"unknown {', '.join(map(repr, unknown))}: known are {', '.join(TAKEN)}; "
             f"{', '.join(IGNORED)} are not used"
         )
-    record = {"key": _bytes(given, "key"), "value": _bytes(given, "value")}
+    record = {what: _bytes(given, what, formats) for what in ("key", "value")}
     return {**record, "headers": _headers(given), "timestamp": _timestamp(given)}
 
 
-def _bytes(given: dict[str, Any], name: str) -> bytes | None:
+def _bytes(given: dict[str, Any], name: str, formats: Formats) -> bytes | None:
     value, digits = given.get(name), given.get(f"{name}_hex")
     if digits is not None:
         if value is not None:
@@ -91,6 +188,8 @@ def _bytes(given: dict[str, Any], name: str) -> bytes | None:
         return _unhex(digits, f"{name}_hex")
     if value is None:
         return None
+    if formats.has(name):
+        return formats.from_object(name, value)
     return _encoded(value if isinstance(value, str) else json.dumps(value), name)
 
 
@@ -152,8 +251,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
 
 
-def row_of(record: Record) -> dict[str, Any]:
-    """Return a record as an object for `parse_json`; bytes outside UTF-8 are hex."""
+def row_of(
+    record: Record, formats: Formats | None = None, *, as_text: bool = False
+) -> dict[str, Any]:
+    """Return a record as an object for `parse_json`; bytes outside UTF-8 are hex.
+
+    Args:
+        record: the record.
+        formats: the formats of its key and value; None: text.
+        as_text: write numbers and objects of formats as JSON text.
+    """
     row: dict[str, Any] = {
         "topic": record.topic,
         "partition": record.partition,
@@ -166,6 +273,8 @@ def row_of(record: Record) -> dict[str, Any]:
             row[f"{name}_hex"] = text["hex"]
         else:
             row[name] = text
+    if formats:
+        formats.decoded(record, row, as_text=as_text)
     if record.headers:
         row["headers"] = [
             [name, None if value is None else _readable(value)] for name, value in record.headers
@@ -180,8 +289,11 @@ def _readable(data: Any) -> str | dict[str, str]:
         return {"hex": bytes(data).hex()}
 
 
-def line_of(record: Record) -> str:
+def line_of(record: Record, formats: Formats) -> str:
     """A record as people read it."""
-    key = "" if record.key is None else f"{shown(record.key)}  "
-    value = "(null)" if record.value is None else shown(record.value)
+    row: dict[str, Any] = {"key": record.key, "value": record.value}
+    if formats:
+        formats.decoded(record, row, as_text=True)
+    key = "" if record.key is None else f"{shown(row['key'])}  "
+    value = "(null)" if record.value is None else shown(row["value"])
     return f"{f'{record.topic}-{record.partition}':<16} {record.offset:>9}  {key}{value}"

@@ -9,7 +9,13 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import click
 
 from eoslog.commands.context import CliContext, config_option, counted, key_values
-from eoslog.commands.formatting import BadLine, parse_json, text_parser
+from eoslog.commands.formatting import (
+    BadLine,
+    Formats,
+    format_options,
+    parse_json,
+    text_parser,
+)
 from eoslog.errors import RecordTooLarge, SerializationError
 
 if TYPE_CHECKING:
@@ -27,6 +33,7 @@ _CHUNK = 1_000
 @click.option("--jsonl", is_flag=True, help="Read JSON objects, as `consume` prints them.")
 @click.option("-p", "--partition", type=int, help="Write to this partition.")
 @click.option("-t", "--transactional-id", help="Write all lines in one transaction.")
+@format_options
 @config_option
 @click.pass_obj
 def produce(
@@ -37,6 +44,8 @@ def produce(
     jsonl: bool,
     partition: int | None,
     transactional_id: str | None,
+    key_format: str | None,
+    value_format: str | None,
     config: tuple[str, ...],
 ) -> None:
     r"""Write each line of FILE, or of stdin, as a record.
@@ -46,10 +55,14 @@ def produce(
     `value_hex` and [NAME, {"hex": DIGITS}]. Lines that `consume` printed are accepted. Their topic,
     partition and offset are not used: -p or the key selects the partition.
 
+    With --key-format or --value-format, text is read as the format needs it: a number, or JSON.
+    With --jsonl, it is a value of JSON.
+
     \b
     Examples:
       echo "ada:3 apples" | eoslog -d shop produce orders -k :
       eoslog -d shop consume orders | eoslog -d copy produce orders --jsonl
+      echo "ada:3" | eoslog -d shop produce counts -k : --value-format long
     """
     if key_separator == "":
         raise click.UsageError("-k: the separator is empty; give at least one character")
@@ -59,7 +72,8 @@ def produce(
     if transactional_id is not None:
         settings["transactional.id"] = transactional_id
     separator = None if key_separator is None else key_separator.encode()
-    parse = parse_json if jsonl else text_parser(separator)
+    formats = Formats(key_format, value_format)
+    parse = (lambda line: parse_json(line, formats)) if jsonl else text_parser(separator, formats)
     fixed = {} if partition is None else {"partition": partition}
     with face.log() as log, log.producer(**settings) as producer, face.progress(of="bytes") as bar:
         log.describe_topic(topic)  # report a wrong name even if there is no line to write

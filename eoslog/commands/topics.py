@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -12,6 +12,7 @@ from eoslog.commands.context import CliContext, config_option, counted, key_valu
 
 if TYPE_CHECKING:
     from eoslog import Log
+    from eoslog.options import TopicOptions
 
 
 @click.group()
@@ -38,7 +39,8 @@ def create(
     """
     with face.log() as log:
         there = name in log.topics()
-        made = log.create_topic(name, partitions, key_values(config), exist_ok=if_not_exists)
+        keys = cast("TopicOptions", key_values(config))
+        made = log.create_topic(name, partitions, keys, exist_ok=if_not_exists)
         has = counted(len(made.partitions), "partition")
         face.say(f"{name} exists, with {has}" if there else f"created {name} with {has}")
 

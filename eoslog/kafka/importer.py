@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from eoslog.config.keys import ProducerConfig, TopicConfig
 from eoslog.errors import ConfigError, UnknownTopicOrPartition
@@ -23,6 +23,9 @@ from eoslog.kafka.log import MovedLog
 from eoslog.kafka.positions import check_ends, check_topics, positions_in
 from eoslog.model import NO_TIMESTAMP, TopicPartition
 from eoslog.storage.fs.files import failpoint
+
+if TYPE_CHECKING:
+    from eoslog.options import TopicOptions
 
 
 def import_kafka(
@@ -112,7 +115,7 @@ class _TopicImport:
         for name, count in self._counts.items():
             if name not in mine:
                 config = {k: v for k, v in configs[name].items() if k in COPIED}
-                self._log.create_topic(name, count, config)
+                self._log.create_topic(name, count, cast("TopicOptions", config))
             elif mine[name] < count:
                 self._log.create_partitions(name, count)
 

@@ -11,7 +11,7 @@ from eoslog.descriptions import GroupDescription, TopicDescription
 from eoslog.model import OffsetAndMetadata, Offsets, TopicPartition
 
 if TYPE_CHECKING:
-    from eoslog.options import LogConsumerOptions, ProducerOptions
+    from eoslog.options import LogConsumerOptions, ProducerOptions, TopicOptions
 
 __all__ = ["MovedLog"]
 
@@ -36,7 +36,7 @@ class MovedLog(Protocol):
         """Every partition of a topic."""
 
     def create_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, Any] | None = None
+        self, name: str, partitions: int = 1, config: TopicOptions | None = None
     ) -> TopicDescription:
         """Create a topic."""
 

@@ -79,6 +79,17 @@ def test_a_scan_shows_its_ranges_and_reads_nothing(shop):
     assert rows[1:] == [["orders-0", "0", "1,200"], ["orders-1", "0", "1"]]
 
 
+def test_a_table_shows_its_rows_and_a_damaged_value_raw(shop):
+    shop.create_topic("prices", config={"cleanup.policy": "compact"})
+    with shop.producer() as producer:
+        producer.produce("prices", '{"eur": 3}', "<ada>")
+        producer.produce("prices", "{", "bob")
+    caption, rows = cells(shop.table("prices")._repr_html_())
+    assert caption == "Table 'prices', 2 keys"
+    assert rows == [["key", "value"], ["<ada>", "{'eur': 3}"], ["bob", "b'{'"]]
+    assert cells(shop.table("orders", key="bytes", value="bytes")._repr_html_())
+
+
 NOTEBOOK = """
 import os, threading
 import eoslog

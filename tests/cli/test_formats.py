@@ -1,0 +1,97 @@
+"""`--key-format` and `--value-format` of `produce` and `consume`."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pytest
+
+import eoslog
+from eoslog.serializers import FORMATS, serializer
+
+OBJECTS = {
+    "bytes": "3 apples", "string": "3 äpfel", "json": {"b": [1, None, True]}, "short": -3,
+    "integer": 3, "long": 1 << 40, "float": 0.5, "double": 0.1, "uuid": str(uuid.UUID(int=7)),
+    "msgpack": {"b": [1, None, "x"]},
+}  # fmt: skip
+
+
+@pytest.fixture
+def lines(shop, tmp_path):
+    def write(text: str, *options: object):
+        source = tmp_path / "lines"
+        source.write_text(text)
+        return shop("produce", "orders", source, *options)
+
+    return write
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_record_of_each_format_comes_back_as_it_was_written(shop, place, lines, name):
+    value = OBJECTS[name]
+    options = ("--value-format", name, "--key-format", name)
+    line = json.dumps({"key": value, "value": value})
+    assert lines(line, "--jsonl", *options).code == 0
+    text = value if isinstance(value, str) else json.dumps(value)
+    assert lines(f"{text}|{text}", "-k", "|", *options).code == 0
+    first, second = shop("consume", "orders", *options).rows
+    assert (first["key"], first["value"]) == (second["key"], second["value"]) == (value, value)
+    with eoslog.open(place) as log:
+        stored = {(record.key, record.value) for record in log.read("orders")}
+    encode = serializer("value", name) or str.encode
+    assert stored == {(encode(value), encode(value))}
+    assert [row["value"] for row in shop("consume", "orders", "--key", text, *options).rows] == [
+        value, value,
+    ]  # fmt: skip
+
+
+def test_a_table_and_csv_show_numbers_and_objects_as_json(shop, lines):
+    lines('{"key": 7, "value": {"a": true}}', "--jsonl", "--key-format", "long",
+          "--value-format", "json")  # fmt: skip
+    options = ("--key-format", "long", "--value-format", "json")
+    assert shop("consume", "orders", *options, form="table").out.split(maxsplit=2)[2] == (
+        '7  {"a": true}\n'
+    )
+    assert '7,,"{""a"": true}"' in shop("consume", "orders", *options, form="csv").out
+
+
+def test_a_tombstone_has_no_format(shop, lines):
+    assert (
+        lines('{"key": 1}', "--jsonl", "--key-format", "long", "--value-format", "long").code == 0
+    )
+    [row] = shop("consume", "orders", "--value-format", "long", "--key-format", "long").rows
+    assert (row["key"], row["value"]) == (1, None)
+
+
+def test_a_record_of_another_format_is_named_and_not_committed(shop, lines):
+    lines('{"key": "a", "value": "{"}', "--jsonl", "-p", 1)
+    found = shop("consume", "orders", "-g", "readers", "--value-format", "json")
+    assert found.code == 1
+    assert "orders-1 at offset 0: json: the bytes are not JSON" in found.err
+    assert "leave out --value-format" in found.err
+    assert len(shop("consume", "orders", "-g", "readers").rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("long", "x"),
+        ("long", "1.5"),
+        ("json", "{"),
+        ("uuid", "7"),
+        ("double", "-"),
+        ("short", "99999"),
+    ],
+)
+def test_a_line_of_another_format_is_named_and_writes_nothing(shop, lines, name, text):
+    found = lines(f"{text}\n", "--value-format", name, "-t", "one")
+    assert found.code == 1
+    assert "line 1: " in found.err and name in found.err
+    assert shop("consume", "orders").rows == []
+
+
+def test_an_unknown_format_lists_those_that_exist(shop):
+    found = shop("consume", "orders", "--value-format", "jsn")
+    assert found.code == 2
+    assert "'json'" in found.err
