@@ -49,7 +49,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(eoslog\..*\.)?(\w+Options|Watch)"),
     # What a call returns: the description of the call says how to use it.
     (r"py:.*", r"(eoslog\..*\.)?(OffsetStore|HalfTransaction|NamedTransaction)"),
-    (r"py:.*", r"(eoslog\..*\.)?(AtomicTransaction|Sink)"),
+    (r"py:.*", r"(eoslog\..*\.)?(AtomicTransaction|Sink|AsyncSink)"),
     # The standard library and the optional packages have sites of their own.
     (
         r"py:.*",

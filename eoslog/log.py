@@ -48,8 +48,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from eoslog._core import Record
+    from eoslog.aio.atomic import AsyncAtomicTransaction
     from eoslog.aio.consumer import AsyncConsumer
     from eoslog.aio.producer import AsyncProducer
+    from eoslog.aio.sink import AsyncSink
     from eoslog.client.consumer.consumer import Consumer
     from eoslog.client.half_producer import HalfProducer
     from eoslog.client.producer.named.producer import NamedProducer
@@ -919,13 +921,29 @@ class Log(Closing):
 
         return last_publishing_id(self._engine, name, topic, partition)
 
+    @overload
     def sink(
         self,
         consumer: Consumer,
         database: Database,
         records: int = 500,
         timeout: float | None = 1.0,
-    ) -> Sink:
+    ) -> Sink: ...
+    @overload
+    def sink(
+        self,
+        consumer: AsyncConsumer,
+        database: Database,
+        records: int = 500,
+        timeout: float | None = 1.0,
+    ) -> AsyncSink: ...
+    def sink(
+        self,
+        consumer: Any,
+        database: Database,
+        records: int = 500,
+        timeout: float | None = 1.0,
+    ) -> Sink | AsyncSink:
         """Apply a consumer's records to a database exactly once, batch by batch.
 
         The offsets are stored in the database, in the transaction of the rows::
@@ -942,6 +960,9 @@ class Log(Closing):
         partition, the batch is rolled back, and the loop continues with the offsets of the
         database.
 
+        A coroutine passes an `AsyncConsumer`, and a database over an AsyncEngine of SQLAlchemy.
+        It uses `async for` and `await batch.commit()`.
+
         Args:
             consumer: a consumer of this log with a `group.id`. The database becomes its offset
                 store, and auto-commit ends.
@@ -952,7 +973,7 @@ class Log(Closing):
                 ends the loop after `consumer.wakeup()`.
 
         Returns:
-            An iterable of batches.
+            An iterable of batches; an asynchronous one for an `AsyncConsumer`.
 
         Raises:
             ConfigError: if the consumer has no group, commits in another way, or an argument is
@@ -966,13 +987,25 @@ class Log(Closing):
             The rows and the offsets of a batch are durable together when the next batch is
             returned.
         """
+        if _is_async(consumer):
+            from eoslog.aio.sink import AsyncSink
+
+            return AsyncSink(consumer, database, records, timeout)
         from eoslog.sql.sink import Sink
 
         return Sink(consumer, database, records, timeout)
 
+    @overload
     def atomic(
         self, producer: Producer, database: Database, connection: Any = None
-    ) -> AtomicTransaction:
+    ) -> AtomicTransaction: ...
+    @overload
+    def atomic(
+        self, producer: AsyncProducer, database: Database, connection: Any = None
+    ) -> AsyncAtomicTransaction: ...
+    def atomic(
+        self, producer: Any, database: Database, connection: Any = None
+    ) -> AtomicTransaction | AsyncAtomicTransaction:
         """Create a transaction of this log and a database: all or nothing.
 
         The end of the `with` block commits the records, the consumer offsets and the rows::
@@ -984,6 +1017,9 @@ class Log(Closing):
         An exception in the block rolls back both. After a crash, the database decides: the next
         `atomic` of this transactional id asks it first, and so does any process that has used
         `atomic` with the database. `init_transactions` need not be called.
+
+        A coroutine passes an `AsyncProducer`, and a database over an AsyncEngine of SQLAlchemy.
+        It uses `async with`, and the methods of an `AsyncTransaction`.
 
         Args:
             producer: a producer of this log with a `transactional.id`.
@@ -1009,6 +1045,10 @@ class Log(Closing):
         Durability:
             Both are durable when the block ends without an exception.
         """
+        if _is_async(producer):
+            from eoslog.aio.atomic import AsyncAtomicTransaction
+
+            return AsyncAtomicTransaction(self, producer, database, connection)
         from eoslog.sql.atomic import AtomicTransaction
 
         return AtomicTransaction(self, producer, database, connection)
@@ -1405,3 +1445,8 @@ class Log(Closing):
         All other partitions can be used. Damage inside of those is found by `check`.
         """
         return health.offline_partitions(self._engine)
+
+
+def _is_async(client: object) -> bool:
+    """Whether a client is of `eoslog.aio`, which is not imported for others."""
+    return any(cls.__module__.startswith("eoslog.aio.") for cls in type(client).__mro__)

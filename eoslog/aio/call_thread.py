@@ -36,6 +36,16 @@ class _State(Enum):
     ENDED = 3
 
 
+class _Unawaited:
+    """The end of a call that no coroutine waits for."""
+
+    def set(self) -> None:
+        """Do nothing."""
+
+    async def wait(self) -> None:
+        """Do nothing."""
+
+
 class Call(Generic[T]):
     """One call of a function in the thread.
 
@@ -123,6 +133,16 @@ class CallThread(Closing):
         self._running: Call[Any] | None = None
         self._ending = False
         self._thread: threading.Thread | None = None
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Call a function in the thread later, and do not wait for it.
+
+        The calls that were made before it come first.
+
+        Raises:
+            IllegalState: if the client is closed, or was inherited through a fork.
+        """
+        self._put(Call(function, _Unawaited()))
 
     async def call(
         self,

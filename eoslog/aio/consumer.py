@@ -43,6 +43,14 @@ class BoundProducer(Protocol):
     def _client(self) -> Any: ...
 
 
+class OpenBatch(Protocol):
+    """The transaction of a sink's batch."""
+
+    def roll_back(self) -> None:
+        """Roll back, unless it has ended."""
+        ...
+
+
 class UndoableConsumer(Consumer):
     """A consumer whose last call can be undone."""
 
@@ -168,6 +176,7 @@ class AsyncConsumer(AsyncClient[UndoableConsumer]):
         """
         super().__init__(make, adopt)
         self._producer = producer
+        self._batch: OpenBatch | None = None  # of a sink, which the end of the consumer rolls back
 
     def _begin(self, client: UndoableConsumer) -> None:
         if self._producer is not None:
@@ -180,7 +189,14 @@ class AsyncConsumer(AsyncClient[UndoableConsumer]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._roll_back()
         client.__exit__(kind, error, trace)
+
+    def _roll_back(self) -> None:
+        """Roll back the open batch of a sink; in the thread."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.roll_back()
 
     def _ready(self, client: UndoableConsumer) -> None:
         client._woken = False  # the interrupt of an earlier read
@@ -198,7 +214,11 @@ class AsyncConsumer(AsyncClient[UndoableConsumer]):
         Raises:
             EoslogError: as `Consumer.close`. The consumer is closed in any case.
         """
-        await self._stop(lambda client: client.close())
+        await self._stop(self._close_now)
+
+    def _close_now(self, client: UndoableConsumer) -> None:
+        self._roll_back()
+        client.close()
 
     @property
     def closed(self) -> bool:

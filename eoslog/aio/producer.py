@@ -24,6 +24,7 @@ from eoslog.client.producer.producer import Producer
 from eoslog.client.producer.transaction import Group
 from eoslog.config.keys import ProducerConfig
 from eoslog.descriptions import TransactionOutcome
+from eoslog.errors import PreparedTransactionPending
 from eoslog.model import RecordMetadata
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ class AsyncProducer(AsyncClient[Producer]):
     Names and behaviour are aiokafka's where both have a method. Calls that can wait run in one
     thread of this producer, so that none of them blocks the event loop. The guarantees are those
     of `Producer`. `start` calls `init_transactions` if there is a `transactional_id`. It does not
-    for a producer with a `name`, which commits automatically.
+    for a producer with a `name`, which commits automatically. If this id has left a transaction
+    prepared, `start` keeps it, and a begin raises PreparedTransactionPending until it is decided.
 
     Every call can be cancelled, and has ended when the cancellation is raised. It was complete, or
     had not begun.
@@ -131,7 +133,11 @@ class AsyncProducer(AsyncClient[Producer]):
 
     def _begin(self, client: Producer) -> None:
         if isinstance(client, PromptProducer) and client.transactional_id is not None:
-            self._outcome = client.init_transactions()
+            try:
+                self._outcome = client.init_transactions()
+            except PreparedTransactionPending:
+                # `log.atomic` asks the database, a resolver decides, or the next begin raises.
+                client.init_transactions(keep_prepared=True)
 
     def _close(
         self,

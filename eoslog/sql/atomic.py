@@ -61,7 +61,13 @@ class AtomicTransaction(Transaction):
     """
 
     def __init__(
-        self, log: Any, producer: Producer, database: Database, connection: Any = None
+        self,
+        log: Any,
+        producer: Producer,
+        database: Database,
+        connection: Any = None,
+        *,
+        of_coroutines: bool = False,
     ) -> None:
         """Check the arguments; entering the block begins.
 
@@ -76,6 +82,8 @@ class AtomicTransaction(Transaction):
             )
         if not isinstance(database, Database):
             raise ConfigError(f"atomic: expected an eoslog.sql.Database, got {shown(database)}")
+        if not of_coroutines:
+            database._refuse_async("atomic")
         if producer._engine.path != log.path:
             raise ConfigError(
                 f"atomic: the producer writes to {producer._engine.path}, the log is {log.path}; "
@@ -92,6 +100,25 @@ class AtomicTransaction(Transaction):
         self._decide_earlier()
         super().__enter__()
         return self
+
+    def enter_connected(self) -> None:
+        """Begin both transactions, for coroutines, whose `connection` must not wait."""
+        self.__enter__()
+        try:
+            self._begun()
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Roll back both transactions, because the block was not entered."""
+        error = TransactionAborted("the block was not entered")
+        self.__exit__(type(error), error, None)
+
+    @property
+    def session(self) -> DatabaseSession | None:
+        """The session with the open transaction of the database; None without one."""
+        return self._session
 
     def _decide_earlier(self) -> None:
         """Decide what the transactional id of the producer has left prepared."""

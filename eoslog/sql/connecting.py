@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from eoslog._util.arguments import shown
 from eoslog.errors import ConfigError
+from eoslog.sql.async_engine import AsyncEngineSource, is_async
 from eoslog.sql.over_sqlalchemy import factory_of, is_sqlalchemy
 from eoslog.sql.postgresql import require_psycopg
 
@@ -35,6 +36,8 @@ class ConnectionSource(NamedTuple):
     """The dialect that the source names; None if only a connection can tell."""
     text: str
     """The database in messages, without a password."""
+    engine: AsyncEngineSource | None = None
+    """The async engine, if the connections are of one."""
 
 
 def source_of(connect: Any) -> ConnectionSource:
@@ -43,6 +46,9 @@ def source_of(connect: Any) -> ConnectionSource:
     Raises:
         ConfigError: if it is not a function, a path or a known connection string.
     """
+    if is_async(connect):
+        engine = AsyncEngineSource(connect)
+        return ConnectionSource(engine.connect, engine.dialect.name, engine.text, engine)
     if is_sqlalchemy(connect):
         return ConnectionSource(*factory_of(connect))
     if hasattr(connect, "cursor") and not isinstance(connect, type):

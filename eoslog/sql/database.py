@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from eoslog._util.argument_types import explained_calls
 from eoslog._util.arguments import shown
@@ -17,6 +17,7 @@ from eoslog.descriptions import PreparedTransaction
 from eoslog.errors import ConfigError, DatabaseUnavailable, IllegalState
 from eoslog.model import Outcome, TopicPartition
 from eoslog.shown_paths import get_logger
+from eoslog.sql.async_engine import is_async
 from eoslog.sql.connecting import source_of
 from eoslog.sql.dialect import Dialect
 from eoslog.sql.drivers import dialect_named, dialect_of, error_of_driver
@@ -57,13 +58,17 @@ class Database(Closing):
     connection, `synchronous_commit` of PostgreSQL for each transaction. SQLite with `journal_mode`
     off or memory, and PostgreSQL with `fsync=off`, raise ConfigError at the first use.
 
-    Thread-safe. A forked child opens its own connections.
+    Thread-safe. A forked child opens its own connections. Over an async engine, the methods block
+    until the event loop has made their calls. So a coroutine calls them with `asyncio.to_thread`,
+    and uses `async with` for the database.
 
     Args:
         connect: a function that returns a new connection of `sqlite3` or psycopg 3 at each call;
             the path of an SQLite file; a connection string, such as
             "postgresql://localhost/shop"; or a SQLAlchemy 2 engine or sessionmaker. PostgreSQL
-            needs the extra `[postgres]`, SQLAlchemy the extra `[sqlalchemy]`.
+            needs the extra `[postgres]`, SQLAlchemy the extra `[sqlalchemy]`. An AsyncEngine or
+            async_sessionmaker is for async producers and consumers; its driver is aiosqlite,
+            asyncpg or psycopg.
         dialect: "sqlite" or "postgresql"; None detects it from the connection.
         name: the name of the database as a resolver of prepared transactions; None means a name
             made of the database's id.
@@ -103,6 +108,9 @@ class Database(Closing):
         self._book = OutcomeBook(self._tables)
         self._logs: weakref.WeakSet[Any] = weakref.WeakSet()  # this is a resolver of these
         self._closed = False
+        if self._source.engine is not None:
+            with contextlib.suppress(ConfigError):  # no loop runs: the first use binds one
+                self._source.engine.loop.bind()
         self._lock = threading.Lock()
         self._mine = threading.local()
         # All that are open, to close them. Those of a thread that has ended are closed with it.
@@ -124,6 +132,36 @@ class Database(Closing):
     def name(self) -> str:
         """The name of the database as a resolver of prepared transactions."""
         return self._name if self._name is not None else f"database-{self.id}"
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the connections are those of an async engine of SQLAlchemy."""
+        return self._source.engine is not None
+
+    def _bind(self, what: str) -> None:
+        """Use the running event loop for the calls of this database.
+
+        Raises:
+            ConfigError: if the database is not over an async engine, or the loop is not asyncio's.
+        """
+        if self._source.engine is None:
+            raise ConfigError(
+                f"{what}: {self!r} has blocking connections; create the Database over an "
+                "AsyncEngine of SQLAlchemy, or use a producer and a consumer of threads"
+            )
+        self._source.engine.loop.bind()
+
+    def _refuse_async(self, what: str) -> None:
+        """Refuse to be used by threads.
+
+        Raises:
+            ConfigError: if the database is over an async engine.
+        """
+        if self.is_async:
+            raise ConfigError(
+                f"{what}: {self!r} is over an async engine; use an AsyncProducer or AsyncConsumer, "
+                "or a Database over an Engine"
+            )
 
     def create(self) -> None:
         """Create the tables that do not exist.
@@ -170,7 +208,7 @@ class Database(Closing):
                 "store_offsets: the consumer has another offset store; create it with "
                 "Consumer(config, offset_store=database)"
             )
-        dialect = dialect_of(connection)
+        dialect = self._dialect_of(connection)
         if _autocommits(dialect.raw(connection)) and not dialect.in_transaction(connection):
             raise ConfigError(
                 "store_offsets: the connection commits automatically, and no transaction is "
@@ -180,11 +218,22 @@ class Database(Closing):
 
     def _session_of(self, connection: Any) -> DatabaseSession:
         """A session of a program's connection, in its transaction or in a new one."""
-        session = DatabaseSession(connection, dialect_of(connection), self._source.text)
+        session = DatabaseSession(connection, self._dialect_of(connection), self._source.text)
         with session.errors():
             session.dialect.check(connection)
             session.join()  # sets what makes its commit durable
         return session
+
+    def _dialect_of(self, connection: Any) -> Dialect:
+        """The dialect of a connection of the program, or of one that the source returned."""
+        engine = self._source.engine
+        if engine is None:
+            return dialect_of(connection)
+        if not is_async(connection):
+            raise ConfigError(
+                f"connection: expected an AsyncConnection or AsyncSession, got {shown(connection)}"
+            )
+        return engine.dialect
 
     def _store(self, session: DatabaseSession, consumer: Consumer) -> None:
         with consumer._use:
@@ -345,13 +394,13 @@ class Database(Closing):
         try:
             connection = self._source.connect()
             if own:
-                connection = dialect_of(connection).own(connection)
+                connection = self._dialect_of(connection).own(connection)
         except Exception as error:
             known = error_of_driver(error, text)
             if known is None:
                 raise
             raise known from error
-        found = dialect_of(connection)
+        found = self._dialect_of(connection)
         if self._dialect is None or self._dialect.name == found.name:
             self._dialect = found
         else:
@@ -387,6 +436,15 @@ class Database(Closing):
         for session in sessions:
             if session.pid == os.getpid():
                 session.close()
+
+    async def __aenter__(self) -> Self:
+        self._bind("async with")
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        import asyncio
+
+        await asyncio.to_thread(self.close)
 
     def _flush(self) -> None:
         if self._book.waiting:

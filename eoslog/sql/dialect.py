@@ -35,6 +35,9 @@ class Dialect(Protocol):
     def own(self, connection: Any) -> Any:
         """A connection for eoslog alone, in place of one of a factory."""
 
+    def close(self, connection: Any) -> None:
+        """Close the connection, which rolls back."""
+
     def flush(self, connection: Any) -> None:
         """Send the changes that a program has made and that were not sent."""
 

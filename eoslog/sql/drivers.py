@@ -7,6 +7,7 @@ from typing import Any
 
 from eoslog._util.arguments import shown
 from eoslog.errors import ConfigError, EoslogError
+from eoslog.sql.async_engine import is_async
 from eoslog.sql.dialect import Dialect
 from eoslog.sql.over_sqlalchemy import (
     OverSQLAlchemy,
@@ -46,6 +47,11 @@ def dialect_of(connection: Any) -> Dialect:
     }
     if "psycopg.Connection" in names:
         return dialect_named("postgresql")
+    if is_async(connection):
+        raise ConfigError(
+            f"connect: got {shown(connection)}, which only a Database over an async engine uses; "
+            "create it with Database(engine), and use log.async_producer or log.async_consumer"
+        )
     if is_sqlalchemy(connection):
         return OverSQLAlchemy(dialect_named(_of_sqlalchemy(connection)))
     if "psycopg.AsyncConnection" in names:

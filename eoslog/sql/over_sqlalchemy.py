@@ -46,7 +46,7 @@ def factory_of(source: Any) -> tuple[Callable[[], Any], str, str]:
     if not isinstance(engine, Engine) or connect is None:
         raise ConfigError(
             f"connect: expected a SQLAlchemy Engine, or a sessionmaker with one as `bind`, got "
-            f"{shown(source)}; async engines and scoped sessions are not supported"
+            f"{shown(source)}; scoped sessions are not supported"
         )
     owner = os.getpid()
 
@@ -87,15 +87,21 @@ class OverSQLAlchemy:
 
     pooled = True
 
-    def __init__(self, inner: Dialect) -> None:
-        """Use the dialect of the driver."""
+    def __init__(self, inner: Dialect, adapt: Callable[[Any], Any] = lambda raw: raw) -> None:
+        """Use the dialect of the driver.
+
+        Args:
+            inner: the dialect.
+            adapt: returns the connection that the dialect uses for one of the driver.
+        """
         self._inner = inner
+        self._adapt = adapt
         self.name = inner.name
         self.timestamp = inner.timestamp
 
     def raw(self, connection: Any) -> Any:
         """See `Dialect.raw`; a session begins its transaction."""
-        return self._connection(connection).connection.dbapi_connection
+        return self._adapt(self._connection(connection).connection.dbapi_connection)
 
     @staticmethod
     def _connection(connection: Any) -> Any:
@@ -113,7 +119,12 @@ class OverSQLAlchemy:
             )
         began = not connection.in_transaction()
         pooled = self._connection(connection).connection
-        self._inner.check(pooled.dbapi_connection)
+        if began and getattr(self._adapt(pooled.dbapi_connection), "closed", False):
+            # The server has ended it in the pool: asyncpg knows before the first statement.
+            connection.invalidate()
+            connection.rollback()
+            pooled = self._connection(connection).connection
+        self._inner.check(self._adapt(pooled.dbapi_connection))
         pooled.info[_CHECKED] = True
         if began:
             connection.rollback()
@@ -131,7 +142,7 @@ class OverSQLAlchemy:
         connection.begin()
         pooled = self._connection(connection).connection
         if _CHECKED not in pooled.info:  # another one of the pool than `check` saw
-            self._inner.check(pooled.dbapi_connection)
+            self._inner.check(self._adapt(pooled.dbapi_connection))
             pooled.info[_CHECKED] = True
         self.join(connection, mark)
 
@@ -189,6 +200,10 @@ class OverSQLAlchemy:
         engine = connection.get_bind().engine
         connection.close()
         return engine.connect()
+
+    def close(self, connection: Any) -> None:
+        """See `Dialect.close`."""
+        connection.close()
 
     def error(self, error: BaseException, database: str) -> EoslogError | None:
         """See `Dialect.error`."""

@@ -24,7 +24,7 @@ from eoslog.sql.dialect import DriverConnections, StatementResult
 __all__ = ["PostgreSQL", "require_psycopg"]
 
 _MARK = """
-SELECT set_config('eoslog.transaction', %s, true),
+SELECT set_config('eoslog.transaction', ?, true),
   set_config('synchronous_commit',
     CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
     ELSE current_setting('synchronous_commit') END, true)
@@ -147,8 +147,18 @@ class PostgreSQL(DriverConnections):
         psycopg = require_psycopg()
         if not isinstance(error, psycopg.Error):
             return None
-        state = error.sqlstate
         text = str(error).strip().replace("\n", " ")
+        if (known := self.known(error.sqlstate, text, database)) is not None:
+            return known
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            return DatabaseUnavailable(
+                f"{database}: PostgreSQL is down, too slow, or ended the transaction ({text}); "
+                "call again"
+            )
+        return None
+
+    def known(self, state: str | None, text: str, database: str) -> EoslogError | None:
+        """The error for an SQLSTATE; None if the state alone does not decide."""
         if state in _DENIED:
             return DatabaseError(
                 f"{database}: PostgreSQL does not allow the change ({text}); connect to a primary "
@@ -158,11 +168,6 @@ class PostgreSQL(DriverConnections):
             return IllegalState(
                 f"{database}: an earlier statement of the transaction failed ({text}); let its "
                 "error end the loop body, or use a savepoint"
-            )
-        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-            return DatabaseUnavailable(
-                f"{database}: PostgreSQL is down, too slow, or ended the transaction ({text}); "
-                "call again"
             )
         return None
 

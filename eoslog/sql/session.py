@@ -108,4 +108,4 @@ class DatabaseSession:
     def close(self) -> None:
         """Close the connection, which rolls back."""
         with contextlib.suppress(Exception):
-            self.connection.close()
+            self.dialect.close(self.connection)

@@ -17,22 +17,15 @@ from eoslog.storage.fs.files import failpoint
 if TYPE_CHECKING:
     from eoslog._core import Record
 
-__all__ = ["Sink", "SinkBatch"]
+__all__ = ["BatchRecords", "Sink", "SinkBatch", "SinkTransaction", "check_arguments"]
 
 logger = get_logger("eoslog.sql")
 
 
-class SinkBatch(Sequence["Record"]):
-    """The records of a batch, and the database transaction that applies them.
+class BatchRecords(Sequence["Record"]):
+    """The records of a batch, and its transaction."""
 
-    `Log.sink` returns batches::
-
-        for batch in log.sink(consumer, database):
-            rows = [(record.offset, record.value) for record in batch]
-            batch.connection.executemany("insert into bill values (?, ?)", rows)
-    """
-
-    def __init__(self, records: list[Record], transaction: _SinkTransaction) -> None:
+    def __init__(self, records: list[Record], transaction: SinkTransaction) -> None:
         """Hold the records of one poll."""
         self._records = records
         self._transaction = transaction
@@ -49,6 +42,17 @@ class SinkBatch(Sequence["Record"]):
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self._records)} records>"
+
+
+class SinkBatch(BatchRecords):
+    """The records of a batch, and the database transaction that applies them.
+
+    `Log.sink` returns batches::
+
+        for batch in log.sink(consumer, database):
+            rows = [(record.offset, record.value) for record in batch]
+            batch.connection.executemany("insert into bill values (?, ?)", rows)
+    """
 
     @property
     def connection(self) -> Any:
@@ -81,6 +85,19 @@ class SinkBatch(Sequence["Record"]):
         self._transaction.commit()
 
 
+def check_arguments(database: Any, records: Any, timeout: Any) -> float | None:
+    """Check the arguments of a sink, and return the timeout in seconds.
+
+    Raises:
+        ConfigError: if one is invalid.
+    """
+    if not isinstance(database, Database):
+        raise ConfigError(f"sink: expected an eoslog.sql.Database, got {shown(database)}")
+    if as_int("records", records, "1 or more") < 1:
+        raise ConfigError(f"records: expected 1 or more, got {records}")
+    return None if timeout is None else as_seconds("timeout", timeout)
+
+
 class Sink:
     """A loop over batches; each `for` begins at the offsets of the database.
 
@@ -97,12 +114,9 @@ class Sink:
         """
         if not isinstance(consumer, Consumer):
             raise ConfigError(f"sink: expected a Consumer, got {shown(consumer)}")
-        if not isinstance(database, Database):
-            raise ConfigError(f"sink: expected an eoslog.sql.Database, got {shown(database)}")
-        if as_int("records", records, "1 or more") < 1:
-            raise ConfigError(f"records: expected 1 or more, got {records}")
+        self._timeout = check_arguments(database, records, timeout)
+        database._refuse_async("sink")
         self._records = records
-        self._timeout = None if timeout is None else as_seconds("timeout", timeout)
         self._consumer = consumer
         self._database = database
         consumer._store_offsets_in(database)
@@ -114,7 +128,7 @@ class Sink:
             records = consumer.consume(self._records, self._timeout)
             if not records and (self._timeout is None or consumer.closed):
                 return
-            transaction = _SinkTransaction(self._database, consumer, records=bool(records))
+            transaction = SinkTransaction(self._database, consumer, records=bool(records))
             try:
                 yield SinkBatch(records, transaction)
                 transaction.finish()
@@ -124,7 +138,7 @@ class Sink:
                 transaction.roll_back()
 
 
-class _SinkTransaction:
+class SinkTransaction:
     """The transaction of one batch; it begins when it is needed."""
 
     def __init__(self, database: Database, consumer: Consumer, *, records: bool) -> None:
@@ -135,11 +149,22 @@ class _SinkTransaction:
         self._ended = False
         self._lease = contextlib.ExitStack()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the batch was committed or rolled back."""
+        return self._ended
+
+    @property
+    def session(self) -> DatabaseSession | None:
+        """The session with the open transaction; None without one."""
+        return None if self._ended else self._session
+
     def connection(self) -> Any:
         """The connection, with an open transaction."""
-        return self._begun().connection
+        return self.begin().connection
 
-    def _begun(self) -> DatabaseSession:
+    def begin(self) -> DatabaseSession:
+        """Begin, unless the transaction has begun."""
         if self._ended:
             raise IllegalState("batch: the batch was committed or rolled back; use the next batch")
         if self._session is None:
@@ -163,7 +188,7 @@ class _SinkTransaction:
         if not self._has_records and self._session is None and not self._ended:
             self._ended = True
             return
-        session = self._begun()
+        session = self.begin()
         try:
             session.flush()
             self._database._store(session, self._consumer)

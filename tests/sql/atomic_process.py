@@ -8,6 +8,7 @@ The process reads commands as lines of JSON, and answers each with a line.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -31,15 +32,19 @@ CODES: dict[type[BaseException], int] = {
     errors.PreparedTransactionPending: 12,
     errors.ProducerFenced: 13,
 }
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 KILLED, STOPPED = -signal.SIGKILL, -signal.SIGSTOP
 
 
 def order(path: str, place: Place, number: int, point: str, action: str, name: str) -> int:
     """Place one order, and return 0 or the code of an error."""
+    if place.is_async:
+        from tests.sql.coroutines.process import order_async
+
+        return order_async(path, place, number, point, action, name)
     connect: Callable[[], Any] = place.connect
-    signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
     if point.startswith("statement:"):
-        connect = place.at_statement(int(point[10:]), end_here(signals[action]))
+        connect = place.at_statement(int(point[10:]), end_here(SIGNALS[action]))
     elif point and point != "body":
         arm_failpoint(point, action)
     try:
@@ -53,13 +58,20 @@ def order(path: str, place: Place, number: int, point: str, action: str, name: s
             tx.produce("orders", f"{number}", partition=number % 2)
             if point == "body":
                 producer.flush()
-                os.kill(os.getpid(), signals[action])
+                os.kill(os.getpid(), SIGNALS[action])
     except tuple(CODES) as error:
-        return next(code for kind, code in CODES.items() if isinstance(error, kind))
+        return code_of(error)
     return 0
 
 
+def code_of(error: BaseException) -> int:
+    """The exit code for one of the errors of `CODES`."""
+    return next(code for kind, code in CODES.items() if isinstance(error, kind))
+
+
 def main() -> None:
+    with contextlib.suppress(ImportError):  # imported once, instead of in each child
+        import tests.sql.coroutines.process  # noqa: F401
     for line in sys.stdin:
         command, *arguments = json.loads(line)
         if command == "order":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import eoslog
-from tests.sql.databases import KINDS, Place
+from tests.sql.databases import KINDS, SQLITE, Place
 from tests.sql.server import Server, missing
 
 
@@ -28,7 +28,12 @@ def server() -> Iterator[Server]:
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """An empty database."""
-    if request.param.startswith(("engine", "session")):
+    return place_of(request, tmp_path)
+
+
+def place_of(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """An empty database of the kind that a fixture asks for."""
+    if not request.param.startswith((*SQLITE, "postgresql")):
         pytest.importorskip("sqlalchemy")
     if request.param.endswith("postgresql"):
         server = request.getfixturevalue("server")

@@ -12,6 +12,9 @@ SQLITE = ["delete", "truncate", "persist", "wal"]
 KINDS = [*SQLITE, "postgresql", "engine", "session", "engine-postgresql"]
 """SQLite, PostgreSQL, and both over SQLAlchemy."""
 
+ASYNC_KINDS = ["aiosqlite", "psycopg-postgresql", "asyncpg-postgresql"]
+"""SQLite and PostgreSQL over async engines of SQLAlchemy."""
+
 
 class Place(NamedTuple):
     """A database, as a test and its child processes name it."""
@@ -31,12 +34,16 @@ class Place(NamedTuple):
         return self.kind.startswith(("engine", "session"))
 
     @property
+    def is_async(self) -> bool:
+        return self.kind.startswith(("aiosqlite", "psycopg", "asyncpg"))
+
+    @property
     def postgresql(self) -> bool:
         return self.kind.endswith("postgresql")
 
     @property
     def journal_mode(self) -> str:
-        return "wal" if self.over_sqlalchemy else self.kind
+        return "wal" if self.over_sqlalchemy or self.is_async else self.kind
 
     def _driver_connection(self) -> Any:
         if self.postgresql:

@@ -12,7 +12,8 @@ from eoslog import Outcome
 from eoslog.errors import PreparedTransactionPending
 from eoslog.sql import Database
 from tests.sql.atomic_process import KILLED, STOPPED, Orders, start
-from tests.sql.databases import Place
+from tests.sql.conftest import place_of
+from tests.sql.databases import ASYNC_KINDS, KINDS, Place
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -25,6 +26,11 @@ def process():
     yield process
     process.stdin.close()
     process.wait(60)
+
+
+@pytest.fixture(params=[*KINDS, *ASYNC_KINDS])
+def place(request, tmp_path) -> Place:
+    return place_of(request, tmp_path)
 
 
 @pytest.fixture

@@ -140,6 +140,7 @@ class OutboxRelay(Closing):
         """Check the arguments; the first step connects."""
         if not isinstance(database, Database):
             raise ConfigError(f"database: expected an eoslog.sql.Database, got {shown(database)}")
+        database._refuse_async("OutboxRelay")
         if not hasattr(log, "_engine") or not hasattr(log, "atomic"):
             raise ConfigError(f"log: expected a Log, got {shown(log)}")
         if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= _LONGEST_NAME:
