@@ -234,10 +234,17 @@ class OpenPartitions:
         log.close(deleted=True)
 
     def existing(self, topic: str, count: int, *, first: int = 0) -> list[PartitionLog]:
-        """The existing partitions of an internal topic, from number `first` on."""
+        """The existing partitions of an internal topic, from number `first` on.
+
+        Raises:
+            CorruptRecord, StorageError: if one cannot be opened, or its directory is missing and
+                had records.
+        """
+        points = self.last_run.recovery_points
         return [
             self.partition(topic, number)
             for number in range(first, first + count)
             if (topic, number) in self._partitions
+            or points.get((topic, number), 0) > 0
             or files.is_dir(os.path.join(self.session.path, f"{topic}-{number}"))
         ]

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from eoslog.errors import CorruptRecord, DiskFull, StorageError, UnknownTopicOrPartition
+from eoslog.model import INTERNAL_TOPICS
 from eoslog.storage.directory import offset_checkpoints
-from eoslog.storage.directory.directory import NotMade, remove_partition
+from eoslog.storage.directory.directory import NeverUsed, NotMade, remove_partition
 from eoslog.storage.directory.last_run import LastRun, LastSession
 from eoslog.storage.directory.session import Session
 from eoslog.storage.format import checkpoints
@@ -88,6 +89,7 @@ class PartitionDirectory:
         Raises:
             NotMade: if the disk has no room for a new directory.
             StorageError: if the directory belongs to another topic, or is missing and had records.
+            CorruptRecord: if its files are missing, and it had records.
         """
         try:
             self._made = self._make()
@@ -108,7 +110,8 @@ class PartitionDirectory:
         log = self._log
         if self._session.read_only:
             if not files.is_dir(log.path):
-                raise StorageError(
+                self._refuse_missing()
+                raise NeverUsed(
                     f"{log.name}: the partition's directory is missing; if the partition is new, "
                     "open the log for writing once, else restore the directory from a backup",
                     path=log.path,
@@ -126,26 +129,45 @@ class PartitionDirectory:
                     path=log.path,
                 )
             files.remove_tree(log.path)
-        recreated = self._recreated()
-        point = self._last_run.partition(log.topic, log.partition).recovery_point
-        if point > 0 and not recreated and not files.is_dir(log.path):
-            raise StorageError(
-                f"{log.name}: the partition's directory is missing, it had offsets up to {point}; "
-                "restore it from a backup, or delete the topic",
-                path=log.path,
-            )
+        self._refuse_missing()
         with self._session.bootstrap():
             if files.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
                 return False
             if self._lacks_epochs_only():  # otherwise its creation was interrupted, and it is empty
                 self._write_epochs()
                 return False
-            if recreated:  # checkpoints have names only, so their entries are of the deleted topic
+            if self._recreated():  # the checkpoints have names only: their entries are older
                 offset_checkpoints.forget(self._session.path, (log.topic, log.partition))
             log_loader.make_directory(log)
             checkpoints.write_partition_metadata(log.path, log.topic_id)
             self._write_epochs()
         return True
+
+    def _refuse_missing(self) -> None:
+        """Raise if the files of a partition that had records are missing.
+
+        Raises:
+            CorruptRecord: if the directory exists.
+            StorageError: if it is missing.
+        """
+        log = self._log
+        point = self._last_run.partition(log.topic, log.partition).recovery_point
+        if point == 0 or self._recreated() or self._lacks_epochs_only():
+            return
+        if files.is_dir(log.path):
+            raise CorruptRecord(
+                f"{log.name}: files of the partition are missing, it had offsets up to {point}; "
+                "run `eoslog repair`",
+                path=log.path,
+            )
+        other = "delete the topic"
+        if log.topic in INTERNAL_TOPICS:
+            other = "create it empty and run `eoslog repair --cut`, which loses its records"
+        raise StorageError(
+            f"{log.name}: the partition's directory is missing, it had offsets up to {point}; "
+            f"restore it from a backup, or {other}",
+            path=log.path,
+        )
 
     def _lacks_epochs_only(self) -> bool:
         """Whether the directory is this topic's, with segments and valid checkpoints."""
@@ -171,7 +193,7 @@ class PartitionDirectory:
         The log is empty then, because no process writes before the partition is recovered.
         """
         first = files.status(os.path.join(self._log.path, file_name(0, LOG)))
-        return first is not None and first.st_size == 0 and self._recreated()
+        return (first is None or first.st_size == 0) and self._recreated()
 
 
 def is_directory_of(path: str, topic_id: bytes) -> bool:

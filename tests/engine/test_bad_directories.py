@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
+from functools import partial
 
 import pytest
 
-from eoslog.admin.offline import repair
+from eoslog.admin.offline import check, repair
 from eoslog.errors import CorruptRecord, LockTimeout, StorageError
+from eoslog.model import Outcome, TopicPartition
 from eoslog.opening import open as open_log
 from tests.storage.helpers import batch
 
@@ -49,6 +52,81 @@ def test_a_missing_partition_directory_is_not_mistaken_for_an_empty_one(path):
         pytest.raises(StorageError, match="missing, it had offsets up to 2"),
     ):
         log.offsets("t", 0)
+
+
+LEFT = ("leader-epoch-checkpoint", "partition.metadata")
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("kept", [(), LEFT, LEFT[1:]])
+def test_field_A2_a_partition_without_its_segments_is_not_empty(path, kept, read_only):
+    with open_log(path) as log:
+        log.create_topic("t")
+        log._engine.partition("t", 0).append(batch(2))
+    for name in os.listdir(os.path.join(path, "t-0")):
+        if name not in kept:
+            os.remove(os.path.join(path, "t-0", name))
+    for _ in range(2):
+        with (
+            open_log(path, read_only=read_only) as log,
+            pytest.raises(CorruptRecord, match=r"flushed up to offset 2|offsets up to 2"),
+        ):
+            log.offsets("t", 0)
+    assert sorted(os.listdir(os.path.join(path, "t-0"))) == sorted(kept)
+    assert not check(path).ok
+    assert not repair(path, mode="cut").ok
+    with open_log(path) as log:
+        assert log.offsets("t", 0) == (0, 2, 2, 2)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_field_A2_a_lost_internal_partition_has_not_been_unused(path, whole, read_only):
+    """Tokens are not unknown, and groups are not without offsets."""
+    with open_log(path) as log:
+        log.create_topic("t")
+        with log.producer(transactional_id="till") as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.produce("t", "v")
+            producer.send_offsets_to_transaction({TopicPartition("t", 0): 1}, "g")
+            token = str(producer.prepare_transaction().token)
+        log.resolve(token, Outcome.COMMIT)
+    for name in glob.glob(os.path.join(path, "__[ct][or][na]*-*")):
+        if whole:
+            shutil.rmtree(name)
+        else:
+            os.remove(os.path.join(name, f"{0:020}.log"))
+    with open_log(path, read_only=read_only) as log:
+        for call in (
+            partial(log.outcome, token), log.pending, log.groups, partial(log.describe_group, "g"),
+            partial(log.committed, "g"),
+        ):  # fmt: skip
+            with pytest.raises((CorruptRecord, StorageError), match=r"up to (offset )?\d"):
+                call()
+        problems = [problem.path for problem in log.check().problems]
+    assert any("__transaction_state" in place for place in problems)
+    assert any("__consumer_offsets" in place for place in problems)
+    if whole:
+        named = {problem.path for problem in check(path).problems}
+        assert named == {problem.path for problem in repair(path).problems}
+        assert named == {place for place in problems if "__" in place}
+
+
+def test_repair_names_a_missing_metadata_log(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+    shutil.rmtree(os.path.join(path, "__cluster_metadata-0"))
+    for report in (check(path), repair(path), repair(path, mode="cut")):
+        assert [os.path.basename(problem.path) for problem in report.problems] == [
+            "__cluster_metadata-0"
+        ]
+    with pytest.raises(StorageError, match="create it empty"):
+        open_log(path)
+    os.mkdir(os.path.join(path, "__cluster_metadata-0"))
+    repair(path, mode="cut")
+    with open_log(path) as log:
+        assert log.topics() == []
 
 
 def test_an_unreadable_file_is_not_mistaken_for_a_missing_one(path):

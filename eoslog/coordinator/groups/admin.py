@@ -13,8 +13,9 @@ from eoslog.coordinator.groups.shard import GroupShards
 from eoslog.coordinator.groups.state import Group, GroupTable
 from eoslog.coordinator.groups.validation import group_not_found, known_group, non_empty_group
 from eoslog.descriptions import GroupDescription, MemberDescription
-from eoslog.errors import PolicyViolation, StorageError
+from eoslog.errors import PolicyViolation
 from eoslog.model import OWN_GROUPS, PUBLISHING_IDS_GROUP, TopicPartition
+from eoslog.storage.directory.directory import NeverUsed
 
 
 class GroupAdmin:
@@ -45,10 +46,7 @@ class GroupAdmin:
         """See `GroupCoordinator.view_group`."""
         try:
             shard = self._shards.of(group_id)
-        except StorageError:
-            if not self._host.read_only:
-                raise
-            # A read-only process creates no partitions: without one there is no group.
+        except NeverUsed:  # a read-only process creates no partitions
             raise group_not_found(group_id) from None
         named = self._shards.named
         with shard.folded() as (table, _):

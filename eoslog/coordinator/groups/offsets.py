@@ -31,14 +31,13 @@ from eoslog.errors import (
     IllegalGeneration,
     IllegalState,
     StaleMemberEpoch,
-    StorageError,
     TransactionAbortable,
     UnknownMember,
     UnknownTopicOrPartition,
     error_for,
 )
 from eoslog.model import OffsetAndMetadata, TopicPartition
-from eoslog.storage.fs.files import is_dir
+from eoslog.storage.directory.directory import NeverUsed
 from eoslog.storage.log.published_end import PublishedEnd
 
 _STABLE_POLL_S = 0.05
@@ -270,9 +269,7 @@ class GroupOffsets:
         """See `GroupCoordinator.fetch_offsets`."""
         try:
             shard = self._shards.of(group_id)
-        except StorageError as error:  # read-only and without a partition: there are no offsets
-            if not self._host.read_only or is_dir(error.path or "."):
-                raise
+        except NeverUsed:  # read-only: there are no offsets
             return {}
         deadline = time.monotonic() + as_seconds("timeout", timeout)
         while True:

@@ -16,7 +16,12 @@ import numpy as np
 
 from eoslog import _core
 from eoslog.errors import CorruptRecord, StorageError, UnsupportedFormat
-from eoslog.model import STAGING_TOPIC
+from eoslog.model import (
+    CLUSTER_METADATA_TOPIC,
+    CONSUMER_OFFSETS_TOPIC,
+    STAGING_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+)
 from eoslog.reports import CheckReport, Problem
 from eoslog.storage.check.truncation import LogPosition, batches_behind, living_partitions
 from eoslog.storage.directory import offset_checkpoints
@@ -146,7 +151,9 @@ def missing_offline(path: str) -> list[Problem]:
     if not files.exists(os.path.join(path, SESSION_FILE)):
         return []  # a broker's partitions may be moved away, while their points remain
     living = living_partitions(path)
-    return missing(path, {k: p for k, p in recovery_points(path).items() if k in living})
+    internal = (CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
+    points = recovery_points(path)
+    return missing(path, {k: p for k, p in points.items() if k in living or k[0] in internal})
 
 
 class Walk:

@@ -76,9 +76,11 @@ def keep_producer_ids(
     Durability: durable on return.
     """
     path = os.path.join(root, METADATA)
+    if not files.is_dir(path):  # there is nothing to truncate or to add to
+        return bad or (0, 0, 0), []
     place, known = _metadata_end(path, bad)
     highest = max((found for found in _ids(root) if found < _LAST_ID), default=-1)
-    if highest < known or not files.is_dir(path):
+    if highest < known:
         return place, []
     base, position, offset = place
     following = (highest // PRODUCER_ID_BLOCK + 1) * PRODUCER_ID_BLOCK

@@ -86,6 +86,7 @@ def prepare_directory(
                 counts.offsets_topic_num_partitions,
                 files.shared_mode(path) if mode is None else mode,
             )
+            offset_checkpoints.create(path)
             checkpoints.write_meta_properties(path, properties)
             logger.info(
                 "%s: created a log, durability %s, mode %s",
@@ -116,6 +117,10 @@ def _check_mode(path: str, properties: checkpoints.MetaProperties, mode: int | N
             "files are private; set it with chmod %s",
             path, stored, f"2{stored:o}",
         )  # fmt: skip
+
+
+class NeverUsed(StorageError):
+    """A partition has no directory, and no recorded offsets, so it was never used."""
 
 
 class NotMade(DiskFull):

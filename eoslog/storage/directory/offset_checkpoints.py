@@ -61,6 +61,16 @@ def bounds_of(root: str, key: tuple[str, int]) -> tuple[int | None, int | None]:
     return start, read(root, checkpoints.CLEANER_CHECKPOINT).get(key, 0)
 
 
+def create(root: str) -> None:
+    """Write the record of a new directory, in which every log starts at 0.
+
+    Without it, a crash of the first session would leave no record of log starts, and a missing
+    first segment would count as deleted by retention. The caller holds the bootstrap lock, and
+    syncs the directory.
+    """
+    files.write_file(os.path.join(root, FILE), _encoded(_empty()), durable=True)
+
+
 def write(root: str, name: str, offsets: Mapping[tuple[str, int], int]) -> None:
     """Replace one of the three maps, in both copies.
 
@@ -68,14 +78,7 @@ def write(root: str, name: str, offsets: Mapping[tuple[str, int], int]) -> None:
     """
     recorded = _recorded(root) or {other: read(root, other) for other in NAMES}
     recorded[name] = dict(offsets)
-    lines = [
-        f"{kind} {topic} {partition} {offset}\n"
-        for kind in NAMES
-        for (topic, partition), offset in sorted(recorded[kind].items())
-    ]
-    body = "".join(lines).encode()
-    head = f"{_VERSION} {_core.crc32c(body):08x}\n".encode()
-    files.write_atomically(os.path.join(root, FILE), head + body)
+    files.write_atomically(os.path.join(root, FILE), _encoded(recorded))
     checkpoints.write_offsets(os.path.join(root, name), offsets)
 
 
@@ -111,6 +114,20 @@ def fault(root: str) -> CorruptRecord | None:
     return None
 
 
+def _empty() -> dict[str, PartitionOffsets]:
+    return {name: {} for name in NAMES}
+
+
+def _encoded(recorded: Mapping[str, PartitionOffsets]) -> bytes:
+    lines = [
+        f"{kind} {topic} {partition} {offset}\n"
+        for kind in NAMES
+        for (topic, partition), offset in sorted(recorded[kind].items())
+    ]
+    body = "".join(lines).encode()
+    return f"{_VERSION} {_core.crc32c(body):08x}\n".encode() + body
+
+
 def _recorded(root: str) -> dict[str, PartitionOffsets] | None:
     try:
         return _parsed(root)
@@ -132,7 +149,7 @@ def _parsed(root: str) -> dict[str, PartitionOffsets] | None:
             f"CRC {_core.crc32c(body):08x}",
             path=path,
         )
-    found: dict[str, PartitionOffsets] = {name: {} for name in NAMES}
+    found = _empty()
     for line in body.decode().splitlines():
         kind, topic, partition, offset = line.split(" ")
         found[kind][topic, int(partition)] = int(offset)

@@ -224,8 +224,7 @@ def scan_for_reader(
     core, path = log.core, log.path
     bases = _bases(path, names)
     if not bases:
-        core.load(0, b"")
-        return 0
+        return _require_empty(log, last)
     log_start = _log_start(log, bases, last)
     verify_from, todo, _ = _load_snapshot(log, bases, last, delete_bad=False)
     seal, before = None, None
@@ -272,7 +271,7 @@ def recover_for_writer(
     Durability: after an unclean end, everything found is durable on return.
     """
     core, path = log.core, log.path
-    bases = _bases(path, names) or [_make_first_segment(path, last)]
+    bases = _bases(path, names) or [_make_first_segment(log, last)]
     log_start = _log_start(log, bases, last)
     verify_from, todo, producers = _load_snapshot(log, bases, last, delete_bad=True)
     settled = len(todo) == 1 and _has_its_files(path, todo[0], names, only=len(bases) == 1)
@@ -339,12 +338,27 @@ def _bases(path: str, names: list[str]) -> list[int]:
     return offsets_among(names, LOG)
 
 
-def _make_first_segment(path: str, last: LastSession) -> int:
-    """Create an empty segment in a partition without any. Returns its base."""
-    first = max(last.log_start, 0)
+def _require_empty(log: PartitionLog, last: LastSession) -> int:
+    """Return the offset at which a partition without segments begins.
+
+    Raises:
+        CorruptRecord: if it had records.
+    """
+    start = last.log_start if last.start_recorded else 0
+    log.core.load(start, b"")
+    return _checked_start(log, start, last)
+
+
+def _make_first_segment(log: PartitionLog, last: LastSession) -> int:
+    """Create an empty segment in a partition without any. Returns its base.
+
+    Raises:
+        CorruptRecord: if the partition had records.
+    """
+    first = _require_empty(log, last)
     for suffix in (LOG, INDEX, TIME_INDEX):
-        files.close(files.open_file(os.path.join(path, file_name(first, suffix)), create=True))
-    files.fsync_dir(path)
+        files.close(files.open_file(os.path.join(log.path, file_name(first, suffix)), create=True))
+    files.fsync_dir(log.path)
     return first
 
 

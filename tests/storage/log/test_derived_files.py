@@ -360,6 +360,31 @@ def test_field_D4_a_first_segment_missing_without_a_deletion_is_reported(path, c
     assert any("a segment file is missing" in r.getMessage() for r in caplog.records)
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_field_D4_a_segment_lost_in_the_first_session_is_reported(tmp_path, read_only):
+    """The record of offsets is that of the creation of the directory."""
+    path = tmp_path / "log"
+    pid = os.fork()
+    if not pid:
+        log = eoslog.open(path)
+        log.create_topic("t")
+        with log.producer() as producer:
+            for number in range(3):
+                producer.send("t", str(number)).result()
+                log._engine.partition("t", 0).roll()
+        os.kill(os.getpid(), 9)
+    assert os.waitpid(pid, 0)[1] == 9
+    for file in (path / "t-0").glob(f"{0:020}.*"):
+        file.unlink()
+    with pytest.raises(CorruptRecord, match="offsets 0 to 0 are missing"):
+        list(eoslog.read_segments(path / "t-0").records())
+    with eoslog.open(path, read_only=read_only) as log:
+        assert log.offsets("t", 0).log_start == 0
+        with pytest.raises(CorruptRecord, match="offsets 0 to 0 are missing"):
+            values(log)
+        assert any("are missing" in problem.message for problem in log.check().problems)
+
+
 @pytest.mark.parametrize(
     "key", ["eoslog.offsets.partitions", "eoslog.durability", "eoslog.transaction.partitions"]
 )
