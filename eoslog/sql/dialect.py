@@ -101,5 +101,9 @@ class DriverConnections:
         """See `Dialect.own`."""
         return connection
 
+    def close(self, connection: Any) -> None:
+        """See `Dialect.close`."""
+        connection.close()
+
     def flush(self, connection: Any) -> None:
         """See `Dialect.flush`; every statement is sent immediately."""
