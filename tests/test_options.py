@@ -136,7 +136,7 @@ def wrong(log: eoslog.Log, handler: eoslog.TransactionListener) -> None:
     eoslog.Producer(log_dir="shop", ack="all")                      # error
     eoslog.Consumer(log_dir="shop", groupid="g")                    # error
     topic: TopicOptions = {"retention.m": 5}                        # error
-    log.create_topic("orders", config={"cleanup.polcy": "compact"})  # error
+    log.create_topic("orders", config={"clean.policy": "compact"})  # error
     log.create_topic("orders", config={"cleanup.policy": "compacted"})  # error
     log.create_topic("orders", config={"retention.ms": "long"})     # error
     uncommitted: ConsumerOptions = {"isolation_level": "committed"}  # error
