@@ -47,7 +47,7 @@ _TRIES = 10
 _CLEANING_TIMEOUT_S = 300.0
 _SMALL_FILES = (checkpoints.LEADER_EPOCH_CHECKPOINT, checkpoints.PARTITION_METADATA)
 
-Instant = list[tuple[PartitionLog, dict[str, Any]]]
+ConsistentCut = list[tuple[PartitionLog, dict[str, Any]]]
 """Every partition, with what its slot said at one instant."""
 
 
@@ -89,10 +89,10 @@ def _copy(
 ) -> tuple[int, int]:
     """Copy every partition as it is now; how many they are, and the bytes."""
     with ExitStack() as held:
-        instant = _instant(engine, held)
-        files.failpoint("backup.instant")
+        cut = _consistent_cut(engine, held)
+        files.failpoint("backup.cut")
         todo: list[tuple[PartitionLog, str, int]] = []
-        for log, view in instant:
+        for log, view in cut:
             with _unless_deleted(engine, log):
                 todo += [(log, name, size) for name, size in _files(log, view)]
         total, done = sum(size for *_, size in todo), 0
@@ -103,17 +103,17 @@ def _copy(
             if progress is not None:
                 progress(done, total)
 
-        for log, _ in instant:
+        for log, _ in cut:
             files.make_dir(os.path.join(work, log.name))
         for log, name, size in todo:
             with _unless_deleted(engine, log):
                 target = os.path.join(work, log.name, name)
                 files.copy_file(os.path.join(log.path, name), target, size, advance)
             files.failpoint("backup.file")
-        for log, _ in instant:
+        for log, _ in cut:
             files.fsync_dir(os.path.join(work, log.name))
-        ends = {(log.topic, log.partition): view["log_end"] for log, view in instant}
-        starts = {(log.topic, log.partition): view["log_start"] for log, view in instant}
+        ends = {(log.topic, log.partition): view["log_end"] for log, view in cut}
+        starts = {(log.topic, log.partition): view["log_start"] for log, view in cut}
         cleaned = offset_checkpoints.read(engine.session.path, checkpoints.CLEANER_CHECKPOINT)
     for name, offsets in (
         (checkpoints.RECOVERY_POINT_CHECKPOINT, ends),
@@ -122,7 +122,7 @@ def _copy(
     ):
         offset_checkpoints.write(work, name, offsets)
     checkpoints.write_meta_properties(work, engine.properties)
-    return len(instant), done
+    return len(cut), done
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _unless_deleted(engine: Engine, log: PartitionLog) -> Iterator[None]:
         raise
 
 
-def _instant(engine: Engine, held: ExitStack) -> Instant:
+def _consistent_cut(engine: Engine, held: ExitStack) -> ConsistentCut:
     """List all partitions at one point in time; no cleaning runs until `held` closes."""
     if engine.session.private:
         return _unchanging(engine)
@@ -153,9 +153,9 @@ def _instant(engine: Engine, held: ExitStack) -> Instant:
                 except UnknownTopicOrPartition as error:
                     raise _TopicDeleted from error
                 found[log.name] = log
-        views = engine.session.instant([log.slot for log in found.values()])
-        instant = list(zip(found.values(), views, strict=True))
-        for log, view in instant:
+        views = engine.session.consistent_cut([log.slot for log in found.values()])
+        cut = list(zip(found.values(), views, strict=True))
+        for log, view in cut:
             if view["deleted"]:
                 raise _TopicDeleted
             if view["poison"]:
@@ -164,18 +164,18 @@ def _instant(engine: Engine, held: ExitStack) -> Instant:
                     0,
                     log.path,
                 )
-        torn = [log for log, view in instant if view["busy"]]
+        torn = [log for log, view in cut if view["busy"]]
         for log in torn:  # its holder died in an append: who locks it next repairs it
             log.publish_log_start(log.log_start, segments_changed=False)
         # Records in the copy may name partitions that were created in the meantime.
         if not torn and all(log.name in found for log in _logs(engine, found)):
-            return instant
+            return cut
     raise StorageError(
         f"partitions were created in each of {_TRIES} attempts to copy; retry", path=engine.path
     )
 
 
-def _unchanging(engine: Engine) -> Instant:
+def _unchanging(engine: Engine) -> ConsistentCut:
     """Every partition as this reader found it, where no process writes.
 
     Raises:

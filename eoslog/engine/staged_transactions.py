@@ -108,7 +108,7 @@ class StagedTransactions:
     def __init__(self, engine: StagingHost) -> None:
         """Keep the engine; nothing is opened."""
         self._engine = engine
-        self._turns = [threading.Lock() for _ in range(_LOCKS)]
+        self._delivery_locks = [threading.Lock() for _ in range(_LOCKS)]
 
     def _room(self) -> HostLog:
         return self._engine.internal_topic(STAGED_TRANSACTIONS_TOPIC)
@@ -264,7 +264,7 @@ class StagedTransactions:
         clog = transactions.logs.at(number)
         name = self._delivery_id(entry.key, number)
         attempts = Attempts("delivery of", name)
-        with self._turns[hash(entry.key) % _LOCKS]:
+        with self._delivery_locks[hash(entry.key) % _LOCKS]:
             while True:
                 clog.refresh()
                 now = clog.prepared(entry.key)

@@ -165,7 +165,7 @@ def _instant(child: Child, path: Path) -> None:
         logs = [log._engine.partition("t", number) for number in range(2)]
         child.armed()
         files.arm_failpoint("lock", "kill-after", 2)
-        log._engine.session.instant([one.slot for one in logs])
+        log._engine.session.consistent_cut([one.slot for one in logs])
 
 
 @pytest.mark.process
@@ -237,7 +237,7 @@ def test_a_topic_deleted_during_a_backup_is_not_in_the_copy(log: Log, tmp_path: 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("point", ["backup.lock", "backup.instant"])
+@pytest.mark.parametrize("point", ["backup.lock", "backup.cut"])
 def test_a_topic_deleted_before_its_files_are_listed_is_not_in_the_copy(
     log: Log, tmp_path: Path, point: str
 ) -> None:

@@ -65,7 +65,7 @@ def clean(log: Log) -> Any:
 
 
 def instant(log: Log) -> Any:
-    return log._engine.session.instant([log._engine.partition("t", 0).slot])
+    return log._engine.session.consistent_cut([log._engine.partition("t", 0).slot])
 
 
 def recover(log: Log) -> Any:

@@ -43,7 +43,7 @@ logger = get_logger("eoslog.client.sender")
 _NEVER_NS = (1 << 63) - 1
 _IDLE_S = 1.0
 _ACTIVE_NS = 100_000_000
-_TURN_S = 0.1
+_PATIENCE_S = 0.1
 """Longest wait for one partition's lock in seconds: `close` and `flush` wait for the cycle."""
 _REFRESH_NS = 5_000_000_000
 
@@ -183,7 +183,7 @@ class Sender:
 
     def _cycle(self, force: bool, deadline: float | None = None) -> None:
         now = time.monotonic_ns()
-        patience_s = min(self._config.request_timeout_ms / 1000, _TURN_S)
+        patience_s = min(self._config.request_timeout_ms / 1000, _PATIENCE_S)
         if deadline is not None:
             patience_s = min(patience_s, max(deadline - now / 1e9, 0.0))
         if now - self._refreshed_ns > _REFRESH_NS:

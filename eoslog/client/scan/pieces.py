@@ -13,8 +13,7 @@ from typing import Any
 
 from eoslog import _core
 from eoslog.errors import CorruptRecord, OffsetOutOfRange, StorageError
-from eoslog.storage.segment import listing as settled_listing
-from eoslog.storage.segment import seals
+from eoslog.storage.segment import listing, seals
 from eoslog.storage.segment.segment_files import SegmentFiles
 
 READ_SIZE = 8 << 20
@@ -41,7 +40,7 @@ class FilePieces:
         """List the segments; the log start is at most `begins`."""
         self._path = path
         self._begins = begins
-        self._segments = settled_listing.settled_segments(path)
+        self._segments = listing.settled_segments(path)
 
     def __call__(self, start: int, end: int) -> Iterator[Piece]:
         """Yield pieces with the offsets from start to end; pieces may overlap.
@@ -60,7 +59,7 @@ class FilePieces:
                 path=segments[0].path,
                 position=0,
             )
-        for again in reversed(range(settled_listing.LISTINGS)):
+        for again in reversed(range(listing.LISTINGS)):
             following = [*(s.base_offset for s in segments[1:]), _NO_END]
             for segment, next_base in zip(segments, following, strict=True):
                 if next_base <= start:
@@ -72,7 +71,7 @@ class FilePieces:
                     if segment is not segments[-1]:
                         _identify(segment, next_base)
                 except (CorruptRecord, StorageError) as error:
-                    swapped = isinstance(error, CorruptRecord) or settled_listing.was_taken(error)
+                    swapped = isinstance(error, CorruptRecord) or listing.was_taken(error)
                     if not again or not swapped:
                         raise
                     break
@@ -91,7 +90,7 @@ class FilePieces:
             else:
                 return
             # The cleaner's new file has the rest, and may begin with records that were read.
-            segments = settled_listing.settled_segments(self._path)
+            segments = listing.settled_segments(self._path)
             if segments[0].base_offset > start:
                 raise OffsetOutOfRange(
                     f"{self._path}: offset {start} was deleted; the files begin at offset "

@@ -17,8 +17,7 @@ from eoslog.errors import CorruptRecord
 from eoslog.model import IsolationLevel, TopicPartition
 from eoslog.storage.broker import lock as running_broker
 from eoslog.storage.directory import offset_checkpoints, offset_jumps
-from eoslog.storage.segment import leader_epochs, segment_files
-from eoslog.storage.segment import listing as settled_listing
+from eoslog.storage.segment import leader_epochs, listing, segment_files
 from eoslog.storage.segment.listing import settled_segments
 from eoslog.storage.segment.segment_files import SegmentFiles
 
@@ -107,7 +106,7 @@ def segment_range(
             return segments[0].base_offset, fold, error
         return segments[0].base_offset, fold, None
 
-    first, fold, damage = settled_listing.over_settled(path, folded)
+    first, fold, damage = listing.over_settled(path, folded)
     stable = max(fold.last_stable_offset, first)  # a transaction may begin before the segments
     end = min(stable, right)
     damage = damage or wrong  # also after an open transaction, whose marker may be damaged

@@ -47,7 +47,7 @@ _REMADE = (
     "and commit new positions"
 )
 
-_Refusal = type[UnknownTopicOrPartition] | type[TransactionAbortable]
+_MissingTopic = type[UnknownTopicOrPartition] | type[TransactionAbortable]
 OffsetMap = Mapping[TopicPartition, OffsetAndMetadata]
 
 
@@ -182,7 +182,7 @@ class GroupOffsets:
         )
 
     def _check_partitions(
-        self, offsets: OffsetMap, remade: _Refusal = UnknownTopicOrPartition
+        self, offsets: OffsetMap, remade: _MissingTopic = UnknownTopicOrPartition
     ) -> dict[str, bytes]:
         """Return the topic ids by name, because a topic may be re-created under its name."""
         topics = {}
@@ -203,7 +203,7 @@ class GroupOffsets:
             topics[partition.topic] = info.topic_id
         return topics
 
-    def _check_topics(self, topics: Mapping[str, bytes], error: _Refusal) -> None:
+    def _check_topics(self, topics: Mapping[str, bytes], error: _MissingTopic) -> None:
         # This check runs after the fold and before the append. `forget_topic` appends to this
         # partition: if the deletion came first, the append's condition fails; if it comes later, it
         # deletes these offsets.

@@ -49,7 +49,7 @@ from eoslog.errors import (
 from eoslog.model import AppendOrigin, TopicPartition
 from eoslog.storage.fs.files import failpoint
 
-_TURN_S = 5.0
+_LOCK_S = 5.0
 """The longest wait of a second thread of this process for the first driver of a transaction."""
 _PATIENCE_S = (0.2, 5.0)
 """The longest wait for a partition's lock: in the first pass, and for locked ones in the second."""
@@ -76,7 +76,7 @@ class MarkerDriver:
         self._host = host
         self._events = events
         self._lock = threading.Lock()
-        self._turns: dict[TransactionKey, _Turn] = {}
+        self._driver_locks: dict[TransactionKey, _DriverLock] = {}
         self._failures: dict[TransactionKey, dict[TopicPartition | None, EoslogError]] = {}
 
     def drive(self, clog: TransactionLog, key: TransactionKey) -> bool:
@@ -101,8 +101,8 @@ class MarkerDriver:
             published, not durable: recovery writes them again from the decision.
         """
         self._open_logs(clog.decision(key))
-        turn = self._take_turn(key)
-        if turn is None:
+        held = self._take_lock(key)
+        if held is None:
             # Re-entrant: this thread already drives the transaction, and opening a partition led
             # back to this method.
             return False
@@ -148,7 +148,7 @@ class MarkerDriver:
                         self._failures.pop(key, None)
             return not failures
         finally:
-            self._leave_turn(key, turn)
+            self._leave_lock(key, held)
 
     def await_completion(self, clog: TransactionLog, current: TransactionMetadata) -> None:
         """Complete a decided transaction, or raise ConcurrentTransactions.
@@ -167,7 +167,7 @@ class MarkerDriver:
             )
 
     def _open_logs(self, decision: Decision | None) -> None:
-        """Open and recover the partitions of a decision, before taking the turn.
+        """Open and recover the partitions of a decision, before taking its lock.
 
         Recovery of a partition ends transactions that it finds open there, and may need to drive
         this decision for it. That is so if a power loss took the Ongoing record of the next
@@ -337,7 +337,7 @@ class MarkerDriver:
                 return
             attempts.again()
 
-    def _take_turn(self, key: TransactionKey) -> _Turn | None:
+    def _take_lock(self, key: TransactionKey) -> _DriverLock | None:
         """Wait until no other thread of this process drives the transaction.
 
         The waiting threads then usually find it complete.
@@ -347,28 +347,28 @@ class MarkerDriver:
         """
         me = threading.get_ident()
         with self._lock:
-            turn = self._turns.get(key)
-            if turn is None:
-                turn = self._turns[key] = _Turn(me)
-                return turn
-            if turn.driver == me:
+            held = self._driver_locks.get(key)
+            if held is None:
+                held = self._driver_locks[key] = _DriverLock(me)
+                return held
+            if held.driver == me:
                 return None
-            turn.users += 1
-        if turn.lock.acquire(timeout=_TURN_S):
-            turn.driver = me
-        return turn
+            held.users += 1
+        if held.lock.acquire(timeout=_LOCK_S):
+            held.driver = me
+        return held
 
-    def _leave_turn(self, key: TransactionKey, turn: _Turn) -> None:
-        if turn.driver == threading.get_ident():
-            turn.driver = None
-            turn.lock.release()
+    def _leave_lock(self, key: TransactionKey, held: _DriverLock) -> None:
+        if held.driver == threading.get_ident():
+            held.driver = None
+            held.lock.release()
         with self._lock:
-            turn.users -= 1
-            if turn.users == 0:
-                del self._turns[key]
+            held.users -= 1
+            if held.users == 0:
+                del self._driver_locks[key]
 
 
-class _Turn:
+class _DriverLock:
     """The thread that drives a transaction in this process, and the waiting ones."""
 
     __slots__ = ("driver", "lock", "users")

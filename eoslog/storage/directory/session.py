@@ -412,7 +412,7 @@ class Session:
             fd = self._lock_fds.setdefault(number, fd)
         return fd, _append_at(slot)
 
-    def instant(self, slots: Sequence[int]) -> list[dict[str, Any]]:
+    def consistent_cut(self, slots: Sequence[int]) -> list[dict[str, Any]]:
         """Read slots at one point in time, at which no process appends to any of them.
 
         Raises:

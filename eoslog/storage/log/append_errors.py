@@ -28,7 +28,7 @@ _OF_ITS_FILES = (AppendStatus.GONE, AppendStatus.IO_FAILED, AppendStatus.POISONE
 """Statuses that a lost directory explains better."""
 
 
-def refusal(context: LogContext, status: int, error: int, wait: float) -> EoslogError:
+def append_error(context: LogContext, status: int, error: int, wait: float) -> EoslogError:
     """Return the exception for a status that the log cannot resolve.
 
     Args:

@@ -32,7 +32,7 @@ from eoslog.errors import LockTimeout, StorageError
 from eoslog.storage.directory.cleaner_lock import CleanerLock
 from eoslog.storage.fs import files
 from eoslog.storage.fs.timeouts import LOCK_TIMEOUT_S
-from eoslog.storage.log.append_errors import refusal
+from eoslog.storage.log.append_errors import append_error
 from eoslog.storage.log.append_status import AppendStatus
 from eoslog.storage.log.context import LogContext
 from eoslog.storage.log.flusher import LogFlusher
@@ -157,7 +157,7 @@ class WriterFiles:
             if error.errno != errno.ENOENT or not self._core.deleted:
                 raise
             # The topic was deleted. The core may try to open a file before it checks the slot.
-            raise refusal(self._context, AppendStatus.GONE, 0, wait) from error
+            raise append_error(self._context, AppendStatus.GONE, 0, wait) from error
 
     def _make_ready(self, status: int, error: int, wait: float) -> None:
         match status:
@@ -181,7 +181,7 @@ class WriterFiles:
             case AppendStatus.FOLD_AGAIN:
                 pass
             case _:
-                raise refusal(self._context, status, error, wait)
+                raise append_error(self._context, status, error, wait)
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class WriterFiles:
             if status in (AppendStatus.FOLD_AGAIN, AppendStatus.STALE):
                 return
             if status not in (AppendStatus.NEXT_SEGMENT, AppendStatus.APPENDED):
-                raise refusal(self._context, status, 0, 0.0)
+                raise append_error(self._context, status, 0, 0.0)
             version, _, bases, _ = self._segments.listing()
             current, log_fd, *_ = self._core.current_files()
             offset = self._core.next_offset

@@ -1,8 +1,8 @@
 """Copies of the bytes that a repair removes from a partition: `<base>.log.cut-<ms>`.
 
 A copy has the original bytes from the damaged batch on. Its name ends with the wall clock time in
-ms. Recovery, retention, compaction, adoption and backup ignore this suffix, and deleting the topic
-removes the copy. `eoslog dump` reads it.
+ms. Recovery, retention, compaction, segment ingest and backup ignore this suffix, and deleting the
+topic removes the copy. `eoslog dump` reads it.
 
 *A crash leaves* a `.tmp` file, which the next repair or recovery removes, or a complete copy of
 bytes that are still in the log, which the next repair uses again.

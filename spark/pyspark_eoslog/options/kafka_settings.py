@@ -58,8 +58,8 @@ def is_ignored(option: str) -> bool:
     return option.startswith(_PREFIX) and (name in _HARMLESS or name.startswith(_HARMLESS_PREFIXES))
 
 
-def refusal(option: str) -> str | None:
-    """Return why a client setting is refused, and what replaces it."""
+def rejection(option: str) -> str | None:
+    """Return why a client setting is rejected, and what replaces it."""
     return _REFUSED.get(option.removeprefix(_PREFIX)) if option.startswith(_PREFIX) else None
 
 

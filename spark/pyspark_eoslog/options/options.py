@@ -246,7 +246,7 @@ class _Values:
     def __init__(self, options: Mapping[str, str]) -> None:
         self.raw = texts_of(options)
         for name in self.raw:
-            reason = kafka_settings.refusal(name)
+            reason = kafka_settings.rejection(name)
             if reason is not None:
                 raise ConfigError(
                     f"option '{name}' = {shown(self.raw[name])} is not possible: {reason}"

@@ -27,7 +27,7 @@ NAMED = (
     "clean.finish.named", "clean.finish.removed",
     "adopt.stamped", "adopt.durable",
     "staging.written", "staging.staged", "staging.used", "staging.published", "staging.committed",
-    "backup.lock", "backup.instant", "backup.file", "backup.copied", "aside.renaming",
+    "backup.lock", "backup.cut", "backup.file", "backup.copied", "aside.renaming",
     "log.start.noted", "log.start.advanced", "partition.made", "producer.ack_lost",
     "snapshot.end_read",
 )  # fmt: skip
