@@ -380,7 +380,7 @@ _SECTION = re.compile(r"^\s*(\w[\w ]*):\s*$")
 
 
 def one_class_each(line: str) -> list[str]:
-    """A line of Raises that names several classes, as a line for each."""
+    """A line about several classes of errors, as a line for each."""
     found = _SEVERAL.match(line)
     names = found["names"].split(", ") if found else []
     if not found or not all(name in vars(errors) or name.endswith("Error") for name in names):

@@ -28,7 +28,12 @@ _RENAMED = re.compile(r".+-\d+\.[0-9a-f]{32}-delete")
 
 
 def make_directory(path: str, *, create: bool, mode: int | None = None) -> None:
-    """Create the directory with these permissions, unless it exists. Raises StorageError."""
+    """Create the directory with these permissions, unless it exists.
+
+    Raises:
+        StorageError: if the path is not a directory, cannot be created, or does not exist and
+            `create` is False.
+    """
     if not files.is_dir(path):
         if files.exists(path) and not files.is_dir(path):  # it may have been created just now
             raise StorageError("not a directory", 20, path)

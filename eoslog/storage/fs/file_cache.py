@@ -25,7 +25,11 @@ class ReadFile:
     __slots__ = ("again", "fd", "map", "mapped")
 
     def __init__(self, path: str) -> None:
-        """Open the file. Raises FileNotFoundError if retention has deleted it."""
+        """Open the file.
+
+        Raises:
+            FileNotFoundError: if retention has deleted it.
+        """
         self.fd = -1
         self.fd = files.open_file(path, read_only=True)
         self.map: np.memmap | None = None

@@ -83,7 +83,11 @@ def open_file(
 
 
 def open_or_none(path: str) -> int:
-    """Open an existing file; -1 if there is none. Raises StorageError."""
+    """Open an existing file; -1 if there is none.
+
+    Raises:
+        StorageError: if the file cannot be opened.
+    """
     try:
         return _core.os_open(path, os.O_RDWR, FILE_MODE)
     except FileNotFoundError:
@@ -111,7 +115,12 @@ def close_written(fd: int, path: str) -> None:
 
 
 def read_file(path: str) -> bytes:
-    """Return the content of a file. Raises FileNotFoundError, or StorageError."""
+    """Return the content of a file.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        StorageError: if it cannot be read.
+    """
     fd = open_file(path, read_only=True)
     try:
         return bytes(_core.os_pread(fd, os.fstat(fd).st_size, 0))
@@ -352,7 +361,12 @@ def status(path: str) -> os.stat_result | None:
 
 
 def size(path: str) -> int:
-    """Return the size of a file in bytes. Raises FileNotFoundError, or StorageError."""
+    """Return the size of a file in bytes.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        StorageError: if its size cannot be found out.
+    """
     try:
         return _stat(path).st_size
     except FileNotFoundError as error:

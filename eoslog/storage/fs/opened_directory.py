@@ -151,7 +151,11 @@ class OpenedDirectory:
         return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
 
     def require(self) -> None:
-        """Compare now. Raises DirectoryReplaced if the path no longer leads to this directory."""
+        """Compare now.
+
+        Raises:
+            DirectoryReplaced: if the path no longer leads to this directory.
+        """
         self._looked = time.monotonic()
         if not self.leaving and self.look() is not None:
             self.refuse()

@@ -168,7 +168,7 @@ class SegmentList:
                 self.outdate()  # a segment was deleted after the listing
 
     def size(self) -> int:
-        """Return the bytes in all log files. Raises as `sizes`."""
+        """Return the bytes in all log files; errors are those of `sizes`."""
         return sum(self.sizes().values())
 
     def holds_removed(self, outdated: bool = False) -> bool:

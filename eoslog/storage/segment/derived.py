@@ -163,7 +163,7 @@ class Derived:
         return self._aborted
 
     def abort_index(self) -> bytes:
-        """Return the content of the abort index. Raises as `aborted`."""
+        """Return the content of the abort index; errors are those of `aborted`."""
         if self._seal is not None and self._remade is None:
             if self._seal.aborted.size <= 0:
                 return b""

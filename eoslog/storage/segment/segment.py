@@ -127,7 +127,11 @@ class Segment:
         return file
 
     def size(self) -> int:
-        """Return the size of the log file. Raises FileNotFoundError if it was deleted."""
+        """Return the size of the log file.
+
+        Raises:
+            FileNotFoundError: if the file was deleted.
+        """
         return self._size(self.opened())
 
     def _size(self, file: ReadFile) -> int:
