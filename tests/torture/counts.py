@@ -25,10 +25,12 @@ KILLED = (
     "kill", "decisions", "syscall", "counted calls", "producers", "transform", "storm", "remade", "joins",
     "onlookers", "hanging", "many topics", "moves", "half", "half power", "ids", "holder", "stop",
     "power", "ends: killed at the exit", "atomic", "atomic postgresql", "sink", "sink postgresql",
+    "tpc", "tpc postgresql",
 )  # fmt: skip
 SUSPENDED = (
     ("stop", "stops"), ("holder", "holders stopped"), ("atomic", "zombies"),
     ("atomic postgresql", "zombies"), ("sink", "zombies"), ("sink postgresql", "zombies"),
+    ("tpc", "zombies"), ("tpc postgresql", "zombies"),
 )  # fmt: skip
 ROWS = (
     ("Processes killed", tuple(name if ":" in name else f"{name}: kills" for name in KILLED)),

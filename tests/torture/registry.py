@@ -48,6 +48,8 @@ LINES = (
     ("tests.torture.harnesses.databases", "AtomicOnServer", 4),
     ("tests.torture.harnesses.databases", "Sink", 20),
     ("tests.torture.harnesses.databases", "SinkOnServer", 4),
+    ("tests.torture.harnesses.databases", "TwoPhase", 10),
+    ("tests.torture.harnesses.databases", "TwoPhaseOnServer", 6),
     ("tests.torture.harnesses.zombies", "Zombies", 8),
     ("tests.torture.harnesses.zombies", "ZombiesOnServer", 8),
 )

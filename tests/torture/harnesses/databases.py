@@ -19,11 +19,17 @@ from tests.sql import server
 from tests.sql.databases import SQLITE, Place
 from tests.torture.harness import Round, Step
 from tests.torture.oracles import applied as applied_oracle
+from tests.torture.oracles import moves_of_money as moves_oracle
 from tests.torture.oracles import orders as orders_oracle
-from tests.torture.workloads import applied, orders
+from tests.torture.workloads import applied, moves_of_money, orders
 
 ATOMIC = ("atomic.prepared", "atomic.outcome", "atomic.db_commit", "atomic.decided")
 SINK = ("sink.begun", "sink.stored", "sink.committed")
+TPC = (
+    "tpc.recorded", "tpc.prepare", "tpc.prepared", "tpc.decided", "tpc.commit", "tpc.committed",
+    "tpc.released", "tpc.rolled_back",
+)  # fmt: skip
+SWEEP = ("tpc.abort_decided", "tpc.recovered")
 OF_THE_LOG = (
     "prepare.flushed", "prepare.appended", "prepare.durable", "resolve.appended", "resolve.durable",
     "txn.init.durable", "txn.added", "txn.flushed", "txn.decided", "txn.marked", "txn.completed",
@@ -35,6 +41,8 @@ WEIGHTS = {
     "resolves": (30, 0, 20, 10, 20, 20, 0),
     "applies": (5, 35, 0, 5, 25, 20, 10),
     "feeds": (30, 0, 50, 10, 0, 10, 0),
+    "moves": (5, 35, 10, 10, 20, 10, 10),
+    "recovers": (30, 30, 10, 10, 0, 20, 0),
 }
 """How often each kind comes, by the program."""
 STATEMENTS = 50
@@ -67,7 +75,7 @@ class WithDatabase:
         raise NotImplementedError
 
     def _lives(
-        self, round_: Round, place: Place, bodies: tuple[Any, ...], crash: Callable[[], None]
+        self, round_: Round, place: Any, bodies: tuple[Any, ...], crash: Callable[[], None]
     ) -> None:
         """Run processes at the same time; suspended ones continue after the others' end."""
         rng = round_.rng
@@ -102,7 +110,8 @@ class WithDatabase:
         kind = rng.choices(KINDS_OF_FAULT, WEIGHTS[body.__name__])[0]
         nth = 1 + min(int(rng.expovariate(0.6)), 5)
         if kind in ("step", "stop"):
-            return ((rng.choice(self.steps), "kill" if kind == "step" else "stop", nth),), 0, kind
+            steps = SWEEP if body is moves_of_money.recovers else self.steps
+            return ((rng.choice(steps), "kill" if kind == "step" else "stop", nth),), 0, kind
         if kind == "log":
             return ((rng.choice(OF_THE_LOG), "kill", nth),), 0, kind
         if kind == "call":
@@ -127,6 +136,10 @@ class OnServer(WithDatabase):
         """No server before the first step."""
         self._server: server.Server | None = None
 
+    def _places(self, running: server.Server) -> Any:
+        """What a step uses: a schema of its own."""
+        return Place("postgresql", running.schema("lock_timeout=300ms"))
+
     def missing(self) -> str | None:
         """PostgreSQL and psycopg."""
         return server.missing()
@@ -138,14 +151,14 @@ class OnServer(WithDatabase):
             self._server = None
 
     def step(self, seed: int) -> Step:
-        """Use a schema of its own; the server runs during the step only."""
+        """Use a database of its own; the server runs during the step only."""
         if self._server is None:
-            self._server = server.Server()
+            self._server = server.Server(max_prepared_transactions="50")
         running = self._server
         with Round(seed) as round_:
             running.start()
             try:
-                place = Place("postgresql", running.schema("lock_timeout=300ms"))
+                place = self._places(running)
 
                 def crash() -> None:
                     running.stop("immediate")
@@ -204,3 +217,35 @@ class SinkOnServer(OnServer, Sink):
     """`Log.sink` with PostgreSQL."""
 
     name, goal = "sink postgresql", ("kills", 1_000)
+
+
+class TwoPhase(WithDatabase):
+    """`eoslog.tpc` with producers alone, because SQLite cannot prepare."""
+
+    name, goal = "tpc", ("kills", 10_000)
+    steps = TPC
+
+    def step(self, seed: int) -> Step:
+        """Use no database."""
+        with Round(seed) as round_:
+            return self._rounds(round_, (), lambda: None)
+
+    def _rounds(self, round_: Round, place: Any, crash: Callable[[], None]) -> Step:
+        live(moves_of_money.opened, round_.path, place).fine()
+        for _ in range(ROUNDS):
+            bodies = (moves_of_money.moves, moves_of_money.moves, moves_of_money.recovers)
+            self._lives(round_, place, bodies, crash)
+        return judged(round_, *moves_oracle.verify(round_.path, place, round_.history))
+
+
+class TwoPhaseOnServer(OnServer):
+    """`eoslog.tpc` with two databases of PostgreSQL, and producers."""
+
+    name, goal = "tpc postgresql", ("kills", 1_000)
+    steps = TPC
+    _rounds = TwoPhase._rounds
+
+    def _places(self, running: server.Server) -> Any:
+        """Two databases, so that each has its own prepared transactions."""
+        options = "options='-c lock_timeout=300ms'"
+        return tuple(Place("postgresql", f"{running.database()} {options}") for _ in range(2))
