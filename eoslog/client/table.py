@@ -177,7 +177,7 @@ class Table(DocumentedMapping):
             ) from error
 
     def _repr_html_(self) -> str:
-        """Return a small table of keys and values, for notebooks; a damaged value is shown raw."""
+        """Return a small table of keys and values; damaged values are shown raw."""
         rows = (
             (_text(self._decode_key, key), _text(self._decode, row[0]))
             for key, row in self._rows.items()

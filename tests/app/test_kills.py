@@ -13,6 +13,7 @@ import pytest
 
 import eoslog
 from eoslog.app import clients
+from eoslog.storage.fs import files
 from tests.app import counting
 
 STORES = ("memory", "sqlite")
@@ -121,3 +122,19 @@ def test_a_task_that_hangs_is_named_and_loses_its_partitions(
         assert counting.ended(hung) == 1
         counting.check(log)
     assert "TaskTimeout: app 'counter', task 'count': words-" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("point", ["txn.flushed", "txn.prepared", "txn.decided"])
+@pytest.mark.parametrize("store", STORES)
+def test_a_commit_with_an_unknown_outcome_is_neither_lost_nor_repeated(
+    words, store, point, disarmed, caplog
+):
+    with eoslog.open(words) as log, counting.application(log, store, max_records=50) as app:
+        assert app.step() and app.step()
+        files.arm_failpoint(point, "interrupt")  # the producer does not know what it has decided
+        assert app.step() == 0
+        assert "interrupted by KeyboardInterrupt, its decision may be written" in caplog.text
+        report = app.run(until="caught_up")
+        counting.check(log)
+    assert report.aborted == 1
+    assert (report.records == 400) == (point == "txn.flushed")  # else those are committed
