@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import zlib
 from contextlib import closing
 
 import pytest
 
 import eoslog
 from eoslog.app.tables.sqlite import SQLiteStore
+from eoslog.errors import StorageError
 from eoslog.storage.fs import files
 from tests.app import counting
 
@@ -96,9 +98,55 @@ def test_a_file_that_is_ahead_of_a_restored_log_is_filled_again(log, tmp_path):
 
 def test_a_file_whose_last_owner_was_killed_long_ago_is_filled_again(log):
     with closing(sqlite3.connect(file_of(log))) as base, base:
-        base.execute("update eoslog_table set settled = 0, at_ms = 1000")
-        base.execute("insert into eoslog_rows values ('gone', '1')")
+        base.execute("insert into eoslog_rows values (x'00', x'00', 0)")
+        header = (*next(base.execute("select * from eoslog_table"))[:6], 1000, 0)
+        crc = zlib.crc32(repr(header).encode())
+        base.execute("update eoslog_table set settled = 0, at_ms = 1000, crc = ?", (crc,))
     count_more(log)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update eoslog_table set applied = applied + 1",
+        "update eoslog_table set settled = 1, at_ms = at_ms + 1",
+        "alter table eoslog_rows rename column value to valve",
+        "drop table eoslog_table",
+    ],
+)
+def test_a_file_with_a_damaged_header_is_filled_again(log, statement):
+    with closing(sqlite3.connect(file_of(log))) as base, base:
+        base.execute("update eoslog_rows set value = x'39'")
+        base.execute(statement)
+    count_more(log)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update eoslog_rows set value = x'39'",
+        "update eoslog_rows set value = 9",
+        "update eoslog_rows set key = key || x'00'",
+        "update eoslog_rows set key = x'00' || key",
+    ],
+)
+def test_a_damaged_row_ends_the_run_and_the_next_run_fills_the_file(log, statement):
+    before = list(log.read("counts"))
+    with closing(sqlite3.connect(file_of(log))) as base, base:
+        base.execute(statement)
+    with pytest.raises(eoslog.EoslogError, match="a row is damaged"):
+        count_more(log)
+    assert list(log.read("counts")) == before
+    count_more(log)
+
+
+def test_a_damaged_row_ends_an_iteration(tmp_path):
+    store = SQLiteStore(str(tmp_path / "t-0.sqlite"), "t", b"id", 0)
+    assert store.apply({b"a": b"1", b"b": b"2"}, 2, b"b")
+    store._execute("update eoslog_rows set key = x'00' where key = x'61'")
+    with pytest.raises(StorageError, match="a row is damaged; start the application again"):
+        list(store)
+    store.close()
 
 
 def test_a_topic_that_was_created_again_has_none_of_the_old_rows(log):

@@ -10,6 +10,10 @@ loss, and their `applied` with them.
 
 A file is filled again from the beginning of the topic if it is of another topic, or ahead of it (a
 restored backup), or if its last changes are so old that compaction may have removed tombstones.
+
+SQLite has no checksums, and what a task reads decides what it writes to the log. So the header and
+each row have one. A key that is not found verifies the rows next to it, because a damaged key is
+one of them. A damaged row raises an error, and the next opening fills the file again.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import hashlib
 import os
 import sqlite3
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,16 +36,26 @@ __all__ = ["SQLiteStore"]
 
 logger = get_logger("eoslog.app")
 
-_VERSION = 1
+_VERSION = 2
 _BUSY_S = 10.0
 _SCHEMA = (
-    "create table if not exists eoslog_table (version integer, topic text, topic_id blob, "
-    "partition integer, applied integer, last blob, at_ms integer, settled integer)",
-    "create table if not exists eoslog_rows (key blob primary key, value blob not null) "
-    "without rowid",
+    "create table if not exists eoslog_table (version integer, topic blob, topic_id blob, "
+    "partition integer, applied integer, last blob, at_ms integer, settled integer, crc integer)",
+    "create table if not exists eoslog_rows (key blob primary key, value blob not null, "
+    "crc integer not null) without rowid",
+)  # fmt: skip
+_HEADER = (
+    "select version, topic, topic_id, partition, applied, last, at_ms, settled, crc "
+    "from eoslog_table"
+)
+_ROW = "select key, value, crc from eoslog_rows"
+_NEIGHBOURS = (
+    f"{_ROW} where key < ? order by key desc limit 1", f"{_ROW} where key > ? order by key limit 1",
 )  # fmt: skip
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_OTHER_SCHEMA = sqlite3.SQLITE_ERROR
+"""No such table or column, while a file is opened: it is damaged, or of another version."""
 
 
 class SQLiteStore:
@@ -60,11 +75,11 @@ class SQLiteStore:
             StorageError: if the file cannot be used.
         """
         self._path = path
-        self._identity = (_VERSION, topic, topic_id, partition)
+        self._identity = (_VERSION, topic.encode(), topic_id, partition)
         try:
             self._open()
-        except sqlite3.DatabaseError as error:
-            if _code(error) not in _DAMAGED:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the names in a schema
+            if isinstance(error, sqlite3.Error) and _code(error) not in (*_DAMAGED, _OTHER_SCHEMA):
                 raise self._failed(error) from error
             logger.warning("%s: damaged, reading the table from its topic: %s", path, error)
             self._remove()
@@ -80,21 +95,24 @@ class SQLiteStore:
         )
         try:
             self._connection = connection
+            connection.text_factory = bytes  # a damaged type may say text
             self._execute("pragma journal_mode=wal")
             self._execute("pragma synchronous=normal")
             with self._transaction():
                 for statement in _SCHEMA:
                     self._execute(statement)
-                found = self._execute("select * from eoslog_table").fetchall()
-                if [row[:4] for row in found] != [self._identity]:
+                self._execute(f"{_ROW} limit 0")  # raises if the columns are other ones
+                found = self._execute(_HEADER).fetchall()
+                if [row[:4] for row in found] != [self._identity] or not _verified(found[0]):
                     if found:
                         logger.warning(
-                            "%s: has another table or topic, reading the table from its topic",
+                            "%s: has another table or topic, or is damaged, reading the table "
+                            "from its topic",
                             self._path,
                         )
                     self._start()
             self._read_applied()
-            self._execute("update eoslog_table set settled = 0")
+            self._set(self.applied, self.last, self.at_ms, 0)
         except BaseException:
             connection.close()
             raise
@@ -102,15 +120,26 @@ class SQLiteStore:
     def _start(self) -> None:
         self._execute("delete from eoslog_rows")
         self._execute("delete from eoslog_table")
+        header = (*self._identity, -1, None, 0, 0)
         self._execute(
-            "insert into eoslog_table values (?, ?, ?, ?, -1, null, 0, 0)", *self._identity
+            "insert into eoslog_table values (?, ?, ?, ?, ?, ?, ?, ?, ?)", *header, _crc_of(header)
         )
 
     def _read_applied(self) -> None:
-        [(self.applied, self.last, self.at_ms, settled)] = self._execute(
-            "select applied, last, at_ms, settled from eoslog_table"
-        )
+        [header] = self._execute(_HEADER)
+        if not _verified(header):
+            raise self._spoilt("the header is damaged")
+        *_, self.applied, self.last, self.at_ms, settled, _ = header
         self.settled = bool(settled)
+
+    def _set(self, applied: int, last: bytes | None, at_ms: int, settled: int) -> int:
+        """Change the header unless another owner has; return the number of changed headers."""
+        header = (*self._identity, applied, last, at_ms, settled)
+        return self._execute(
+            "update eoslog_table set applied = ?, last = ?, at_ms = ?, settled = ?, crc = ? "
+            "where applied = ?",
+            *header[4:], _crc_of(header), self.applied,
+        ).rowcount  # fmt: skip
 
     def start_again(self) -> None:
         """Delete all rows, because they are not those of the topic."""
@@ -126,15 +155,20 @@ class SQLiteStore:
     def get(self, key: bytes) -> bytes | None:
         """See `Store.get`."""
         try:
-            found = self._execute("select value from eoslog_rows where key = ?", key).fetchone()
+            found = self._execute(f"{_ROW} where key = ?", key).fetchone()
+            if found is not None:
+                return self._verified_row(found)[1]
+            for neighbours in _NEIGHBOURS:
+                for row in self._execute(neighbours, key):
+                    self._verified_row(row)
         except sqlite3.Error as error:
             raise self._failed(error) from error
-        return None if found is None else found[0]
+        return None
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            for (key,) in self._execute("select key from eoslog_rows"):
-                yield key
+            for row in self._execute(_ROW):
+                yield self._verified_row(row)[0]
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
@@ -147,32 +181,34 @@ class SQLiteStore:
     def apply(self, changes: Changes, applied: int, last: bytes | None) -> bool:
         """See `Store.apply`."""
         deleted = [(key,) for key, value in changes.items() if value is None]
-        stored = [(key, value) for key, value in changes.items() if value is not None]
+        stored = [
+            (key, value, _row_crc(key, value))
+            for key, value in changes.items()
+            if value is not None
+        ]
         mark = None if last is None else mark_of(last, changes[last])
+        now_ms = round(time.time() * 1000)
         try:
             with self._transaction():
-                moved = self._execute(
-                    "update eoslog_table set applied = ?, last = ?, at_ms = ? where applied = ?",
-                    applied, mark, round(time.time() * 1000), self.applied,
-                )  # fmt: skip
-                if moved.rowcount:
+                moved = self._set(applied, mark, now_ms, 0)
+                if moved:
                     self._connection.executemany(
-                        "insert or replace into eoslog_rows values (?, ?)", stored
+                        "insert or replace into eoslog_rows values (?, ?, ?)", stored
                     )
                     self._connection.executemany("delete from eoslog_rows where key = ?", deleted)
                 files.failpoint("app.sqlite")
+            if not moved:
+                self._read_applied()
+                return False
         except sqlite3.Error as error:
             raise self._failed(error) from error
-        if not moved.rowcount:
-            self._read_applied()
-            return False
-        self.applied, self.last = applied, mark
+        self.applied, self.last, self.at_ms = applied, mark, now_ms
         return True
 
     def settle(self) -> None:
         """See `Store.settle`."""
         with contextlib.suppress(sqlite3.Error):
-            self._execute("update eoslog_table set settled = 1 where applied = ?", self.applied)
+            self._set(self.applied, self.last, self.at_ms, 1)
 
     def close(self) -> None:
         """See `Store.close`."""
@@ -200,6 +236,20 @@ class SQLiteStore:
             if files.exists(self._path + suffix):
                 files.remove(self._path + suffix)
 
+    def _verified_row(self, row: tuple[Any, Any, Any]) -> tuple[bytes, bytes]:
+        key, value, crc = row
+        if isinstance(key, bytes) and isinstance(value, bytes) and crc == _row_crc(key, value):
+            return key, value
+        raise self._spoilt("a row is damaged")
+
+    def _spoilt(self, why: str) -> StorageError:
+        """Let the next opening fill the file again, and return an error."""
+        with contextlib.suppress(sqlite3.Error):  # no owner can change this header
+            self._execute("update eoslog_table set crc = null, applied = -2")
+        return StorageError(
+            f"{why}; start the application again: it fills the file from its topic", path=self._path
+        )
+
     def _failed(self, error: sqlite3.Error) -> StorageError:
         if _code(error) in _BUSY:
             why = (
@@ -216,6 +266,19 @@ def mark_of(key: bytes, value: bytes | None) -> bytes:
     digest = hashlib.blake2b(key, digest_size=16)
     digest.update(b"\0" if value is None else b"\1" + value)
     return digest.digest()
+
+
+def _crc_of(header: tuple[Any, ...]) -> int:
+    return zlib.crc32(repr(header).encode())
+
+
+def _verified(header: tuple[Any, ...]) -> bool:
+    *fields, crc = header
+    return bool(crc == _crc_of(tuple(fields)))
+
+
+def _row_crc(key: bytes, value: bytes) -> int:
+    return zlib.crc32(value, zlib.crc32(key))
 
 
 def path_in(folder: str, topic: str, partition: int) -> str:
