@@ -133,7 +133,7 @@ class SQLiteStore:
         self.settled = bool(settled)
 
     def _set(self, applied: int, last: bytes | None, at_ms: int, settled: int) -> int:
-        """Change the header unless another owner has; return the number of changed headers."""
+        """Change the header unless another owner has; return the number of changes."""
         header = (*self._identity, applied, last, at_ms, settled)
         return self._execute(
             "update eoslog_table set applied = ?, last = ?, at_ms = ?, settled = ?, crc = ? "

@@ -120,7 +120,7 @@ def test_the_next_relay_works_when_the_first_one_is_killed(first, place, log, da
 
 
 def test_a_waiting_relay_leads_after_waits_below_a_second(first, place, log, database):
-    """No clock is read: the waits that begin or are in progress after the death are summed."""
+    """The test adds up the waits that end after the death, and reads no clock."""
     with standing_by(database, log) as waits:
         with log.consumer("out", group_id="g", auto_offset_reset="earliest") as consumer:
             first.kill()

@@ -1,4 +1,4 @@
-"""Judge `eoslog.tpc`: each move is in all its databases and in the log, or nowhere."""
+"""Judge `eoslog.tpc`: each move is in all databases and the log, or nowhere."""
 
 from __future__ import annotations
 
