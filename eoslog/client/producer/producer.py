@@ -916,6 +916,10 @@ class Producer(RecordAccumulator):
         except Exception:
             logger.exception("%r: a delivery callback failed, closing the producer", self)
 
+    def __bool__(self) -> bool:
+        """Return True, although the length of a producer without buffered records is 0."""
+        return True
+
     def __repr__(self) -> str:
         name = self._config.transactional_id or "idempotent"
         return f"<Producer {name} id={self.producer_id} epoch={self.producer_epoch}>"

@@ -159,7 +159,7 @@ class SecondProducer:
 
     def send(self, record: dict[str, Any], deliver_at: int) -> Delivery:
         """Send a record as `send_at`."""
-        producer = self._producer or self._create()
+        producer = self._create() if self._producer is None else self._producer
         try:
             return send_at(producer, record, deliver_at)
         finally:

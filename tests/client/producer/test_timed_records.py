@@ -176,6 +176,17 @@ def test_an_invalid_timed_record_leaves_the_producer_usable(
     assert len(log.pending()) == 1
 
 
+def test_timed_records_of_a_producer_leave_its_log_closed(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with eoslog.open(tmp_path / "d") as log:
+        log.create_topic("orders", 2)
+        log._engine.clock = lambda: T
+        with plain(log) as producer:
+            for number in range(3):
+                producer.send("orders", str(number), deliver_at=AT)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_named_producer_that_commits_automatically_sends_no_timed_record(
     log: eoslog.Log,
 ) -> None:
