@@ -1,6 +1,9 @@
 """The README is short, its example prints what it shows, and its links resolve."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,13 +23,20 @@ def test_readme_has_at_most_100_lines_and_an_example_of_22():
     assert len([line for line in example.splitlines() if line.strip()]) <= 22
 
 
-def test_example_prints_the_text_below_it_twice_in_one_directory(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def run_example(folder: Path) -> str:
+    """Run the example in a process of its own, and return what it prints."""
     (example,) = blocks(README, "python")
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_example_prints_the_text_below_it_twice_in_one_directory(tmp_path):
     (shown,) = blocks(README, "text")
     for _ in range(2):
-        exec(compile(example, "README.md", "exec"), {})
-        assert capsys.readouterr().out == shown
+        assert run_example(tmp_path) == shown
 
 
 def test_every_link_and_picture_exists():
@@ -64,7 +74,6 @@ def test_every_command_succeeds_after_the_example(line, tmp_path, monkeypatch, c
     from eoslog.cli import main
 
     monkeypatch.chdir(tmp_path)
-    (example,) = blocks(README, "python")
-    exec(compile(example, "README.md", "exec"), {})
+    run_example(tmp_path)
     words = line.split("#")[0].split()[1:]
     assert main(words) == 0, capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 import eoslog
 from eoslog import Outcome, TopicPartition, errors
 from eoslog.engine.inline_limit import InlineLimit
+from tests.client.half.helpers import wait_for
 from tests.client.prepared.helpers import committed
 
 ORDERS = TopicPartition("orders", 0)
@@ -224,9 +225,14 @@ def test_compaction_leaves_the_records_of_a_prepared_transaction(log, kind, outc
     log._engine.partition("orders", 0).roll()
     token = prepare(log, kind)
     log.alter_topic("orders", {"cleanup.policy": "compact"})
-    freed = log.clean(roll=True)
-    names = {"__transaction_state", "orders"}
-    assert {tp.topic for tp, size in freed.items() if size} >= names
+    cleaned: set[str] = set()
+
+    def are_cleaned() -> bool:
+        """The end of a transaction is cleaned once its markers are durable."""
+        cleaned.update(tp.topic for tp, size in log.clean(roll=True).items() if size)
+        return cleaned >= {"__transaction_state", "orders"}
+
+    wait_for(are_cleaned)
     log.clean(roll=True)
     decides_compacted(log, token, outcome)
 

@@ -98,4 +98,6 @@ def test_kafkas_java_consumer_reads_what_eoslog_reads(
 def test_kafka_reports_no_problem_with_a_directory_of_eoslog(served: tuple[Broker, Rows]) -> None:
     broker, _ = served
     words = ("corrupt", "Exception", "ERROR", "rebuilding")
-    assert [line for line in broker.log().splitlines() if any(word in line for word in words)] == []
+    slow = "EventPerformanceMonitor"  # only says that this machine is busy
+    lines = [line for line in broker.log().splitlines() if slow not in line]
+    assert [line for line in lines if any(word in line for word in words)] == []
