@@ -425,11 +425,11 @@ def windows(
         status = os.fstat(fd)
         size = status.st_size
         if inode not in (None, status.st_ino):
-            raise FileNotFoundError(f"{path}: inode {status.st_ino}, planned was {inode}")
+            raise FileNotFoundError(f"{path}: inode is {status.st_ino}, but {inode} was planned")
         if first >= 0 and os_pread(fd, 8, position) != first.to_bytes(8, "big"):
             raise FileNotFoundError(f"{path}: no batch of offset {first} at byte {position}")
         if end is not None and size < end:
-            raise CorruptRecord(f"{path}: {size} bytes on {os.uname().nodename}, {end} expected")
+            raise CorruptRecord(f"{path}: {size} bytes on {os.uname().nodename}, expected {end}")
         planned = end is not None
         end = size if end is None else end
         window = MAPPED_BYTES if mapped else window

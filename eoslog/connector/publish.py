@@ -228,7 +228,7 @@ class _Piece:
         finally:
             files.close(fd)
         if found != span.size:
-            raise CorruptRecord(f"{self.path}: ends at {span.position + found}, not {end}")
+            raise CorruptRecord(f"{self.path}: ends at {span.position + found}, expected {end}")
 
 
 def _free(directory: str) -> int:
@@ -241,7 +241,9 @@ def _open(path: str) -> int:
     try:
         return files.open_file(path, read_only=True)
     except FileNotFoundError:
-        raise CorruptRecord(f"{path}: gone, a task wrote it") from None
+        raise CorruptRecord(
+            f"{path}: the file that a task wrote is missing; run the job again"
+        ) from None
 
 
 def _pieces(directory: str, attempt: Attempt) -> list[_Piece]:

@@ -207,7 +207,7 @@ class AttemptWriter:
                 or not all(char.isalnum() or char in "._-" for char in part)
             ):
                 raise ConfigError(
-                    f"{part!r} can't name a staging file: letters, digits, '.', '_' and '-' only"
+                    f"{part!r} cannot name a staging file; use letters, digits, '.', '_' and '-'"
                 )
         self._job, self._name, self._order = job, name, order
         self._folder = os.path.join(directory, STAGING, job)

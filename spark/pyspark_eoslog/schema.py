@@ -126,13 +126,13 @@ def check_source_schema(schema: StructType) -> None:
             that may be null is NOT NULL.
     """
     if not schema.fields:
-        raise ConfigError(f"the schema has no column: take some of {', '.join(SOURCE_TYPES)}")
+        raise ConfigError(f"the schema has no column; use some of {', '.join(SOURCE_TYPES)}")
     for field in schema.fields:
-        _check(field, SOURCE_TYPES, "can't be read")
+        _check(field, SOURCE_TYPES, "cannot be read")
         # Spark relies on NOT NULL: a null would fail the job, and `value IS NULL` would find none.
         if field.name in NULL_COLUMNS and not field.nullable:
             raise ConfigError(
-                f"column '{field.name}' can't be read as NOT NULL: a record may have none"
+                f"column '{field.name}' cannot be NOT NULL, because it is null for some records"
             )
 
 
@@ -148,10 +148,10 @@ def check_sink_schema(schema: StructType, topic_option: str | None) -> None:
     if "value" not in names:
         raise ConfigError(f"the DataFrame has no column 'value', only {', '.join(names) or 'none'}")
     if topic_option is None and "topic" not in names:
-        raise ConfigError("no topic: give the option 'topic' or a column 'topic'")
+        raise ConfigError("no topic; set the option 'topic', or add a column 'topic'")
     for field in schema.fields:
         if field.name in SINK_TYPES:
-            _check(field, SINK_TYPES, "can't be written")
+            _check(field, SINK_TYPES, "cannot be written")
 
 
 def _check(field: StructField, known: dict[str, tuple[DataType, ...]], verb: str) -> None:
@@ -161,7 +161,7 @@ def _check(field: StructField, known: dict[str, tuple[DataType, ...]], verb: str
     if not any(_same_shape(field.dataType, one) for one in allowed):
         types = " or ".join(one.simpleString() for one in allowed)
         raise ConfigError(
-            f"column '{field.name}' {verb} as {field.dataType.simpleString()}: it is {types}"
+            f"column '{field.name}' {verb} as {field.dataType.simpleString()}; use {types}"
         )
 
 

@@ -160,19 +160,20 @@ class Options:
         path = values.text("path") or values.text("location")
         if not path:
             raise ConfigError(
-                "option 'path' is missing: give the eoslog directory, .option(\"path\", DIR). "
-                "Spark keeps no options of a table: make it by CREATE TABLE name USING eoslog "
-                "OPTIONS (path '...', subscribe '...') without a list of columns, and write with "
-                "INSERT INTO name WITH (path='...', topic='...') (key, value) ..., or into a "
-                "temporary view, or by writeStream.option('path', ...).toTable(name); "
-                "instead of CREATE TABLE ... AS SELECT write.options(...).saveAsTable(name)"
+                "option 'path' is missing; set it to the log's directory: .option('path', DIR). "
+                "Spark does not pass the options of a table to a write. To read, create the table "
+                "with CREATE TABLE name USING eoslog OPTIONS (path '...', subscribe '...') and "
+                "no list of columns. To write, use INSERT INTO name WITH (path='...', topic='...') "
+                "(key, value) ..., a temporary view, or writeStream.option('path', ...)"
+                ".toTable(name). Instead of CREATE TABLE ... AS SELECT, use "
+                "write.options(...).saveAsTable(name)"
             )
         version = values.integer("txnVersion", minimum=0)
         app_id = values.text("txnAppId")
         if (version is None) != (app_id is None):
             raise ConfigError(
                 f"options 'txnAppId' ({shown(app_id)}) and 'txnVersion' ({version!r}) "
-                "belong together: give both or neither"
+                "belong together; set both or neither"
             )
         if app_id is not None and not app_id:
             raise ConfigError("option 'txnAppId' is empty")
@@ -228,7 +229,7 @@ class Options:
         """
         if self.subscription is None:
             raise ConfigError(
-                "nothing to read: give the option 'subscribe', 'subscribePattern' or 'assign'"
+                "nothing to read; set the option 'subscribe', 'subscribePattern' or 'assign'"
             )
 
 
@@ -249,7 +250,7 @@ class _Values:
             reason = kafka_settings.rejection(name)
             if reason is not None:
                 raise ConfigError(
-                    f"option '{name}' = {shown(self.raw[name])} is not possible: {reason}"
+                    f"option '{name}' = {shown(self.raw[name])} is not supported: {reason}"
                 )
             known = name in _KNOWN or name.startswith(_IGNORED_PREFIX)
             if not known and not kafka_settings.is_ignored(name):
@@ -324,7 +325,8 @@ class _Values:
         text = self.text(name)
         if text is not None and text.startswith(OWN_GROUPS):
             raise ConfigError(
-                f"option '{name}' = {shown(text)}: groups {OWN_GROUPS}... hold versions"
+                f"option '{name}' = {shown(text)}: groups that begin with {OWN_GROUPS} store write "
+                "versions; choose another name"
             )
         return text
 
@@ -444,11 +446,15 @@ def _bound(values: _Values, side: str) -> Bound | None:
     word = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
     if word is not None:
         if side == "ending" and word == EARLIEST:
-            raise ConfigError("option 'endingOffsets' can't be 'earliest': nothing would be read")
+            raise ConfigError(
+                "option 'endingOffsets' must not be 'earliest', because nothing would be read"
+            )
         return Bound(name, word=word)
     offsets = values.per_partition(name, words=True)
     if side == "ending" and EARLIEST in offsets.values():
-        raise ConfigError(f"option 'endingOffsets' can't hold -2 (earliest), got {shown(text)}")
+        raise ConfigError(
+            f"option 'endingOffsets' must not contain -2 (earliest), got {shown(text)}"
+        )
     return Bound(name, offsets=offsets)
 
 

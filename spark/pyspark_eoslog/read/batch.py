@@ -160,7 +160,9 @@ class _Bytes:
                 if error.errno != errno.ENOENT:
                     raise self._unreadable(error) from None
             spans = None
-        raise OffsetOutOfRange(f"{self._name}: the segments of {start} change again and again")
+        raise OffsetOutOfRange(
+            f"{self._name}: segments changed in each attempt to read offset {start}; retry"
+        )
 
     def _cleaned_within(self, start: int, end: int) -> bool:
         """Return whether the cleaner removed these offsets within a segment."""
@@ -188,8 +190,8 @@ class _Bytes:
             cleaned_to = 0
         if cleaned_to is not None and following > cleaned_to:
             raise _Gap(
-                f"offsets {start} to {following - 1} are missing from {directory}: the segment is "
-                "not there, or cut short, and no retention or compaction took it; see "
+                f"offsets {start} to {following - 1} are missing from {directory}: a segment file "
+                "is missing or truncated, and retention or compaction did not remove it; run "
                 "`eoslog repair`"
             )
 
@@ -246,8 +248,8 @@ def as_wanted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         return array.cast(wanted)
     except ValueError as error:
         raise CorruptRecord(
-            f"option 'valueFormat' or 'keyFormat' = string, or a schema that says so: "
-            f"a record is not valid UTF-8 ({error}); use the type binary"
+            f"a record is not valid UTF-8 ({error}), but option 'valueFormat' or 'keyFormat', or "
+            "the schema, has the type string; use the type binary"
         ) from None
 
 

@@ -132,8 +132,8 @@ def _open_read_only(path: str) -> Log:
     except StorageError as error:
         if error.errno in (errno.EACCES, errno.EPERM):
             raise ConfigError(
-                f"option 'path' = {path!r}: the user that the driver on {os.uname().nodename} runs "
-                f"as may not read it ({error})"
+                f"option 'path' = {path!r}: the user of the driver on {os.uname().nodename} has no "
+                f"permission to read it ({error})"
             ) from None
         raise
 
@@ -207,7 +207,8 @@ class KafkaCatalog:
             refuse_running_broker(path)
         except LockTimeout:
             raise ConfigError(
-                f"option 'path' = {path!r}: a Kafka broker runs on it; stop it or read a copy"
+                f"option 'path' = {path!r}: a Kafka broker is running on it; "
+                "stop it, or read a copy"
             ) from None
         self._topics: dict[str, list[int]] = {}
         try:
@@ -237,7 +238,7 @@ class KafkaCatalog:
     def partitions(self, topic: str) -> list[int]:
         """Numbers, ascending."""
         if topic not in self._topics:
-            raise UnknownTopicOrPartition(f"{self.path} holds no partition of a topic {topic!r}")
+            raise UnknownTopicOrPartition(f"{self.path} has no partition of topic {topic!r}")
         return sorted(self._topics[topic])
 
     def earliest(self, topic: str, partition: int) -> int:

@@ -32,7 +32,7 @@ def limited(catalog: Catalog, options: Options, begin: Offsets, end: Offsets) ->
             return _limited(catalog, options, begin, end)
         except FileNotFoundError:  # retention or the cleaner removed a segment after the listing
             continue
-    raise OffsetOutOfRange("the segments of the next micro-batch change again and again")
+    raise OffsetOutOfRange("segments changed in each attempt to plan the next micro-batch; retry")
 
 
 def _limited(catalog: Catalog, options: Options, begin: Offsets, end: Offsets) -> Offsets:

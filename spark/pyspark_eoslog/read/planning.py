@@ -35,12 +35,13 @@ def pin_ranges(options: Options) -> list[Pinned]:
     """
     if options.starting is not None and options.starting.word == LATEST:
         raise ConfigError(
-            "option 'startingOffsets' can't be 'latest' in a batch read: nothing would be read"
+            "option 'startingOffsets' must not be 'latest' in a batch read, because nothing would "
+            "be read"
         )
     given = options.starting.offsets if options.starting is not None else None
     if last := [key for key, offset in sorted((given or {}).items()) if offset == LATEST]:
         raise ConfigError(
-            "option 'startingOffsets' can't hold -1 (latest) in a batch read, it does for "
+            "option 'startingOffsets' must not contain -1 (latest) in a batch read, got it for "
             + _shown(last)
         )
     with open_catalog(options) as catalog:

@@ -80,7 +80,7 @@ def plan(ranges: Sequence[Pinned], options: Options) -> list[list[RangePart]]:
             return _planned(ranges, options)
         except FileNotFoundError:  # retention or the cleaner removed a segment after the listing
             continue
-    raise OffsetOutOfRange("the segments to be read change again and again")
+    raise OffsetOutOfRange("segments changed in each attempt to plan the read; retry")
 
 
 def _planned(ranges: Sequence[Pinned], options: Options) -> list[list[RangePart]]:
@@ -119,7 +119,7 @@ def _files(one: Pinned, options: Options) -> PartitionFiles | None:
         return None
     except StorageError as error:
         raise ConfigError(
-            f"option 'path' = {options.path!r}: {name} can't be read "
+            f"option 'path' = {options.path!r}: {name} cannot be read "
             f"on {os.uname().nodename}: {error}"
         ) from None
 

@@ -63,12 +63,13 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_source_schema(schema)
         if options.ending is not None:
             raise ConfigError(
-                f"option '{options.ending.option}' has no meaning in a stream: it has no end"
+                f"option '{options.ending.option}' has no effect in a stream, "
+                "which has no end; remove it"
             )
         if options.layout != "eoslog":
             raise ConfigError(
-                f"option 'layout' = {options.layout!r} is for batch reads: a stream needs the "
-                "ends that an eoslog directory publishes"
+                f"option 'layout' = {options.layout!r} is only for batch reads, because a stream "
+                "needs the ends that an eoslog directory publishes"
             )
         self.options = options
         self.schema = schema

@@ -171,7 +171,8 @@ class EoslogWriter(DataSourceArrowWriter):
         """
         if overwrite:
             raise ConfigError(
-                "mode 'overwrite' is not possible: a log is only appended to; use mode('append'), "
+                "mode 'overwrite' is not supported, because a log is only appended to; "
+                "use mode('append'), "
                 "or a new topic, or Log.delete_records first"
             )
         self.options = options

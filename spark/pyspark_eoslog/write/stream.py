@@ -43,7 +43,8 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
         """
         if options.txn_version is not None:
             raise ConfigError(
-                "option 'txnVersion' has no meaning in a stream: the batch id is the version"
+                "option 'txnVersion' has no effect in a stream, where the batch id is the version; "
+                "remove it"
             )
         self.options = options
         self.task = StagingTask(options, schema)
@@ -74,7 +75,8 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
         query_id = _query_id(messages)
         if query_id is None:
             raise IllegalState(
-                f"batch {batchId} has no message that names its query: it can't be committed once"
+                f"batch {batchId} has no message that names its query, so "
+                "it cannot be committed exactly once"
             )
         publish_once(
             self.options,

@@ -136,7 +136,7 @@ def test_a_missing_directory_is_not_reported_as_a_deleted_topic(log):
     log.create_topic("t")
     fill(log, 3)
     ranges = pin_ranges(options(log))
-    with pytest.raises(ConfigError, match="'path' = '/nowhere/log': t-0 can't be read"):
+    with pytest.raises(ConfigError, match="'path' = '/nowhere/log': t-0 cannot be read"):
         plan(ranges, options(log, path="/nowhere/log"))
 
 

@@ -162,7 +162,7 @@ def test_bytes_that_are_not_utf_8_are_reported_with_their_place(topic):
     produce(topic, "t", [(b"\xff", None, 0, None)])
     parsed, (one,) = task(topic, 3, 11)
     schema = StructType([StructField("value", StringType())])
-    with pytest.raises(CorruptRecord, match=r"t-0 \[3, 11\).*'valueFormat'.*not valid UTF-8"):
+    with pytest.raises(CorruptRecord, match=r"t-0 \[3, 11\).*not valid UTF-8.*'valueFormat'"):
         list(read_task(parsed, schema, one))
 
 
@@ -170,7 +170,7 @@ def test_a_task_on_a_host_that_sees_a_shorter_file_fails(topic):
     planned = task(topic, 0, 10)
     path = next((Path(topic.path) / "t-0").glob("*.log"))
     os.truncate(path, path.stat().st_size - 5)
-    with pytest.raises(CorruptRecord, match="bytes on .* expected"):
+    with pytest.raises(CorruptRecord, match="bytes on .*, expected"):
         run(*planned)
 
 

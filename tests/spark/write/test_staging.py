@@ -455,9 +455,9 @@ def test_discarding_twice_has_no_effect(tmp_path):
 
 
 def test_a_name_cannot_leave_the_staging_folder(tmp_path):
-    with pytest.raises(ConfigError, match="can't name"):
+    with pytest.raises(ConfigError, match="cannot name"):
         staging.AttemptWriter(str(tmp_path), "..", "x", 0)
-    with pytest.raises(ConfigError, match="can't name"):
+    with pytest.raises(ConfigError, match="cannot name"):
         staging.AttemptWriter(str(tmp_path), "job", "a/b", 0)
 
 
