@@ -303,6 +303,10 @@ class OverAsyncSQLAlchemy:
             )
         return known
 
+    def undecodable(self, error: BaseException) -> bool:
+        """See `Dialect.undecodable`."""
+        return self._inner.undecodable(error)
+
     def locked(self, error: BaseException) -> bool:
         """See `Dialect.locked`."""
         return self._inner.locked(error)

@@ -81,6 +81,9 @@ class Dialect(Protocol):
     def error(self, error: BaseException, database: str) -> EoslogError | None:
         """The error of eoslog for an error of the driver; None for errors of a program."""
 
+    def undecodable(self, error: BaseException) -> bool:
+        """Whether the driver cannot make an object of Python of a value that it has read."""
+
     def locked(self, error: BaseException) -> bool:
         """Whether a statement waited too long for a lock."""
 

@@ -217,6 +217,11 @@ class OverSQLAlchemy:
         found = driver_error(error)
         return None if found is None else self._inner.error(found, database)
 
+    def undecodable(self, error: BaseException) -> bool:
+        """See `Dialect.undecodable`."""
+        found = driver_error(error)
+        return found is not None and self._inner.undecodable(found)
+
     def locked(self, error: BaseException) -> bool:
         """See `Dialect.locked`."""
         found = driver_error(error)

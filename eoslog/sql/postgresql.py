@@ -171,6 +171,12 @@ class PostgreSQL(DriverConnections):
             )
         return None
 
+    def undecodable(self, error: BaseException) -> bool:
+        """See `Dialect.undecodable`: a date beyond the year 9999, for example."""
+        return isinstance(error, UnicodeDecodeError) or (
+            isinstance(error, require_psycopg().DataError) and error.sqlstate is None
+        )
+
     def locked(self, error: BaseException) -> bool:
         """See `Dialect.locked`."""
         return getattr(error, "sqlstate", None) in _WAITED

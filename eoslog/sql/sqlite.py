@@ -172,6 +172,10 @@ class SQLite(DriverConnections):
             )
         return None
 
+    def undecodable(self, error: BaseException) -> bool:
+        """See `Dialect.undecodable`: a text that is not UTF-8."""
+        return isinstance(error, sqlite3.OperationalError) and "decode" in str(error)
+
     def locked(self, error: BaseException) -> bool:
         """See `Dialect.locked`."""
         return _primary(error) in (_BUSY, _LOCKED)

@@ -22,6 +22,8 @@ class OutboxRow(NamedTuple):
     key: Any = None
     headers: Any = None
     partition: Any = None
+    unreadable: str | None = None
+    """Why the driver could not read the content; the id is known then."""
 
     def same(self, other: OutboxRow | None) -> bool:
         """Whether both have the same content; NaN is the same as NaN, as in PostgreSQL."""
@@ -36,6 +38,8 @@ class OutboxRow(NamedTuple):
         Raises:
             SerializationError: if the row cannot be a record.
         """
+        if self.unreadable is not None:
+            raise SerializationError(f"the driver cannot read the row ({self.unreadable})")
         if self.partition is not None and type(self.partition) is not int:
             raise SerializationError(
                 f"partition: expected an integer or NULL, got {shown(self.partition)}"
@@ -74,7 +78,13 @@ def _headers(value: Any) -> list[tuple[str, bytes | None]] | None:
             "headers: expected a JSON object of names and texts, or a JSON list of such pairs, got "
             f"{shown(value)}"
         )
-    return [(name, None if text is None else text.encode()) for name, text in pairs]
+    try:
+        return [
+            (name.encode().decode(), None if text is None else text.encode())
+            for name, text in pairs
+        ]
+    except UnicodeEncodeError as error:
+        raise SerializationError(f"headers: a name or text is not valid UTF-8 ({error})") from None
 
 
 def _is_pair(pair: Any) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eoslog.errors import ConfigError, OutboxRowRejected
+from eoslog.errors import ConfigError, EoslogError, OutboxRowRejected
 from eoslog.sql.outbox import schema
 from eoslog.sql.outbox.columns import FIELDS, OutboxColumns, check_table, found, names_of, quoted
 from eoslog.sql.outbox.rows import OutboxRow
@@ -47,7 +47,7 @@ class OutboxTable:
         self.name = check_table(table)
         self._names: Mapping[str, str | None] = names_of(columns)
         self._columns: OutboxColumns | None = None
-        self._read = self._select = ""
+        self._select = self._ids = self._order = ""
 
     @property
     def channel(self) -> str:
@@ -86,13 +86,14 @@ class OutboxTable:
         if columns.transaction is not None:
             order = f"{quoted(columns.transaction)} NULLS FIRST, {order}"
         self._select = f"SELECT {fields} FROM {quoted(self.name)} WHERE {unpublished}"
-        self._read = f"{self._select} ORDER BY {order}"
+        self._ids = f"SELECT {quoted(columns.id)} FROM {quoted(self.name)} WHERE {unpublished}"
+        self._order = f" ORDER BY {order}"
 
     def read(self, session: DatabaseSession, limit: int) -> list[OutboxRow]:
         """Return the next rows to publish, in their order."""
         self.inspect(session)
         try:
-            rows = session.execute(f"{self._read} LIMIT {limit}").rows
+            return self._rows(session, f"{self._order} LIMIT {limit}")
         except Exception:
             self._columns = None
             session.rollback()
@@ -100,7 +101,29 @@ class OutboxTable:
             raise
         finally:
             session.rollback()
-        return [OutboxRow(*row) for row in rows]
+
+    def _rows(
+        self, session: DatabaseSession, which: str, values: Sequence[Any] = ()
+    ) -> list[OutboxRow]:
+        """Return rows; of those that the driver cannot read, only the id and the error."""
+        try:
+            found = session.execute(f"{self._select}{which}", values).rows
+        except Exception as error:
+            if not session.dialect.undecodable(error):
+                raise
+            ids = session.execute(f"{self._ids}{which}", values).rows
+            return [row for (key,) in ids for row in self._row(session, key)]
+        return [OutboxRow(*row) for row in found]
+
+    def _row(self, session: DatabaseSession, key: Any) -> list[OutboxRow]:
+        at = f" AND {quoted(self.inspect(session).id)} = ?"
+        try:
+            found = session.execute(f"{self._select}{at}", (key,)).rows
+        except Exception as error:
+            if not session.dialect.undecodable(error):
+                raise
+            return [OutboxRow(key, None, None, unreadable=str(error))]
+        return [OutboxRow(*row) for row in found]
 
     def waiting(self, session: DatabaseSession) -> int:
         """Return the number of rows that are not published."""
@@ -126,9 +149,7 @@ class OutboxTable:
         ids = [row.id for row in rows]
         at = f"{quoted(columns.id)} IN ({', '.join('?' * len(ids))})"
         lock = " FOR UPDATE" if session.dialect.name == "postgresql" else ""
-        now = [
-            OutboxRow(*row) for row in session.execute(f"{self._select} AND {at}{lock}", ids).rows
-        ]
+        now = self._rows(session, f" AND {at}{lock}", ids)
         seen: set[Any] = set()
         for row in now:
             if row.id in seen:
@@ -145,10 +166,26 @@ class OutboxTable:
         if changed:
             raise RowsChanged(f"table {self.name}: rows {changed[:5]} changed since they were read")
         if columns.published is None:
-            session.execute(f"DELETE FROM {quoted(self.name)} WHERE {at}", ids)
+            what, sql = "delete", f"DELETE FROM {quoted(self.name)}"
         else:
             mark = f"{quoted(columns.published)} = CURRENT_TIMESTAMP"
-            session.execute(f"UPDATE {quoted(self.name)} SET {mark} WHERE {at}", ids)
+            what, sql = "mark", f"UPDATE {quoted(self.name)} SET {mark}"
+        try:
+            session.execute(f"{sql} WHERE {at}", ids)
+        except EoslogError:
+            raise
+        except Exception as error:  # of a trigger, a view, a foreign key, or the column's type
+            raise self._stay(what, ids, str(error)) from error
+        left = session.execute(f"{self._ids} AND {at}", ids).rows
+        if left:  # a rule or a trigger has ignored it
+            raise self._stay(what, [key for (key,) in left], "it ignored the statement")
+
+    def _stay(self, what: str, ids: Sequence[Any], why: str) -> ConfigError:
+        """The error for rows that the database keeps: they would be published again."""
+        return ConfigError(
+            f"table {self.name}: the database does not let the relay {what} rows, the first one "
+            f"has the id {ids[0]} ({why}); remove the trigger, rule or constraint that prevents it"
+        )
 
     def set_aside(self, session: DatabaseSession, row: OutboxRow, error: str) -> None:
         """Copy a row and its error to the table of rows set aside."""

@@ -96,6 +96,79 @@ def test_two_rows_of_one_id_always_stop_the_relay(place, log, database, records)
     assert place.rows("select count(*) from loose") == [(2,)]
 
 
+UNREADABLE = {
+    "wal": ("text", "cast(x'ff' as text)", "'1'", "'2'"),
+    "postgresql": ("timestamptz", "'infinity'", "null", "null"),
+}
+"""Type, a value that the driver cannot read, and two other values."""
+
+
+@pytest.mark.parametrize("records", [1, 100])
+def test_a_row_that_the_driver_cannot_read_is_rejected(place, log, database, records):
+    kind, bad, *good = UNREADABLE[place.kind]
+    place.run(f"create table odd (id integer primary key, topic text, value {kind})")
+    for number, value in enumerate((good[0], bad, good[1]), 1):
+        place.run(f"insert into odd values ({number}, 'out', {value})")
+    options = {"name": "odd", "table": "odd", "records": records}
+    with OutboxRelay(database, log, **options) as relay:
+        with pytest.raises(OutboxRowRejected, match="row 2: the driver cannot read the row"):
+            relay.run("caught_up")
+        relay.create()
+    with OutboxRelay(database, log, on_error="set_aside", **options) as relay:
+        assert relay.run("caught_up") == 1
+        assert relay.status()[:2] == (0, 1)
+    assert len(list(log.read("out"))) == 2
+
+
+@pytest.mark.parametrize("headers", [r'{"a": "\ud800"}', r'{"\ud800": "x"}'])
+def test_headers_that_no_record_can_have_are_rejected(place, log, database, headers):
+    """Half of a surrogate pair; a column of the type `jsonb` does not take it."""
+    place.run(
+        "create table odd (id integer primary key, topic text, value text, headers text)",
+        f"insert into odd values (1, 'out', 'x', '{headers}')",
+    )
+    with OutboxRelay(database, log, name="odd", table="odd") as relay:
+        with pytest.raises(OutboxRowRejected, match="row 1: headers: .* not valid UTF-8"):
+            relay.run("caught_up")
+
+
+KEEPING = {
+    "wal": [
+        "create trigger keep before delete on outbox begin select raise(ignore); end",
+        "create trigger keep before delete on outbox begin select raise(abort, 'no'); end",
+    ],
+    "postgresql": [
+        "create rule keep as on delete to outbox do instead nothing",
+        "create table other (id bigint references outbox); insert into other values (1)",
+    ],
+}
+"""What keeps a row in the table: silently, and with an error."""
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["silently", "by an error"])
+def test_a_row_that_the_database_keeps_is_not_published(place, log, relay, number):
+    """Otherwise it would be published again and again."""
+    insert(place, GOOD[0])
+    place.run(KEEPING[place.kind][number])
+    with pytest.raises(ConfigError, match="does not let the relay delete rows, the first .* id 1"):
+        relay.run("caught_up")
+    assert values(log) == []
+    assert log.pending() == []
+
+
+def test_a_column_that_takes_no_mark_is_refused(place, log, database):
+    kinds = {"wal": "text check (done is null)", "postgresql": "integer"}
+    place.run(
+        f"create table mine (id integer primary key, topic text, value text, done {kinds[place.kind]})",
+        "insert into mine (id, topic) values (1, 'out')",
+    )
+    columns = {"published": "done"}
+    with OutboxRelay(database, log, name="mine", table="mine", columns=columns) as relay:
+        with pytest.raises(ConfigError, match="does not let the relay mark rows"):
+            relay.run("caught_up")
+    assert values(log) == []
+
+
 @pytest.mark.parametrize("place", ["postgresql"], indirect=True)
 @pytest.mark.parametrize(("kind", "left"), [("double precision", 1), ("numeric", 0)])
 def test_a_row_with_a_nan_is_rejected_or_published_once(place, log, database, kind, left):
