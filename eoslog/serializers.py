@@ -24,6 +24,8 @@ Deserializer = Callable[["bytes | None"], Any]
 
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode
 """`json.dumps` with separators would create an encoder for each value."""
+_decode_json = json.JSONDecoder().raw_decode
+"""`json.loads` of bytes looks for their encoding first, and for blanks around the value."""
 _JAVA = "org.apache.kafka.common.serialization."
 
 
@@ -76,8 +78,17 @@ def _from_json(value: Any) -> bytes | None:
 
 
 def _to_json(data: bytes | None) -> Any:
+    if data is None:
+        return None
     try:
-        return None if data is None else json.loads(data)
+        text = str(data, "utf-8")
+        value, end = _decode_json(text)
+        if end == len(text):
+            return value
+    except ValueError:
+        pass  # blanks at the beginning, a byte order mark, UTF-16, or no JSON
+    try:
+        return json.loads(data)
     except ValueError as error:
         raise SerializationError(f"json: the bytes are not JSON: {error}") from None
 

@@ -40,15 +40,13 @@ class Batches:
 
 
 def argument_of(task: Task, records: list[Record]) -> Any:
-    """Return what the function of a task is called with.
+    """Return what the function of a task of batches is called with.
 
     Raises:
         SerializationError: if a key or a value is not in the format of the task.
         ConfigError: if pyarrow is needed and not installed.
     """
     decoded = [task.decoded(record) for record in records]
-    if task.batch is None:
-        return decoded[0]
     return decoded if task.batch_format == "records" else _arrow(task, decoded)
 
 

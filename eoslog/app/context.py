@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from eoslog.errors import IllegalState
@@ -79,6 +80,13 @@ class Context:
             (topic, self._value.bytes_of(value), self._key.bytes_of(key), headers, partition,
              timestamp)
         )  # fmt: skip
+
+    def _send_result(self, topic: str, result: Any, key: bytes | None) -> None:
+        """Send what the task has returned or yielded, with a key that is encoded already."""
+        many = result if type(result) is GeneratorType else (result,)
+        for value in many:
+            if value is not None or many is result:
+                self._outputs.append((topic, self._value.bytes_of(value), key, None, None, None))
 
     def _check_open(self, call: str) -> None:
         if not self._open:

@@ -26,7 +26,7 @@ from eoslog.app.failed_records import FailedRecord, dead_topic, place_key
 from eoslog.app.instance import folder_of
 from eoslog.app.retry_queue import RetryQueue, WaitingRecord
 from eoslog.app.retry_topic import Deaths, Place, RetryTopic, StoredRecord
-from eoslog.app.running_notes import Note, RunningNotes, task_number
+from eoslog.app.running_notes import Note, RunningNotes
 from eoslog.errors import TaskFailed
 from eoslog.model import TopicPartition
 from eoslog.shown_paths import get_logger
@@ -65,7 +65,11 @@ class Failure:
 
 
 class Failures:
-    """The policy of one worker; all calls come from the worker's thread."""
+    """The policy of one worker; all calls come from the worker's thread.
+
+    Attributes:
+        notes: the notes of the records whose functions run, for each call.
+    """
 
     def __init__(self, app_id: str, log: Any, tasks: list[Task], report: RunReport) -> None:
         """Begin without failures; `report` counts what the policy does."""
@@ -73,9 +77,8 @@ class Failures:
         self._log = log
         self._report = report
         self._tasks = {task.name: task for task in tasks}
-        self._numbers = {task.name: task_number(task.name) for task in tasks}
         self._inputs = sorted({task.topic for task in tasks})
-        self._notes = RunningNotes(folder_of(log.path, app_id))
+        self.notes = RunningNotes(folder_of(log.path, app_id))
         self._topic = RetryTopic(log, app_id)
         self._queue = RetryQueue()
         self._deaths: dict[Place, Deaths] = {}
@@ -98,14 +101,14 @@ class Failures:
         partitions = list(partitions)
         self.revoked(partitions)  # clients that were opened again get the same ones
         for at in partitions:
-            note = self._notes.claim(at.topic, at.partition)
+            note = self.notes.claim(at.topic, at.partition)
             stored = self._topic.restore(at.topic, at.partition)
             for waiting in stored.waiting:
                 self._load(waiting)
             self._deaths.update(stored.deaths)
             if note is not None:
                 self._count(at, note)
-            self._notes.clear(at.topic, at.partition)
+            self.notes.clear(at.topic, at.partition)
 
     def _load(self, waiting: WaitingRecord) -> None:
         if waiting.record.task in self._tasks:
@@ -118,7 +121,7 @@ class Failures:
 
     def _count(self, at: TopicPartition, note: Note) -> None:
         """Count the exit of a process in the handler of the records of a note."""
-        task = next((name for name, of in self._numbers.items() if of == note.task), None)
+        task = self._name_of(note.task)
         if task is None:
             return
         place = (at.topic, at.partition, note.first, task)
@@ -152,7 +155,7 @@ class Failures:
         """Forget input partitions that other processes may own now."""
         for at in partitions:
             owned = (at.topic, at.partition)
-            self._notes.release(*owned)
+            self.notes.release(*owned)
             self._queue.forget(*owned)
             self._topic.forget(*owned)
             for place in [place for place in self._deaths if place[:2] == owned]:
@@ -166,6 +169,10 @@ class Failures:
 
     # One call of a task.
 
+    def busy(self) -> bool:
+        """Whether a record waits, or has ended a process; else the policy has nothing to do."""
+        return bool(self._queue.count or self._deaths or self._given)
+
     def takes(self, task: Task, record: Record, transaction: OutputTransaction) -> bool:
         """Whether the policy keeps a record, so that the function must not run now.
 
@@ -176,8 +183,6 @@ class Failures:
             record: the record, as it is in the log.
             transaction: gets what the policy stores about the record.
         """
-        if not (self._queue or self._deaths):
-            return False
         place = (record.topic, record.partition, record.offset, task.name)
         deaths = self._deaths.get(place)
         if deaths is not None and deaths.count >= task.max_deaths:
@@ -207,8 +212,6 @@ class Failures:
 
     def attempt_of(self, task: Task, record: Record) -> int:
         """The number of the attempt that begins now, from 1."""
-        if not (self._given or self._deaths):
-            return 1
         place = (record.topic, record.partition, record.offset, task.name)
         deaths = self._deaths.get(place)
         return 1 + self._failures_of(place) + (deaths.count if deaths else 0)
@@ -217,22 +220,10 @@ class Failures:
         waiting = self._given.get(place)
         return waiting.record.attempts if waiting is not None else 0
 
-    def begins(self, task: Task, first: Record, last: Record) -> None:
-        """Note that the function starts with a record, or with those of a batch."""
-        self._notes.begin(
-            first.topic, first.partition, self._numbers[task.name], first.offset, last.offset
-        )
-
-    def ends(self, record: Record) -> None:
-        """Note that the function has returned or raised."""
-        self._notes.end(record.topic, record.partition)
-
     def succeeded(
         self, task: Task, records: Iterable[Record], transaction: OutputTransaction
     ) -> None:
         """Settle records whose function has returned."""
-        if not (self._given or self._deaths):
-            return
         for record in records:
             place = (record.topic, record.partition, record.offset, task.name)
             self._settle(place, transaction)
@@ -393,11 +384,15 @@ class Failures:
 
     def doing(self) -> str:
         """The task and the record whose function runs now, or ""; any thread can call it."""
-        for topic, partition, number, offset in self._notes.running():
-            for name, of in self._numbers.items():
-                if of == number:
-                    return f"{name} {topic}-{partition} at offset {offset}"
+        for topic, partition, number, offset in self.notes.running():
+            name = self._name_of(number)
+            if name is not None:
+                return f"{name} {topic}-{partition} at offset {offset}"
         return ""
+
+    def _name_of(self, number: int) -> str | None:
+        """The name of the task that has a number in notes."""
+        return next((task.name for task in self._tasks.values() if task.number == number), None)
 
     # The end of a transaction.
 

@@ -40,7 +40,11 @@ class WaitingRecord:
 
 
 class RetryQueue:
-    """Lines of waiting records. Changes are undone unless `commit` follows."""
+    """Lines of waiting records. Changes are undone unless `commit` follows.
+
+    Attributes:
+        count: the number of records.
+    """
 
     def __init__(self) -> None:
         """Start without records."""
@@ -48,11 +52,11 @@ class RetryQueue:
         self._heap: list[tuple[int, int, WaitingRecord]] = []
         self._numbers = itertools.count()
         self._undo: list[tuple[Line, Callable[[], object]]] = []
-        self._count = 0
+        self.count = 0
         self._held: frozenset[tuple[str, int]] = frozenset()
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[WaitingRecord]:
         for line in self._lines.values():
@@ -66,7 +70,7 @@ class RetryQueue:
         """Add a record that is committed already at the end of its line."""
         line = self._lines.setdefault(waiting.line, deque())
         line.append(waiting)
-        self._count += 1
+        self.count += 1
         if len(line) == 1:
             self._push(waiting)
 
@@ -121,7 +125,7 @@ class RetryQueue:
         owned = (topic, partition)
         self._undo = [(line, undo) for line, undo in self._undo if line[:2] != owned]
         for line in [line for line in self._lines if line[:2] == owned]:
-            self._count -= len(self._lines.pop(line))
+            self.count -= len(self._lines.pop(line))
 
     def _first(self) -> WaitingRecord | None:
         while self._heap:
@@ -145,7 +149,7 @@ class RetryQueue:
     def _take_first(self, waiting: WaitingRecord) -> None:
         line = self._lines[waiting.line]
         line.popleft()
-        self._count -= 1
+        self.count -= 1
         if line:
             self._push(line[0])
         else:
@@ -153,11 +157,11 @@ class RetryQueue:
 
     def _put_first(self, waiting: WaitingRecord) -> None:
         self._lines.setdefault(waiting.line, deque()).appendleft(waiting)
-        self._count += 1
+        self.count += 1
 
     def _take_last(self, waiting: WaitingRecord) -> None:
         line = self._lines[waiting.line]
         line.pop()
-        self._count -= 1
+        self.count -= 1
         if not line:
             del self._lines[waiting.line]

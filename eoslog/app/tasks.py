@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from eoslog._core import Record
 from eoslog._util.arguments import as_int, as_seconds, shown
+from eoslog.app.running_notes import task_number
 from eoslog.errors import ConfigError, SerializationError
 from eoslog.model import TopicPartition
 from eoslog.serializers import Deserializer, Serializer, deserializer, serializer, undecodable
@@ -67,6 +68,7 @@ class Task:
         on_error: what happens after the last attempt.
         max_deaths: the number of processes that a record may end.
         task_timeout: the longest call, in seconds.
+        number: the number of the name in notes of running records.
         is_async: whether the function is a coroutine function.
     """
 
@@ -83,6 +85,7 @@ class Task:
     on_error: str
     max_deaths: int
     task_timeout: float
+    number: int
     is_async: bool
 
     def decoded(self, record: Record) -> Record:
@@ -168,5 +171,6 @@ def _checked(
         on_error=options["on_error"],
         max_deaths=options["max_deaths"],
         task_timeout=seconds,
+        number=task_number(name),
         is_async=inspect.iscoroutinefunction(handler),
     )

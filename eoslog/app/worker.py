@@ -20,7 +20,6 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable
-from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eoslog.app.batches import Batches, argument_of
@@ -320,10 +319,10 @@ class AppWorker:
         self._clients = self._open()
         self._doubtful = False
 
-    # Records.
+    # Records. These methods run for each of them: a call less is a percent of the rate.
 
     def _process(self, task: Task, record: Record, transaction: OutputTransaction) -> None:
-        if self._failures.takes(task, record, transaction):
+        if self._failures.busy() and self._failures.takes(task, record, transaction):
             return
         records = [record] if task.batch is None else self._batches.add(task, record)
         if records is not None:
@@ -331,60 +330,69 @@ class AppWorker:
 
     def _run(self, task: Task, records: list[Record], transaction: OutputTransaction) -> None:
         """Call the function of a task, and send its output."""
-        attempt = self._failures.attempt_of(task, records[0])
-        error = self._rejected_of(records)
+        first, failures = records[0], self._failures
+        busy = failures.busy()
+        attempt = failures.attempt_of(task, first) if busy else 1
+        error = self._rejected_of(records) if self._rejected else None
         if error is None:
-            self._failures.begins(task, records[0], records[-1])
+            notes = failures.notes
+            notes.begin(first.topic, first.partition, task.number, first.offset, records[-1].offset)
             try:
                 if task.tables:
-                    with self._tables.call(task.tables, records[0].partition):
+                    with self._tables.call(task.tables, first.partition):
                         outputs = self._call(task, records, attempt)
                 else:
                     outputs = self._call(task, records, attempt)
             except StorageError:
-                self._failures.ends(records[0])
+                notes.end(first.topic, first.partition)
                 raise  # of a table's file; the record is not the cause
             except Exception as failed:  # not SystemExit: the next process counts the end of this
-                self._failures.ends(records[0])
+                notes.end(first.topic, first.partition)
                 error = failed
             else:
-                self._failures.ends(records[0])
-                self._produce(records[0], outputs, transaction)
-                self._failures.succeeded(task, records, transaction)
+                notes.end(first.topic, first.partition)
+                if outputs:
+                    self._produce(first, outputs, transaction)
+                if busy:
+                    failures.succeeded(task, records, transaction)
                 return
-        self._failures.failed(Failure(task, records, attempt, error), transaction)
+        failures.failed(Failure(task, records, attempt, error), transaction)
 
     def _rejected_of(self, records: list[Record]) -> Exception | None:
         """Return why the log has rejected the output of a call with one of these records."""
-        if self._rejected:
-            for record in records:
-                error = self._rejected.pop((record.topic, record.partition, record.offset), None)
-                if error is not None:
-                    return error
+        for record in records:
+            error = self._rejected.pop((record.topic, record.partition, record.offset), None)
+            if error is not None:
+                return error
         return None
 
     def _call(self, task: Task, records: list[Record], attempt: int) -> list[Any]:
         """Call the function of a task, and return its output."""
+        first = records[0]
         began = time.monotonic()
-        self._calling = (began, task, records[0], attempt)
-        argument = argument_of(task, records)
-        ctx = Context(self._app_id, task, argument if task.batch is None else records[0], attempt)
-        token = running.set(ctx)
+        self._calling = (began, task, first, attempt)
         try:
-            result = task.handler(argument, ctx)
-            if hasattr(result, "__await__"):
-                result = self._awaited(task, records[0], result)
-            if task.to is not None and result is not None:
-                many = result if type(result) is GeneratorType else (result,)
-                for value in many:
-                    ctx.send(task.to, value, records[0].key)
+            if task.batch is None:
+                argument = about = task.decoded(first)
+            else:
+                argument, about = argument_of(task, records), first
+            ctx = Context(self._app_id, task, about, attempt)
+            token = running.set(ctx)
+            try:
+                result = task.handler(argument, ctx)
+                if result is not None:
+                    if hasattr(result, "__await__"):
+                        result = self._awaited(task, first, result)
+                    if task.to is not None:
+                        ctx._send_result(task.to, result, first.key)
+            finally:
+                running.reset(token)
+                outputs = ctx._end()
         finally:
             self._calling = None
-            running.reset(token)
-            outputs = ctx._end()
         took = time.monotonic() - began
         if took > task.task_timeout:
-            raise self._timed_out(task, records[0], f"took {took:.1f} s")
+            raise self._timed_out(task, first, f"took {took:.1f} s")
         return outputs
 
     def _awaited(self, task: Task, record: Record, result: Any) -> Any:

@@ -1,5 +1,6 @@
 """Configuration: Kafka's keys, their ranges, the rules between them, and errors."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -141,6 +142,37 @@ def test_B04_java_serializer_classes_encode_as_kafka_does():
         producer.key_serializer("258")
     with pytest.raises(SerializationError, match="integer: cannot encode 4294967296"):
         producer.key_serializer(2**32)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"a": [1, null]}', b' {"a": 1}\n', b'\xef\xbb\xbf{"a": 1}', '{"ä": 1}'.encode("utf-16"),
+        '{"ä": 1}'.encode("utf-32-le"), b"1", b'"x"', b"NaN", b'"\xed\xa0\x80"', b"1 2", b"{}x",
+        b"", b"\xff", b"{", b"[1,]",
+    ],
+)  # fmt: skip
+def test_B04_json_is_read_as_python_reads_it(data):
+    read = ConsumerConfig.of(value_deserializer="json").value_deserializer
+    try:
+        expected = json.loads(data)
+    except ValueError:
+        with pytest.raises(SerializationError, match="json: the bytes are not JSON"):
+            read(data)
+    else:
+        assert repr(read(data)) == repr(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("uuid", "7", "uuid: expected a UUID, got '7'"),
+        ("string", "\ud800", "string: cannot encode"),
+    ],
+)
+def test_B04_a_value_without_the_format_is_a_serialization_error(name, value, words):
+    with pytest.raises(SerializationError, match=words):
+        ProducerConfig.of(value_serializer=name).value_serializer(value)
 
 
 @pytest.mark.parametrize(

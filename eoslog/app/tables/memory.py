@@ -28,10 +28,8 @@ class MemoryStore:
         """See `Store.apply`."""
         rows = self._rows
         rows.update(changes)  # type: ignore[arg-type]
-        if None in changes.values():
-            for key, value in changes.items():
-                if value is None:
-                    del rows[key]
+        for key in [key for key, value in changes.items() if value is None]:
+            del rows[key]
         self.applied = applied
         return True
 
