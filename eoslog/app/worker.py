@@ -17,6 +17,7 @@ it owns are paused.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from eoslog.app.tables.owned import OwnedTables
 from eoslog.errors import (
     CommitOutcomeUnknown,
     ConfigError,
+    EoslogError,
     GroupNotFound,
     InvalidRecord,
     InvalidTopic,
@@ -315,7 +317,8 @@ class AppWorker:
         """Continue with new clients, and with tables as the log has them."""
         self._tables.release_all()
         self._batches.clear()
-        self._clients.close()
+        with contextlib.suppress(EoslogError):  # of records that are read again
+            self._clients.close()
         self._clients = self._open()
         self._doubtful = False
 

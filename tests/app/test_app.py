@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -274,3 +275,24 @@ def test_a_topic_has_one_task(log):
 def test_a_missing_topic_is_named_with_the_call_that_creates_it(log):
     with pytest.raises(UnknownTopicOrPartition, match=r"'doubled' does not.*create_topics\(\)"):
         doubler(log).run(until="caught_up")
+
+
+def test_a_fenced_run_continues_with_new_clients(log):
+    """Records that the old producer could not send are read again."""
+    app = eoslog.App(log, "fenced")
+    fenced = []
+
+    @app.task("numbers", key="string", value="json", to="doubled")
+    def double(record, ctx):
+        if not fenced:
+            fenced.append(record.offset)
+            with log.producer(transactional_id="fenced-0") as rival:
+                rival.init_transactions()
+        elif len(fenced) == 1:
+            fenced.append(record.offset)
+            time.sleep(0.3)  # the producer's thread finds out that it is fenced
+        return 2 * record.value
+
+    app.create_topics()
+    assert app.run(until="caught_up").records >= 20
+    assert values(log, "doubled") == [2 * number for number in range(20)]
