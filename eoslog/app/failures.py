@@ -170,7 +170,7 @@ class Failures:
     # One call of a task.
 
     def busy(self) -> bool:
-        """Whether a record waits, or has ended a process; else the policy has nothing to do."""
+        """Whether a record waits or has ended a process, so that the policy acts."""
         return bool(self._queue.count or self._deaths or self._given)
 
     def takes(self, task: Task, record: Record, transaction: OutputTransaction) -> bool:
