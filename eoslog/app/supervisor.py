@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, fields, replace
 from multiprocessing import connection as pipes
 from typing import TYPE_CHECKING, Any, Protocol
 
-from eoslog.app.task_watch import Clock, watched
+from eoslog.app.task_watch import SharedTime, watched
 from eoslog.errors import (
     CommitOutcomeUnknown,
     EoslogError,
@@ -116,7 +116,7 @@ class SupervisedApp(Protocol):
 class _Child:
     """One worker, and its successors after crashes."""
 
-    def __init__(self, number: int, clock: Clock) -> None:
+    def __init__(self, number: int, clock: SharedTime) -> None:
         self.status = ProcessStatus(number)
         self.clock = clock
         self.process: Any = None
@@ -352,7 +352,7 @@ def _sum(reports: Sequence[RunReport]) -> RunReport:
 
 
 def _work(
-    app: SupervisedApp, until: str | None, pipe: Any, others: list[Any], clock: Clock
+    app: SupervisedApp, until: str | None, pipe: Any, others: list[Any], clock: SharedTime
 ) -> None:
     """Run the app in a process of its own."""
     app._supervisor = None

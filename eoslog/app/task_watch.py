@@ -19,14 +19,14 @@ from eoslog.shown_paths import get_logger
 if TYPE_CHECKING:
     from eoslog.app.worker import AppWorker, Overdue
 
-__all__ = ["Clock", "watched"]
+__all__ = ["SharedTime", "watched"]
 
 logger = get_logger("eoslog.app")
 
 _TICK_S = 0.5
 
 
-class Clock(Protocol):
+class SharedTime(Protocol):
     """A time in memory that a process shares with its parent."""
 
     value: float
@@ -37,7 +37,7 @@ class Clock(Protocol):
 def watched(
     worker: AppWorker,
     on_overdue: Callable[[Overdue], object] | None = None,
-    clock: Clock | None = None,
+    clock: SharedTime | None = None,
 ) -> Iterator[None]:
     """Watch the calls of a worker in the block.
 
