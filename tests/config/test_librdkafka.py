@@ -39,12 +39,12 @@ def test_an_alias_of_a_limit_sets_the_limit() -> None:
 @pytest.mark.parametrize(
     ("settings", "key", "value", "instead"),
     [
-        (ProducerConfig, "error_cb", print, "raised by the call"),
+        (ProducerConfig, "error_cb", print, "calls raise their errors"),
         (ProducerConfig, "stats_cb", print, r"Log\.stats"),
         (ProducerConfig, "logger", object(), "getLogger"),
-        (ProducerConfig, "on_delivery", print, "to each produce"),
+        (ProducerConfig, "on_delivery", print, "pass on_delivery to produce"),
         (ProducerConfig, "delivery.report.only.error", True, "called for each record"),
-        (ConsumerConfig, "error_cb", print, "raised by the call"),
+        (ConsumerConfig, "error_cb", print, "calls raise their errors"),
         (ConsumerConfig, "stats_cb", print, "current_lag"),
         (ConsumerConfig, "on_commit", print, r"commit\(\) returns when"),
         (ConsumerConfig, "enable.partition.eof", True, r"Log\.read.*current_lag"),

@@ -46,8 +46,8 @@ def test_field_C13_pages_and_examples_run_twice_in_one_directory(tmp_path: Path)
             )  # fmt: skip
             assert ended.returncode == 0, (turn, command, ended.stderr)
     left = {path.name for path in (tmp_path / "work").iterdir()}
-    databases = ("accounts", "balance", "inbox", "orders", "outbox", "service")
-    assert left == {"shop", *(f"shop-{name}.sqlite" for name in databases)}
+    databases = ("accounts", "books", "inbox", "orders", "service", "shop")
+    assert left == {"shop", "shop.csv", *(f"shop-{name}.sqlite" for name in databases)}
     with eoslog.open(tmp_path / "work" / "shop") as log:
         assert log.check().ok
 

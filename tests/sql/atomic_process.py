@@ -19,20 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import eoslog
-from eoslog import errors
 from eoslog.sql import Database
 from eoslog.storage.fs.files import arm_failpoint
 from tests.paths import ROOT
 from tests.sql.databases import Place, end_here
+from tests.sql.exit_codes import CODES, SIGNALS, code_of
 from tests.sql.sink_process import child, ended
 
-CODES: dict[type[BaseException], int] = {
-    errors.TransactionAborted: 10,
-    errors.DatabaseUnavailable: 11,
-    errors.PreparedTransactionPending: 12,
-    errors.ProducerFenced: 13,
-}
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 KILLED, STOPPED = -signal.SIGKILL, -signal.SIGSTOP
 
 
@@ -62,11 +55,6 @@ def order(path: str, place: Place, number: int, point: str, action: str, name: s
     except tuple(CODES) as error:
         return code_of(error)
     return 0
-
-
-def code_of(error: BaseException) -> int:
-    """The exit code for one of the errors of `CODES`."""
-    return next(code for kind, code in CODES.items() if isinstance(error, kind))
 
 
 def main() -> None:

@@ -8,9 +8,9 @@ import os
 import eoslog
 from eoslog.sql import Database
 from eoslog.storage.fs.files import arm_failpoint
-from tests.sql.atomic_process import CODES, SIGNALS, code_of
 from tests.sql.coroutines.engines import act_at_statement, engine_of, run
 from tests.sql.databases import Place, end_here
+from tests.sql.exit_codes import CODES, SIGNALS, code_of
 
 
 def order_async(path: str, place: Place, number: int, point: str, action: str, name: str) -> int:
