@@ -71,7 +71,7 @@ class Tables:
         """Create the tables that do not exist, and the id of the database."""
         session.begin()
         try:
-            session.dialect.lock_schema(session.connection, self.prefix)
+            session.lock_schema(self.prefix)
             for statement in self._statements(session.dialect):
                 session.execute(statement)
             add = f"INSERT INTO {self.meta} (key, value) VALUES (?, ?) ON CONFLICT DO NOTHING"

@@ -70,6 +70,11 @@ class DatabaseSession:
             self.dialect.join(self.connection, mark)
             self._mark = mark
 
+    def lock_schema(self, prefix: str) -> None:
+        """Exclude other processes that create tables, until the transaction ends."""
+        with self.errors():
+            self.dialect.lock_schema(self.connection, prefix)
+
     def check_mark(self) -> None:
         """Check that the transaction of `begin` is still open.
 

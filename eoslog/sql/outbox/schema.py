@@ -79,7 +79,7 @@ def create(
     """Create the tables and the trigger in one transaction."""
     session.begin()
     try:
-        session.dialect.lock_schema(session.connection, table)
+        session.lock_schema(table)
         if not columns_of(session, table):
             _create_table(session, table, names)
         _create_aside(session, table)
