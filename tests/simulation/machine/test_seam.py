@@ -18,7 +18,7 @@ from tests.simulation.machine.world import Faults, World
 
 SOURCES = Path(eoslog.__file__).parent
 REAL_THREADS = {
-    "aio/call_thread.py", "app/supervisor.py", "commands/apps/live_view.py",
+    "aio/call_thread.py", "app/supervisor.py", "app/task_watch.py", "commands/apps/live_view.py",
     "client/producer/named/own_transactions.py", "connector/staging.py",
     "coordinator/checks/check_calls.py", "demo/child.py", "demo/worker.py",
 }  # fmt: skip
