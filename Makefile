@@ -117,7 +117,7 @@ quality-spark: build  ## Run the tests of the Spark source and sink, with eight 
 	$(call timed,tests,.ci/test $(BIN) tests/spark $(PYTEST_ARGS))
 
 quality-rows: build  ## Run the tests of the mission's rows with the figures of long runs (SCALE=100)
-	$(call timed,rows,EOSLOG_ROW_SCALE=$(or $(SCALE),10) .ci/test $(BIN) tests/rows tests/protocol $(PYTEST_ARGS))
+	$(call timed,rows,EOSLOG_ROW_SCALE=$(or $(SCALE),10) .ci/test $(BIN) tests/rows tests/protocol tests/app/test_kills.py $(PYTEST_ARGS))
 
 quality-mutants: build  ## Apply each recorded mutation and show that its test fails (ROWS='A01 P07', JOBS=2)
 	$(call timed,mutants,$(BIN)/python tests/mutation/mutants.py --jobs $(or $(JOBS),2) $(ROWS))

@@ -15,6 +15,7 @@ import eoslog
 from eoslog.app import clients
 from eoslog.storage.fs import files
 from tests.app import counting
+from tests.rows.tools import SCALE
 
 STORES = ("memory", "sqlite")
 PLACES = ("app.processed", "app.offsets", "app.applying", "app.sqlite", "app.applied")
@@ -37,18 +38,16 @@ def checked(path):
 
 @pytest.mark.parametrize("store", STORES)
 def test_row_A20_a_killed_count_has_each_word_once_and_no_repeated_change(path, store):
-    kills = 10
+    """Of 300,000 words and 200 kills with EOSLOG_ROW_SCALE=10."""
     with eoslog.open(path, durability="os") as log:
-        counting.feed(log, 15_000)
+        counting.feed(log, 30_000 * SCALE)
     chance = random.Random(20)
-    killed = 0
-    while killed < kills:
+    for _ in range(20 * SCALE):
         number = chance.randrange(1, 2_000)
         pid = counting.forked(
             lambda: counting.run_to_record(path, store, number, signal.SIGKILL, max_records=200)
         )
         assert counting.ended(pid) == KILLED
-        killed += 1
     assert counting.ended(counting.forked(lambda: counting.run(path, store))) == 0
     checked(path)
 
