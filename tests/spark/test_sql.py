@@ -136,7 +136,7 @@ def test_a_table_with_other_columns_raises_with_the_right_statement(spark, log):
     try:
         with pytest.raises(Exception) as caught:
             count(spark, "own")
-        assert "without a list of columns" in message_of(caught)
+        assert "and no list of columns" in message_of(caught)
         assert spark.read.options(path=log.path, subscribe="t").table("own").count() == 0
     finally:
         spark.sql("DROP TABLE own")
