@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,17 +127,21 @@ def test_a_staged_transaction_is_detached_from_its_producer(log):
 
 
 def test_row_N03_a_payload_of_another_transaction_is_not_delivered(tmp_path):
-    path = created(tmp_path / "d")
+    path, copy = Path(created(tmp_path / "d")), tmp_path / "copy"
+    shutil.copytree(path, copy)
     with eoslog.open(path) as log:
         lost = prepared(initialised(log, "lost"), "staged", b"lost").token
-    for file in (Path(path) / "__staged_transactions-0").iterdir():
-        if file.name != "partition.metadata":
-            file.unlink()
+    with eoslog.open(copy) as log:
+        initialised(log, "first")  # takes a producer id
+        prepared(initialised(log, "kept"), "staged", b"kept")
+    payload = "__staged_transactions-0"
+    shutil.rmtree(path / payload)
+    shutil.copytree(copy / payload, path / payload)
     with eoslog.open(path) as log:
-        kept = prepared(initialised(log, "kept"), "staged", b"kept").token
         with pytest.raises(errors.CorruptRecord, match="are missing"):
             log.resolve(lost, Outcome.COMMIT)
         log.resolve(lost, Outcome.ABORT)
+        kept = prepared(initialised(log, "kept"), "staged", b"kept").token
         log.resolve(kept, Outcome.COMMIT)
         assert committed(log, "orders") == [b"kept"]
 
