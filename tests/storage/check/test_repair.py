@@ -212,12 +212,16 @@ def is_told(report, path, what):
 def test_every_check_reports_a_partition_without_its_only_segment(two_topics):
     (segment,) = (two_topics / "lost-0").glob("0*.log")
     segment.unlink()
-    before = files_of(two_topics)
+
+    def lasting() -> dict[str, bytes]:
+        """The files of the partition without its indexes, which recovery drops with their log."""
+        found = files_of(two_topics / "lost-0")
+        return {name: found[name] for name in found if not name.endswith("index")}
+
+    before = lasting()
     for report in (eoslog.repair(two_topics), eoslog.check(two_topics), *checks_of(two_topics)):
         assert is_told(report, two_topics / "lost-0", "was flushed up to offset 1")
-    assert {name: files_of(two_topics)[name] for name in before if "lost-0" in name} == {
-        name: content for name, content in before.items() if "lost-0" in name
-    }
+    assert lasting() == before
     eoslog.repair(two_topics, mode="cut")
     with eoslog.open(two_topics) as log:
         assert log.check().ok
