@@ -214,7 +214,7 @@ def test_every_check_reports_a_partition_without_its_only_segment(two_topics):
     segment.unlink()
 
     def lasting() -> dict[str, bytes]:
-        """The files of the partition without its indexes, which recovery drops with their log."""
+        """The files of the partition without its indexes, which recovery rebuilds."""
         found = files_of(two_topics / "lost-0")
         return {name: found[name] for name in found if not name.endswith("index")}
 
