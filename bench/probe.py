@@ -46,7 +46,7 @@ def pending(path: str) -> tuple[int, int]:
     """Open, and have every pending transaction in memory."""
     before = anonymous()
     with eoslog.open(path) as log:
-        count, _ = log._engine.transactions.prepared.totals()
+        count, _ = log._engine.transactions.prepared.index.totals()
         gc.collect()
         return anonymous() - before, count
 

@@ -280,7 +280,7 @@ def test_open_with_pending(contest: Contest, place: Path, pending: Path) -> None
     def run(state: Any) -> int:
         path, stack = state
         log = stack.enter_context(eoslog.open(path))
-        return int(log._engine.transactions.prepared.totals()[0])
+        return int(log._engine.transactions.prepared.index.totals()[0])
 
     def check(count: int) -> Any:
         def checked(_state: Any, found: int) -> None:
