@@ -53,7 +53,7 @@ run: build  ## Run the demo: 336,776 flights through kills, zombies and Spark, e
 $(VENV)/.peers: $(VENV)/.ready .ci/peers
 	$(call timed,peers,.ci/peers $(VENV))
 
-bench: build $(VENV)/.peers  ## Measure against the goals: ten minutes (SCALE=20 for the long rows, BENCH_ARGS='-k scan')
+bench: build $(VENV)/.peers  ## Measure against the goals: seven minutes (SCALE=20 for the long rows, BENCH_ARGS='-k scan')
 	@rm -f .make/bench.json
 	$(call timed,bench,EOSLOG_BENCH_SCALE=$(or $(SCALE),1) .ci/test $(BIN) bench --benchmark-only \
 		--benchmark-json=$(abspath .make/bench.json) $(BENCH_ARGS))
@@ -99,7 +99,7 @@ quality-stubs: build  ## Check _core.pyi against the compiled core
 	cd .make && $(abspath $(BIN))/python -m mypy.stubtest --mypy-config-file ../pyproject.toml \
 		--allowlist ../.ci/stubtest-allow --ignore-unused-allowlist --ignore-disjoint-bases eoslog._core
 
-quality-kafka: build  ## Run the tests against a real Kafka broker, fetched by Maven: ten minutes
+quality-kafka: build  ## Run the tests against a real Kafka broker, fetched by Maven: seven minutes
 	@$(BIN)/python tests/kafka/jars.py
 	$(call timed,kafka,EOSLOG_KAFKA=1 .ci/test $(BIN) -n 2 --dist loadfile tests/kafka $(PYTEST_ARGS))
 
