@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import signal
 import stat
@@ -24,6 +25,8 @@ logger = get_logger("eoslog.storage.files")
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 _COPY_STEP = 4 << 20
+_BLOCK = 4096
+"""Bytes to which direct reads are aligned; no device has larger logical blocks."""
 _KILL_BEFORE, _KILL_AFTER, _SHORT, _STOP = 0, -1, -2, -3
 
 _KINDS = {
@@ -164,19 +167,54 @@ def write_atomically(path: str, data: bytes) -> None:
     fsync_dir(os.path.dirname(path))
 
 
-def forget_cached(fd: int) -> None:
-    """Make the next reads of a file come from the disk, except for pages that are mapped.
+def forget_cached(fd: int) -> bool:
+    """Drop a file from the page cache, so that reads come from the disk.
+
+    Pages that a process maps stay.
 
     After a failed writeback, the page cache has bytes, marked clean, that the disk does not have.
     The process that got the error may have died. Writing the bytes again does not help on every
     file system (ext4 leaves the extents unwritten).
 
+    Returns:
+        Whether every read comes from the disk now. If not, the disk may lack what is read: use
+        `read_past_cache`, or make a copy (`replace_by_copy`), which is durable.
+
     Source: protocol.md row 7; `tests/torture/harnesses/full.py`.
     """
     with contextlib.suppress(OSError):  # a later read finds the bytes that could not be written
         _core.os_sync(fd)
-    with contextlib.suppress(OSError):  # a simulated descriptor
+    try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError:  # a simulated descriptor, whose reads come from the simulated disk
+        return True
+    return not _core.os_cached(fd, os.fstat(fd).st_size)
+
+
+def read_past_cache(fd: int, size: int, position: int) -> bytes:
+    """Read bytes of a file from the disk, also if the page cache has them.
+
+    Source: `O_DIRECT` of open(2). On a file system without direct reads, the bytes may come from the cache.
+    """
+    begin, end = position // _BLOCK * _BLOCK, -(-(position + size) // _BLOCK) * _BLOCK
+    path = f"/proc/self/fd/{fd}"
+    with naming(path), mmap.mmap(-1, end - begin) as memory:  # aligned, as direct reads need it
+        try:
+            direct = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return bytes(_core.os_pread(fd, size, position))
+        try:
+            done = 0
+            with memoryview(memory) as buffer:
+                while more := os.preadv(direct, [buffer[done:]], begin + done):
+                    done += more // _BLOCK * _BLOCK
+                    if more % _BLOCK:  # the end of the file
+                        break
+        finally:
+            os.close(direct)
+        return memory[position - begin : position - begin + size]
 
 
 def own(path: str) -> None:

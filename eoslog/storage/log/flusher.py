@@ -459,9 +459,9 @@ class LogFlusher:
 
     def _read_back(self, base: int, fd: int, start: int, end: int, wait: bool) -> None:
         """Check that the disk has the bytes: some file systems drop pages after a failed write."""
-        files.forget_cached(fd)
+        read = _core.os_pread if files.forget_cached(fd) else files.read_past_cache
         for part in self._parts(base, start, end, wait):
-            data = bytes(_core.os_pread(fd, len(part.data), part.position))
+            data = bytes(read(fd, len(part.data), part.position))
             if any(not batch.valid for batch in _core.iter_batches(data)):
                 raise _ReadOtherwise(5, f"the disk did not keep the bytes from offset {start}")
 

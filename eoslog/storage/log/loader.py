@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import time
 from typing import NamedTuple
 
@@ -287,8 +286,7 @@ def recover_for_writer(
         fds = log.writer_files.open(base)
         try:
             core.use_segment(base, fds[0])
-            if doubtful:
-                files.forget_cached(fds[0])
+            on_disk = files.forget_cached(fds[0]) if doubtful else True
             if last.clean and not later:
                 seal = _identify(log, base, fds[0], last)
             scan = scan_open_segment(core, base, where, fds[0], verify=verify)
@@ -301,10 +299,9 @@ def recover_for_writer(
                 scan.times += core.final_time_entry()
             settled &= scan.fault is None and (not scan.aborted or fds[3] >= 0)
             _settle(scan, fds, rewrite=verify, doubtful=doubtful)
-            if doubtful:
-                begin = _position(scan.offset_index, base, last.recovery_point)
-                _rewrite(fds[0], begin, scan.position)
-            if not last.clean:
+            if not on_disk:
+                files.replace_by_copy(where, scan.position)
+            elif not last.clean:
                 _core.os_sync(fds[0])
             if later and scan.fault is None:
                 write_snapshot(path, scan.offset, core.export_producers()[1])
@@ -492,23 +489,3 @@ def _make_equal(fd: int, content: bytes, rewrite: bool, doubtful: bool) -> None:
     if size > kept:
         _core.os_truncate(fd, kept)
     _core.os_pwrite(fd, content, 0)
-
-
-def _position(index: bytes, base: int, offset: int) -> int:
-    """Return the position of a batch at or before an offset."""
-    entries = struct.iter_unpack(">ii", index)
-    return max((position for delta, position in entries if base + delta <= offset), default=0)
-
-
-def _rewrite(fd: int, start: int, size: int) -> None:
-    """Write bytes [start, size) again, so that the next sync writes them even if they were cached.
-
-    Source: protocol.md row 7.
-    """
-    step = 1 << 20
-    for position in range(start, size, step):
-        wanted = min(step, size - position)
-        data = _core.os_pread(fd, wanted, position)
-        if len(data) != wanted:
-            raise StorageError(f"read {len(data)} bytes at {position}, expected {wanted}; retry")
-        _core.os_pwrite(fd, data, position)
