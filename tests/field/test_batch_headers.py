@@ -17,7 +17,7 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition, _core
-from eoslog.errors import EoslogError, KafkaError, StorageError
+from eoslog.errors import CorruptRecord, EoslogError, KafkaError, StorageError
 from eoslog.storage.format import checkpoints
 from tests.captures import unpack
 from tests.paths import KAFKA_DATA
@@ -148,6 +148,47 @@ def flip(place: tuple[Path, int], byte: int, bit: int) -> None:
     data = bytearray(path.read_bytes())
     data[position + byte] ^= 1 << bit
     path.write_bytes(bytes(data))
+
+
+def by_time(log: eoslog.Log) -> list[int]:
+    """The offset of each record, found by its timestamp."""
+    return [log.offset_for_time("t", 0, offset) for offset in range(3 * BATCHES)]
+
+
+def in_ranges(log: eoslog.Log) -> list[int]:
+    """The offset of each record, read alone; the read ends where the record's batch ends."""
+    found: list[int] = []
+    for offset in range(3 * BATCHES):
+        scan = log.scan("t", start=offset - offset % 3, end=offset - offset % 3 + 3)
+        found.append([record.offset for record in scan.records()][offset % 3])
+    return found
+
+
+@pytest.mark.parametrize("ask", [by_time, in_ranges])
+@pytest.mark.parametrize("roll", [True, False])
+def test_field_A6_a_raised_base_offset_never_answers_a_bounded_read(
+    ask: Callable[[eoslog.Log], list[int]], roll: bool, tmp_path: Path
+) -> None:
+    """Such a read ends with the batch, so that it needs no later one."""
+    path, size = tmp_path / "log", "700" if roll else str(1 << 20)
+    with eoslog.open(path) as log:
+        log.create_topic("t", config={"segment.bytes": size, "index.interval.bytes": "100"})
+        with log.producer(linger_ms=60_000) as producer:
+            for offset in range(3 * BATCHES):
+                producer.produce("t", b"%d" % offset * 60, timestamp=offset)
+                if offset % 3 == 2:
+                    producer.flush()
+    for place in places(path):
+        for bit in range(8):
+            flip(place, 7, bit)
+            try:
+                with eoslog.open(path, read_only=True) as log:
+                    found = ask(log)
+            except CorruptRecord:
+                pass
+            else:
+                assert found == list(range(3 * BATCHES)), (place, bit)
+            flip(place, 7, bit)
 
 
 @pytest.mark.parametrize("field", FIELDS)

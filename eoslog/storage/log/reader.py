@@ -8,6 +8,7 @@ retention nor compaction has removed it, the read raises CorruptRecord instead o
 from __future__ import annotations
 
 import os
+import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,9 +25,12 @@ from eoslog.storage.fs import files
 from eoslog.storage.log.context import LogContext
 from eoslog.storage.log.derived_files import DerivedFiles
 from eoslog.storage.log.segment_list import SegmentList
-from eoslog.storage.segment.segment import LEAST_READ_SIZE, LOG, Segment, file_name
+from eoslog.storage.segment.segment import HEADER_SIZE, LEAST_READ_SIZE, LOG, Segment, file_name
 
 FOLD_READ_SIZE = 1 << 20
+_BATCH_START = struct.Struct(">qi4xb6xi")  # base offset, length, magic, last offset delta
+_LOG_OVERHEAD = 12
+"""Bytes of a batch before those that its length counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,8 @@ class LogReader:
             if base_offset >= 0:
                 found = position + first - at
                 self._check_reach(base, next_offset, found)
+                if end < self._core.log_end or size - stop < HEADER_SIZE:
+                    self._check_beyond(base, found + stop - first, next_offset, end)
                 data = _sub(buffer, first, stop)
                 out.append(Slice(data, base_offset, next_offset, found, base, self.path))
                 left -= stop - first
@@ -189,6 +195,7 @@ class LogReader:
                 continue
             if size and position < published:
                 self._check_header(buffer, first, base, position, needed)
+                self._check_beyond(base, position, max(least, next_offset), end)
                 need = 0  # the buffer ended between batches
                 if first == at:
                     return
@@ -258,6 +265,39 @@ class LogReader:
                 path=self._segments.segment(base).path(),
                 position=position,
             )
+
+    def _check_beyond(self, base: int, position: int, expected: int, end: int) -> None:
+        """Raise CorruptRecord if the batches after those of a read contradict it.
+
+        A base offset that is too high shows in the next batch, which begins below its end. The read
+        ended with a batch, or before one at or above `end`; neither was compared with the next one.
+
+        Args:
+            base: base of the segment.
+            position: where the read ended.
+            expected: end offset of the last batch before that position.
+            end: the end offset of the read.
+        """
+        segment = self._segments.segment(base)
+        for _ in range(2):
+            if position + HEADER_SIZE > self._published_size(base, segment):
+                break
+            buffer, at, _ = segment.view(
+                position, HEADER_SIZE, HEADER_SIZE, partial(self._published_end, base)
+            )
+            found, length, magic, delta = _BATCH_START.unpack_from(buffer, at)
+            if found < expected:
+                raise CorruptRecord(
+                    f"{self.name}: offsets go back: base offset {found}, expected {expected} or "
+                    "more; run `eoslog repair`",
+                    path=segment.path(),
+                    position=position,
+                )
+            if found < end or length <= 0:
+                return  # the next read begins with it
+            expected = found + 1 + (delta if magic >= 2 else 0)
+            position += length + _LOG_OVERHEAD
+        self._check_reach(base, expected, position)
 
     def batches(self, start: int, end: int, read_size: int = FOLD_READ_SIZE) -> Iterator[Any]:
         """Yield every batch of [start, end) in order, including control batches (for folds).
