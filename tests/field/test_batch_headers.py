@@ -150,17 +150,21 @@ def flip(place: tuple[Path, int], byte: int, bit: int) -> None:
     path.write_bytes(bytes(data))
 
 
+_RECORDS = 4 * BATCHES
+"""In batches of four: one flipped bit makes a batch end where the next one ends."""
+
+
 def by_time(log: eoslog.Log) -> list[int]:
     """The offset of each record, found by its timestamp."""
-    return [log.offset_for_time("t", 0, offset) for offset in range(3 * BATCHES)]
+    return [log.offset_for_time("t", 0, offset) for offset in range(_RECORDS)]
 
 
 def in_ranges(log: eoslog.Log) -> list[int]:
     """The offset of each record, read alone; the read ends where the record's batch ends."""
     found: list[int] = []
-    for offset in range(3 * BATCHES):
-        scan = log.scan("t", start=offset - offset % 3, end=offset - offset % 3 + 3)
-        found.append([record.offset for record in scan.records()][offset % 3])
+    for offset in range(_RECORDS):
+        scan = log.scan("t", start=offset & ~3, end=(offset & ~3) + 4)
+        found.append([record.offset for record in scan.records()][offset % 4])
     return found
 
 
@@ -174,9 +178,9 @@ def test_field_A6_a_raised_base_offset_never_answers_a_bounded_read(
     with eoslog.open(path) as log:
         log.create_topic("t", config={"segment.bytes": size, "index.interval.bytes": "100"})
         with log.producer(linger_ms=60_000) as producer:
-            for offset in range(3 * BATCHES):
-                producer.produce("t", b"%d" % offset * 60, timestamp=offset)
-                if offset % 3 == 2:
+            for offset in range(_RECORDS):
+                producer.produce("t", b"%02d" % offset * 20, timestamp=offset)
+                if offset % 4 == 3:
                     producer.flush()
     for place in places(path):
         for bit in range(8):
@@ -187,7 +191,7 @@ def test_field_A6_a_raised_base_offset_never_answers_a_bounded_read(
             except CorruptRecord:
                 pass
             else:
-                assert found == list(range(3 * BATCHES)), (place, bit)
+                assert found == list(range(_RECORDS)), (place, bit)
             flip(place, 7, bit)
 
 

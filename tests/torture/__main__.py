@@ -143,7 +143,11 @@ def main() -> int:
 
     wanted = set(filter(None, arguments.only.split(",")))
     chosen, report = [], Report(arguments.seed)
-    for harness, share in harnesses():
+    known = harnesses()
+    if unknown := wanted - {harness.name for harness, _ in known}:
+        names = ", ".join(sorted(harness.name for harness, _ in known))
+        parser.error(f"no harness is called {', '.join(sorted(unknown))}; choose from {names}")
+    for harness, share in known:
         report.goals[harness.name] = harness.goal
         if wanted and harness.name not in wanted:
             continue

@@ -194,7 +194,7 @@ def forget_cached(fd: int) -> bool:
 def read_past_cache(fd: int, size: int, position: int) -> bytes:
     """Read bytes of a file from the disk, also if the page cache has them.
 
-    Source: `O_DIRECT` of open(2). On a file system without direct reads, the bytes may come from the cache.
+    On a file system without direct reads (`O_DIRECT`, open(2)), they may come from the cache.
     """
     begin, end = position // _BLOCK * _BLOCK, -(-(position + size) // _BLOCK) * _BLOCK
     path = f"/proc/self/fd/{fd}"
