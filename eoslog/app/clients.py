@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from eoslog._core import Record
     from eoslog.client.consumer.consumer import Consumer
     from eoslog.client.producer.producer import Producer
+    from eoslog.descriptions import TransactionOutcome
     from eoslog.log import Log
 
 __all__ = ["Clients", "OutputTransaction", "clients_of", "guarantee_of"]
@@ -147,6 +148,10 @@ class Clients:
             self.consumer.seek(TopicPartition(record.topic, record.partition, record.offset))
         return True
 
+    def know_committed(self, before: Clients) -> bool:
+        """Whether these clients know that the last transaction of earlier ones has committed."""
+        return False
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[OutputTransaction]:
         """Commit output and positions at the end of the block, or neither."""
@@ -172,6 +177,9 @@ class Clients:
 class _ExactlyOnce(Clients):
     """Output and positions are one transaction of the log."""
 
+    _outcome: TransactionOutcome | None
+    """Of the last transaction of an earlier worker with this number."""
+
     def _producer(self, log: Log, transactional_id: str, timeout_ms: int) -> Producer:
         producer = log.producer(
             transactional_id=transactional_id,
@@ -179,7 +187,8 @@ class _ExactlyOnce(Clients):
             max_request_size=_LARGEST,
         )
         try:
-            producer.init_transactions()  # completes or aborts what an earlier worker has left
+            # Completes or aborts what an earlier worker has left.
+            self._outcome = producer.init_transactions()
         except BaseException:
             producer.close()
             raise
@@ -188,6 +197,13 @@ class _ExactlyOnce(Clients):
     @property
     def usable(self) -> bool:
         return self.producer.transaction_state == "READY"
+
+    def know_committed(self, before: Clients) -> bool:
+        outcome = self._outcome
+        if outcome is None or not outcome.committed:
+            return False
+        last = (before.producer.producer_id, before.producer.producer_epoch)
+        return (outcome.producer_id, outcome.producer_epoch) == last
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[OutputTransaction]:

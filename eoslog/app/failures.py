@@ -15,6 +15,7 @@ finds the note of the record (`running_notes`), and counts the exit before it re
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,6 @@ from eoslog.storage.fs.files import failpoint
 if TYPE_CHECKING:
     from eoslog.app.clients import OutputTransaction
     from eoslog.app.tasks import Task
-    from eoslog.reports import RunReport
 
 __all__ = ["Failure", "Failures", "task_failed"]
 
@@ -69,16 +69,17 @@ class Failures:
 
     Attributes:
         notes: the notes of the records whose functions run, for each call.
+        decided: the numbers of records that the open transaction settles, by fields of `RunReport`.
     """
 
-    def __init__(self, app_id: str, log: Any, tasks: list[Task], report: RunReport) -> None:
-        """Begin without failures; `report` counts what the policy does."""
+    def __init__(self, app_id: str, log: Any, tasks: list[Task]) -> None:
+        """Begin without failures."""
         self._app_id = app_id
         self._log = log
-        self._report = report
         self._tasks = {task.name: task for task in tasks}
         self._inputs = sorted({task.topic for task in tasks})
         self.notes = RunningNotes(folder_of(log.path, app_id))
+        self.decided: Counter[str] = Counter()
         self._topic = RetryTopic(log, app_id)
         self._queue = RetryQueue()
         self._deaths: dict[Place, Deaths] = {}
@@ -253,13 +254,13 @@ class Failures:
         record = failure.records[0]
         place = (record.topic, record.partition, record.offset, task.name)
         if delay is not None:
-            self._report.retried += 1
+            self.decided["retried"] += 1
             self._wait(
                 task, record, self._failures_of(place) + 1, failure.error, delay, transaction
             )
             self._warn(failure, f"attempt {attempt + 1} follows in {delay:g} s")
         elif task.on_error == "skip":
-            self._report.skipped += 1
+            self.decided["skipped"] += 1
             self._settle(place, transaction)
             self._warn(failure, "it is skipped")
         else:
@@ -305,7 +306,7 @@ class Failures:
             self._log.create_topic(name, 1, {"max.message.bytes": largest}, exist_ok=True)
         transaction.produce(name, dead.value, dead.key, headers=dead.all_headers(), partition=0)
         self._settle(dead.place, transaction)
-        self._report.dead_letters += 1
+        self.decided["dead_letters"] += 1
         logger.error(
             "app %r, task %r: %s went to the dead letters (%s), attempt %d: %s",
             self._app_id, task.name, dead, name, attempts, dead.cause,
@@ -403,12 +404,14 @@ class Failures:
             self._deaths.pop(place, None)
         self._survived.clear()
         self._given.clear()
+        self.decided = Counter()
 
     def aborted(self) -> None:
         """Note that the transaction was aborted: its records are read again."""
         self._queue.abort()
         self._survived.clear()
         self._given.clear()
+        self.decided = Counter()
 
 
 def task_failed(app_id: str, failure: Failure) -> TaskFailed:

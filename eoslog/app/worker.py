@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import contextvars
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -118,13 +119,15 @@ class AppWorker:
         self._guarantee = guarantee
         self._commit_interval = commit_interval
         self._max_records = max_records
-        self._failures = Failures(app_id, log, tasks, self.report)
+        self._failures = Failures(app_id, log, tasks)
         self._tasks = {task.topic: task for task in tasks}
         self._timeout = max(task.task_timeout for task in tasks)
         self._tables = OwnedTables(log, app_id, instance.folder, stopping)
         self._shared = _shared(self._tasks)
         self._batches = Batches()
         self._doubtful = False
+        self._done = 0
+        """Records of the transaction whose commit has begun."""
         self._rejected: dict[Place, Exception] = {}
         self._recoveries = 0
         self._runner: asyncio.Runner | None = None
@@ -254,6 +257,7 @@ class AppWorker:
                 record = self._clients.next(left if linger else 0)
             done -= self._finish_batches(deadline, transaction)
             self._tables.send(transaction)
+            self._done = done
             self._doubtful = True
         self._tables.apply()
         self._doubtful = False
@@ -287,31 +291,47 @@ class AppWorker:
 
     def _committed(self, done: int) -> None:
         self._rejected.clear()
+        self._count(done, self._failures.decided)
         self._failures.committed()
+
+    def _count(self, done: int, decided: Counter[str]) -> None:
+        """Add a transaction that has committed to the report."""
         self.report.records += done
         self.report.transactions += 1
+        for name, number in decided.items():
+            setattr(self.report, name, getattr(self.report, name) + number)
 
-    def _aborted(self, *, surely: bool = False) -> None:
+    def _aborted(self) -> None:
+        self._roll_back(surely=False)
+        self.report.aborted += 1
+
+    def _roll_back(self, *, surely: bool) -> None:
         self._batches.clear()
         if self._guarantee == "exactly_once" and (surely or not self._doubtful):
             self._tables.roll_back()
         else:
             self._tables.release_all()  # their topics may have the changes
         self._failures.aborted()
-        self.report.aborted += 1
 
     def _reopen(self, error: KafkaError) -> None:
         """Continue after an error of the transaction, from the committed positions."""
         surely = self._clients.usable and not isinstance(error, CommitOutcomeUnknown)
-        self._aborted(surely=surely)
+        before, decided, committing = self._clients, self._failures.decided, self._doubtful
+        self._roll_back(surely=surely)
         self._recoveries += 1
         if self._recoveries > _RECOVERIES:
             raise error
-        logger.warning("app %s: rolled back, reading again: %s", self._app_id, error)
+        logger.warning(
+            "app %s: reading again from the committed positions: %s", self._app_id, error
+        )
         if surely:
             self._doubtful = False
         else:
             self._open_again()
+        if committing and not surely and self._clients.know_committed(before):
+            self._count(self._done, decided)
+        else:
+            self.report.aborted += 1
 
     def _open_again(self) -> None:
         """Continue with new clients, and with tables as the log has them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 import eoslog
 from eoslog.app.dead_letters import dead_letters
 from eoslog.errors import TaskFailed
+from eoslog.storage.fs import files
 
 SHORT = 0.02
 
@@ -113,6 +115,17 @@ def test_a_skipped_record_leaves_nothing(log):
     assert app.run().skipped == 1
     assert values(log) == [n for n in range(20) if n != 5]
     assert f"{app.app.id}.dead" not in log.topics()
+
+
+@pytest.mark.parametrize("point", ["app.processed", "txn.flushed", "txn.prepared"])
+def test_a_report_counts_what_has_committed_after_an_unknown_commit(log, disarmed, point):
+    app = Failing(log, {5: 99}, on_error="skip")
+    files.arm_failpoint(point, "interrupt")
+    with contextlib.suppress(KeyboardInterrupt):
+        assert app.app.step() == 0
+    report = app.run()
+    assert (report.records, report.skipped, report.aborted) == (20, 1, point != "txn.prepared")
+    assert values(log) == [n for n in range(20) if n != 5]
 
 
 def test_stop_follows_the_last_retry(log):
