@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         LogConsumerOptions,
         ProducerOptions,
         ResolverOptions,
+        TopicChanges,
         TopicOptions,
     )
     from eoslog.sql.atomic import AtomicTransaction
@@ -254,12 +255,13 @@ class Log(Closing):
         self._engine.for_writing().metadata.create_partitions(name, total)
         self.describe_topic(name)  # creates the directories, which read-only readers cannot
 
-    def alter_topic(self, name: str, config: Mapping[str, Any]) -> None:
+    def alter_topic(self, name: str, config: TopicOptions | TopicChanges) -> None:
         """Change the configuration of a topic.
 
         Args:
             name: the topic.
-            config: Kafka's topic keys with new values; None resets a key to its default.
+            config: Kafka's topic keys with new values; None resets a key to its default. At run
+                time, any mapping is accepted.
 
         Raises:
             UnknownTopicOrPartition: if the topic does not exist.

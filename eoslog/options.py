@@ -30,6 +30,7 @@ __all__ = [
     "NamedProducerOptions",
     "ProducerOptions",
     "ResolverOptions",
+    "TopicChanges",
     "TopicOptions",
 ]  # fmt: skip
 
@@ -242,6 +243,39 @@ TopicOptions = TypedDict(
     total=False,
 )
 """The configuration of a topic, for `Log.create_topic` and `Log.alter_topic`: dotted keys."""
+
+TopicChanges = TypedDict(
+    "TopicChanges",
+    {
+        "cleanup.policy": Literal["delete", "compact", "compact,delete", "delete,compact"] | None,
+        "compression.type": Literal[
+            "producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd"
+        ]
+        | None,
+        "compression.gzip.level": int | None,
+        "compression.lz4.level": int | None,
+        "compression.zstd.level": int | None,
+        "delete.retention.ms": int | None,
+        "flush.messages": int | None,
+        "flush.ms": int | None,
+        "index.interval.bytes": int | None,
+        "max.compaction.lag.ms": int | None,
+        "max.message.bytes": int | None,
+        "message.timestamp.after.max.ms": int | None,
+        "message.timestamp.before.max.ms": int | None,
+        "message.timestamp.type": Literal["CreateTime", "LogAppendTime"] | None,
+        "min.cleanable.dirty.ratio": float | None,
+        "min.compaction.lag.ms": int | None,
+        "retention.bytes": int | None,
+        "retention.ms": int | None,
+        "segment.bytes": int | None,
+        "segment.index.bytes": int | None,
+        "segment.jitter.ms": int | None,
+        "segment.ms": int | None,
+    },
+    total=False,
+)
+"""Changes of the configuration of a topic, for `Log.alter_topic`: None resets a key."""
 
 
 class ResolverOptions(TypedDict, total=False):

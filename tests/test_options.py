@@ -88,6 +88,12 @@ def test_every_alias_has_the_type_of_its_key(kind: str) -> None:
             assert {str(found[name]) for name, _ in names} == {str(topic[key])}
 
 
+def test_changes_of_a_topic_are_its_options_or_none() -> None:
+    changes = hints(options.TopicChanges)
+    assert not options.TopicChanges.__required_keys__
+    assert changes == {name: hint | None for name, hint in hints(options.TopicOptions).items()}
+
+
 def test_the_options_of_resolvers_and_moves_are_those_of_their_classes() -> None:
     policy = {name.replace("_", ".") for name in CheckPolicy.__dataclass_fields__}
     assert set(hints(options.ResolverOptions)) == policy
@@ -99,7 +105,7 @@ def test_the_options_of_resolvers_and_moves_are_those_of_their_classes() -> None
 PROGRAM = """
 import eoslog
 from eoslog import Record
-from eoslog.options import ConsumerOptions, ProducerOptions, TopicOptions
+from eoslog.options import ConsumerOptions, ProducerOptions, TopicChanges, TopicOptions
 
 def right(log: eoslog.Log, handler: eoslog.TransactionListener) -> None:
     settings: ProducerOptions = {"linger_ms": 5, "compression_type": "zstd", "acks": "all"}
@@ -114,6 +120,10 @@ def right(log: eoslog.Log, handler: eoslog.TransactionListener) -> None:
     topic: TopicOptions = {"retention.ms": 5, "cleanup.policy": "compact,delete"}
     log.create_topic("orders", config=topic)
     log.create_topic("orders", config={"cleanup.policy": "compact", "retention.ms": 5})
+    log.alter_topic("orders", topic)
+    log.alter_topic("orders", {"cleanup.policy": "delete", "retention.ms": None})
+    changes: TopicChanges = {"compression.type": None, "segment.bytes": 1 << 20}
+    log.alter_topic("orders", changes)
     eoslog.open("shop", durability="os", pending_max_count=5, log_retention_ms=1).close()
 
 def sum_of(record: Record[str, dict[str, int]]) -> int:
@@ -139,6 +149,9 @@ def wrong(log: eoslog.Log, handler: eoslog.TransactionListener) -> None:
     log.create_topic("orders", config={"clean.policy": "compact"})  # error
     log.create_topic("orders", config={"cleanup.policy": "compacted"})  # error
     log.create_topic("orders", config={"retention.ms": "long"})     # error
+    log.alter_topic("orders", {"clean.policy": "compact"})          # error
+    log.alter_topic("orders", {"cleanup.policy": "compacted"})      # error
+    log.alter_topic("orders", {"retention.ms": "long"})             # error
     uncommitted: ConsumerOptions = {"isolation_level": "committed"}  # error
 
 def wrong_record(record: Record[str, dict[str, int]]) -> None:

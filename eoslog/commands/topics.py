@@ -12,7 +12,7 @@ from eoslog.commands.context import CliContext, config_option, counted, key_valu
 
 if TYPE_CHECKING:
     from eoslog import Log
-    from eoslog.options import TopicOptions
+    from eoslog.options import TopicChanges, TopicOptions
 
 
 @click.group()
@@ -142,7 +142,7 @@ def alter(
       eoslog -d shop topic alter orders -c retention.ms=86400000
       eoslog -d shop topic alter orders --partitions 6 --unset retention.ms
     """
-    changes: dict[str, Any] = {**key_values(config), **dict.fromkeys(unset)}
+    changes = cast("TopicChanges", {**key_values(config), **dict.fromkeys(unset)})
     if not changes and partitions is None:
         raise click.UsageError("nothing to change: give -c, --unset or --partitions")
     with face.log() as log:
