@@ -131,7 +131,12 @@ class Contest:
         return seconds
 
     def note(
-        self, measure: Callable[[], dict[str, list[float]]], *, unit: str, ours: str = ""
+        self,
+        measure: Callable[[], dict[str, list[float]]],
+        *,
+        unit: str,
+        ours: str = "",
+        absent: dict[str, str] | None = None,
     ) -> None:
         """Rows whose figures are not the time of a call: seconds (or bytes) by contender.
 
@@ -139,10 +144,11 @@ class Contest:
             measure: called once; its measurements, those of `ours` among them.
             unit: what one of them is about.
             ours: its name.
+            absent: why peers were not measured; `measure` may add to it.
         """
         found = self._benchmark.pedantic(measure, rounds=1)
         self._benchmark.extra_info |= {
-            "units": 1, "unit": unit, "name": ours, "absent": {}, "figures": found.pop(ours),
+            "units": 1, "unit": unit, "name": ours, "absent": absent or {}, "figures": found.pop(ours),
             "peers": {name: {"seconds": values, "units": 1} for name, values in found.items()},
         }  # fmt: skip
 

@@ -141,6 +141,10 @@ ROWS = (
         "JSON through an application / a loop by hand", "test_apps:test_json_in_and_out",
         ("loop by hand",), least=0.7,
     ),
+    Row(
+        "JSON through an application / Quix Streams", "test_apps:test_beside_a_broker",
+        ("Quix Streams",), least=1.0,
+    ),
     Row("restore a key of a table", "test_apps:test_a_table_is_restored", limit=2e-6),
     # --- tests of other programs ---
     Row("a log of a pytest fixture", "test_testing:test_a_fixtures_log", limit=20e-3),

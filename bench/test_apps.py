@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import eoslog
 from bench import data
-from bench.contest import Contender, Contest, scaled
+from bench.contest import AbsentError, Contender, Contest, scaled
+from bench.peers import quix_streams
 
 RECORDS = scaled(50_000, 500_000)
 KEYS = scaled(100_000, 1_000_000)
@@ -71,6 +73,62 @@ def test_json_in_and_out(contest: Contest, place: Path) -> None:
         Contender("loop by hand", by_hand, around=around, check=has_all),
         units=RECORDS,
     )
+
+
+BESIDE_A_BROKER = scaled(20_000, 200_000)
+
+
+def timed_app(place: Path) -> float:
+    """The seconds from the first call of the task to the last one."""
+    calls = []
+    with data.fresh_log(place, "os") as log:
+        log.create_topic("out")
+        with log.producer() as producer:
+            records = BESIDE_A_BROKER
+            producer.produce_many(data.TOPIC, [VALUE] * records, [b"key"] * records)
+        app = eoslog.App(log, "bench", max_records=IN_A_TRANSACTION)
+
+        @app.task(data.TOPIC, value="json", to="out")
+        def count(record: eoslog.Record, _ctx: eoslog.Context) -> Any:
+            value = record.value
+            value["count"] += 1
+            calls.append(time.perf_counter())
+            return value
+
+        app.run(until="caught_up")
+        check_counts([record.value for record in log.read("out")])
+    return calls[-1] - calls[0]
+
+
+def check_counts(values: list[bytes]) -> None:
+    assert [json.loads(value)["count"] for value in values] == [8] * BESIDE_A_BROKER
+
+
+def test_beside_a_broker(contest: Contest, place: Path, broker: Callable[[], Any]) -> None:
+    """JSON in and out, exactly once on both sides, 500 records per transaction.
+
+    The broker is another process and does not sync. Quix Streams parses JSON in C. The time to
+    start, and to join the group, is not counted.
+    """
+    absent: dict[str, str] = {}
+
+    def measure() -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {"application": [], "Quix Streams": []}
+        for _ in range(3):
+            found["application"].append(timed_app(place) / BESIDE_A_BROKER)
+            try:
+                took, values = quix_streams.seconds(
+                    broker(), place, VALUE, BESIDE_A_BROKER, IN_A_TRANSACTION
+                )
+            except AbsentError as error:
+                absent["Quix Streams"] = str(error)
+                del found["Quix Streams"]
+                break
+            check_counts(values)
+            found["Quix Streams"].append(took / BESIDE_A_BROKER)
+        return found
+
+    contest.note(measure, unit="records", ours="application", absent=absent)
 
 
 def test_a_table_is_restored(contest: Contest, place: Path) -> None:

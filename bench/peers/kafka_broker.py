@@ -171,6 +171,20 @@ def end_of(broker: Any, topic: str) -> int:
         return int(client.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1])
 
 
+def values_of(broker: Any, topic: str, count: int) -> list[bytes]:
+    """The first committed values of partition 0."""
+    from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+
+    found: list[bytes] = []
+    with _consumer(broker) as client:
+        client.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        while len(found) < count:
+            messages = client.consume(1000, 10)
+            assert messages, f"{len(found)} records, not {count}"
+            found.extend(message.value() for message in messages)
+    return found
+
+
 def sender(broker: Any, count: int) -> Contender:
     """`produce` per record and one `flush`.
 
