@@ -1,9 +1,12 @@
-"""Applications: a trivial task, and a table that is restored."""
+"""Applications: a trivial task, and tables that are restored or opened."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +16,9 @@ import eoslog
 from bench import data
 from bench.contest import AbsentError, Contender, Contest, scaled
 from bench.peers import quix_streams
+from eoslog.app.instance import folder_of
+from eoslog.app.tables.owned import OwnedTables
+from tests.faults.harness import Child, start
 
 RECORDS = scaled(50_000, 500_000)
 KEYS = scaled(100_000, 1_000_000)
@@ -162,3 +168,73 @@ def test_a_table_is_restored(contest: Contest, place: Path) -> None:
         assert size == KEYS
 
     contest(Contender("table", run, around=around, check=check), units=KEYS, unit="keys")
+
+
+STORED = scaled(100_000, 1_000_000)
+CHANGES = 20
+
+
+def with_a_store(path: Path, keys: int) -> Path:
+    """A log with a table in an SQLite file, whose owner was killed in a transaction."""
+    with eoslog.open(path, durability="os") as log:
+        log.create_topic(data.TOPIC)
+        log.create_topic("table", config={"cleanup.policy": "compact"})
+        with log.producer() as producer:
+            names = [b"key-%d" % number for number in range(keys)]
+            producer.produce_many("table", [VALUE] * keys, names)
+            for _ in range(CHANGES + 2):
+                producer.produce(data.TOPIC, VALUE, b"key-0")
+    start(change_a_table, path, 0).end().fine()  # fills the file, and checkpoints it
+    assert start(change_a_table, path, CHANGES + 1).end().killed
+    return path
+
+
+def change_a_table(_child: Child, path: Path, killed_at: int) -> None:
+    """Change a row for each record, in transactions of their own."""
+    app = eoslog.App(path, "bench", max_records=1)
+    table = app.table("table", store="sqlite")
+
+    @app.task(data.TOPIC, tables=[table])
+    def change(record: eoslog.Record, _ctx: eoslog.Context) -> None:
+        table[f"key-{record.offset}"] = record.offset
+        if killed_at and record.offset == killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    while not app.step() or killed_at:
+        pass
+    app.stop()
+
+
+def test_a_store_is_opened_after_a_crash(contest: Contest, place: Path) -> None:
+    """Until the rows in the file are those of the topic, with 20 times the rows and with few."""
+
+    def contender(name: str, keys: int) -> Contender:
+        made = with_a_store(place / name, keys)
+
+        @contextlib.contextmanager
+        def around() -> Iterator[Any]:
+            with data.folder(place) as path:
+                shutil.copytree(made, path / "log")
+                with eoslog.open(path / "log") as log:
+                    table = eoslog.App(log, "bench").table("table", store="sqlite")
+                    log.offsets("table", 0)  # the partition itself is recovered
+                    tables = OwnedTables(log, "bench", folder_of(log.path, "bench"), bool)
+                    yield tables, table
+                    tables.release_all()
+
+        def run(state: Any) -> bool:
+            tables, table = state
+            return bool(tables.take([table], 0))
+
+        def check(state: Any, done: bool) -> None:
+            tables, table = state
+            assert done
+            with tables.call([table], 0):
+                assert len(table) == keys
+                assert table[f"key-{CHANGES}"] == CHANGES
+
+        return Contender(name, run, around, check)
+
+    contest(
+        contender("20x", STORED), contender("1x", STORED // 20), units=1, unit="tables", rounds=25,
+    )  # fmt: skip
