@@ -11,6 +11,7 @@ from contextlib import closing
 import pytest
 
 import eoslog
+from eoslog.app.tables import restoring
 from eoslog.app.tables.sqlite import SQLiteStore
 from eoslog.errors import StorageError
 from eoslog.storage.fs import files
@@ -50,6 +51,12 @@ def test_a_file_is_read_from_where_it_was_left(log, caplog):
     caplog.set_level("INFO", "eoslog.app")
     count_more(log)
     assert restored(log, caplog) in ([], [0])
+
+
+def test_a_file_is_opened_without_waiting_for_more_records(log, monkeypatch):
+    """Only the marker of the last transaction follows, which no call returns."""
+    monkeypatch.setattr(restoring, "_WAIT_S", 3600)
+    count_more(log)
 
 
 def test_a_process_killed_before_it_applies_leaves_only_its_changes_to_read(log, caplog):

@@ -52,11 +52,12 @@ def restore(
 
     if (start := at(store)) >= end:
         return True
-    records, warned = 0, began
+    records, warned, wait_s = 0, began, 0.0
     with log.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(partition.topic, partition.partition, start)])
         while (position := consumer.position(partition)) is None or position < end:
-            found = consumer.consume(_RECORDS, _WAIT_S)
+            found = consumer.consume(_RECORDS, wait_s)
+            wait_s = 0.0 if found else _WAIT_S  # the end may follow: a marker is not returned
             if found:
                 # The last value of a key wins.
                 changes: Changes = {record.key: record.value for record in found}
