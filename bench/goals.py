@@ -152,6 +152,10 @@ ROWS = (
     ),
     # --- tests of other programs ---
     Row("a log of a pytest fixture", "test_testing:test_a_fixtures_log", limit=20e-3),
+    Row(
+        "a run of pytest with the plugin : without it", "test_testing:test_loading_the_plugin",
+        ("without it",), most=1.0, plus_us=5000,
+    ),
     *(
         Row(
             f"{work}, 100x the {of} : 1x", f"test_growth:test_growth[{work}-{of}]", ("1x",),
