@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from difflib import get_close_matches
 
 import click
 
@@ -36,7 +37,9 @@ def config(face: CliContext, kind: str | None, key: str | None) -> None:
     found = list(_found(kind, key))
     if not found:
         where = f"{kind} " if kind else ""
-        raise FileNotFoundError(f"no {where}key contains {key!r}; `eoslog config` lists all keys")
+        near = get_close_matches(_dotted(key or ""), _names(kind), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`eoslog config` lists all keys"
+        raise FileNotFoundError(f"no {where}key contains {key!r}; {hint}")
     if len(found) == 1:
         face.show_one(asdict(found[0]))
     else:
@@ -44,11 +47,19 @@ def config(face: CliContext, kind: str | None, key: str | None) -> None:
 
 
 def _found(kind: str | None, key: str | None) -> Iterator[DocumentedKey]:
-    wanted = None if key is None else key.replace("_", ".").lower()
+    wanted = None if key is None else _dotted(key)
     for name in [kind] if kind else KINDS:
         keys = keys_of(name)
         exact = [one for one in keys if wanted in (one.name, *one.aliases)]
         yield from exact or [one for one in keys if wanted is None or wanted in one.name]
+
+
+def _names(kind: str | None) -> list[str]:
+    return [one.name for name in ([kind] if kind else KINDS) for one in keys_of(name)]
+
+
+def _dotted(key: str) -> str:
+    return key.replace("_", ".").lower()
 
 
 def _row(key: DocumentedKey) -> dict[str, str]:

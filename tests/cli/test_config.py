@@ -37,3 +37,5 @@ def test_an_unknown_key_is_not_found_and_an_unknown_kind_is_wrong_usage(cli):
     assert cli("config", "nosuch").code == 3
     assert cli("config", "topic", "nosuch").code == 3
     assert cli("config", "zebra", "x").code == 2
+    missing = cli("config", "topic", "retntion_ms")
+    assert (missing.code, "did you mean 'retention.ms'?" in missing.err) == (3, True)
