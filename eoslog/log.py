@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from eoslog._util.argument_types import explained_calls
 from eoslog._util.arguments import (
@@ -63,8 +63,10 @@ if TYPE_CHECKING:
     from eoslog.kafka.cluster import Moved
     from eoslog.options import (
         CommonProducerOptions,
+        Format,
         KafkaMoveOptions,
         LogConsumerOptions,
+        ProcessOptions,
         ProducerOptions,
         ResolverOptions,
         TopicChanges,
@@ -413,8 +415,8 @@ class Log(Closing):
         columns: Sequence[str] | None = None,
         batch_rows: int = 65536,
         binary: str | None = None,
-        key: Any = None,
-        value: Any = None,
+        key: Format = None,
+        value: Format = None,
         schema: Any = None,
     ) -> Scan:
         """Create a scan of a topic, as Arrow columns.
@@ -471,8 +473,8 @@ class Log(Closing):
         start: int | Mapping[TopicPartition, int] | None = None,
         end: int | Mapping[TopicPartition, int] | None = None,
         isolation: str = "read_committed",
-        key: Any = None,
-        value: Any = None,
+        key: Format = None,
+        value: Format = None,
     ) -> Iterator[Record]:
         """Yield the records of a topic up to its current end, partition by partition.
 
@@ -564,7 +566,7 @@ class Log(Closing):
         return query(sql, self.topics(), scans)
 
     def table(
-        self, topic: str, key: Any = "string", value: Any = "json", follow: bool = False
+        self, topic: str, key: Format = "string", value: Format = "json", follow: bool = False
     ) -> Table:
         """Read a topic as a table: the last value of each key.
 
@@ -597,8 +599,8 @@ class Log(Closing):
         handler: Callable[..., Any],
         *,
         group_id: str,
-        until: str | None = None,
-        **options: Any,
+        until: Literal["caught_up"] | None = None,
+        **options: Unpack[ProcessOptions],
     ) -> RunReport:
         """Run a function over the records of a topic, as an application with one task.
 

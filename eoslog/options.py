@@ -28,6 +28,7 @@ __all__ = [
     "LogConsumerOptions",
     "LogOptions",
     "NamedProducerOptions",
+    "ProcessOptions",
     "ProducerOptions",
     "ResolverOptions",
     "TopicChanges",
@@ -43,6 +44,11 @@ Format: TypeAlias = (
     | type[str]
     | None
 )
+Guarantee: TypeAlias = Literal[
+    "exactly_once", "exactly_once_v2", "exact_once", "at_least_once", "at_most_once"
+]
+BatchFormat: TypeAlias = Literal["records", "arrow"]
+OnError: TypeAlias = Literal["stop", "skip", "retry", "dead_letter"]
 Path: TypeAlias = str | os.PathLike[str] | None
 
 
@@ -276,6 +282,23 @@ TopicChanges = TypedDict(
     total=False,
 )
 """Changes of the configuration of a topic, for `Log.alter_topic`: None resets a key."""
+
+
+class ProcessOptions(TypedDict, total=False):
+    """Options of `Log.process`: those of `App`, and of `App.task` without tables."""
+
+    processing_guarantee: Guarantee
+    commit_interval: float
+    max_records: int
+    key: Format
+    value: Format
+    to: str | None
+    batch: int | None
+    batch_format: BatchFormat
+    retries: Sequence[float]
+    on_error: OnError
+    max_deaths: int
+    task_timeout: float | None
 
 
 class ResolverOptions(TypedDict, total=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from eoslog import options
+from eoslog import App, options
 from eoslog.config import broker_keys
 from eoslog.config.documented import KINDS
 from eoslog.coordinator.checks.check_policy import CheckPolicy
@@ -88,6 +89,12 @@ def test_every_alias_has_the_type_of_its_key(kind: str) -> None:
             assert {str(found[name]) for name, _ in names} == {str(topic[key])}
 
 
+def test_the_options_of_process_are_those_of_an_app_and_a_task() -> None:
+    app = inspect.signature(App.__init__).parameters.keys() - {"self", "path_or_log", "id"}
+    task = inspect.signature(App.task).parameters.keys() - {"self", "topic", "tables"}
+    assert options.ProcessOptions.__optional_keys__ == app | task
+
+
 def test_changes_of_a_topic_are_its_options_or_none() -> None:
     changes = hints(options.TopicChanges)
     assert not options.TopicChanges.__required_keys__
@@ -120,6 +127,14 @@ def right(log: eoslog.Log, handler: eoslog.TransactionListener) -> None:
     topic: TopicOptions = {"retention.ms": 5, "cleanup.policy": "compact,delete"}
     log.create_topic("orders", config=topic)
     log.create_topic("orders", config={"cleanup.policy": "compact", "retention.ms": 5})
+    log.process("orders", print, group_id="g", value="json", on_error="skip", until="caught_up")
+    app = eoslog.App(log, "shop", "at_least_once", max_records=5)
+    rows = app.table("rows", key="uuid", store="sqlite")
+
+    @app.task("orders", tables=[rows], key=bytes.decode, on_error="dead_letter", batch=5)
+    def work(batch: list[Record[str, bytes]], ctx: eoslog.Context) -> None: ...
+
+    app.run(processes=3, until="caught_up")
     log.alter_topic("orders", topic)
     log.alter_topic("orders", {"cleanup.policy": "delete", "retention.ms": None})
     changes: TopicChanges = {"compression.type": None, "segment.bytes": 1 << 20}
@@ -152,6 +167,16 @@ def wrong(log: eoslog.Log, handler: eoslog.TransactionListener) -> None:
     log.alter_topic("orders", {"clean.policy": "compact"})          # error
     log.alter_topic("orders", {"cleanup.policy": "compacted"})      # error
     log.alter_topic("orders", {"retention.ms": "long"})             # error
+    log.process("orders", print, group_id="g", on_eror="skip")      # error
+    log.process("orders", print, group_id="g", batch_format="arow")  # error
+    app = eoslog.App(log, "shop", "exactly once")                   # error
+    app.table("rows", store="disk")                                 # error
+    app.table("rows", value="jason")                                # error
+    app.task("orders", on_error="dead_leter")                       # error
+    app.task("orders", value="jason")                               # error
+    app.run(until="end")                                            # error
+    log.read("orders", value="jason")                               # error
+    log.table("orders", key="text")                                 # error
     uncommitted: ConsumerOptions = {"isolation_level": "committed"}  # error
 
 def wrong_record(record: Record[str, dict[str, int]]) -> None:

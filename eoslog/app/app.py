@@ -9,9 +9,9 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from eoslog._util.argument_types import explained_calls
 from eoslog._util.arguments import as_directory, as_int, as_list_of, as_seconds, shown
@@ -30,6 +30,7 @@ from eoslog.reports import RunReport
 
 if TYPE_CHECKING:
     from eoslog.app.supervisor import Supervisor, Watch
+    from eoslog.options import BatchFormat, Format, Guarantee, OnError
 
 __all__ = ["App"]
 
@@ -74,7 +75,7 @@ class App(Closing):
         self,
         path_or_log: str | os.PathLike[str] | Log,
         id: str,  # noqa: A002
-        processing_guarantee: str = "exactly_once",
+        processing_guarantee: Guarantee = "exactly_once",
         commit_interval: float = 0.1,
         *,
         max_records: int = 1000,
@@ -109,7 +110,7 @@ class App(Closing):
         id: str,  # noqa: A002
         topic: str,
         handler: Callable[..., Any],
-        options: dict[str, Any],
+        options: Mapping[str, Any],
     ) -> App:
         """Declare an application with one task; see `Log.process`."""
         own = inspect.signature(cls.__init__).parameters
@@ -153,14 +154,14 @@ class App(Closing):
         self,
         topic: str,
         *,
-        key: Any = None,
-        value: Any = None,
+        key: Format = None,
+        value: Format = None,
         to: str | None = None,
         tables: Sequence[AppTable] = (),
         batch: int | None = None,
-        batch_format: str = "records",
+        batch_format: BatchFormat = "records",
         retries: Sequence[float] = (),
-        on_error: str = "stop",
+        on_error: OnError = "stop",
         max_deaths: int = 3,
         task_timeout: float | None = None,
     ) -> Callable[[F], F]:
@@ -227,10 +228,10 @@ class App(Closing):
     def table(
         self,
         topic: str,
-        key: Any = "string",
-        value: Any = "json",
+        key: Format = "string",
+        value: Format = "json",
         default: Callable[[], Any] | None = None,
-        store: str = "memory",
+        store: Literal["memory", "sqlite"] = "memory",
     ) -> AppTable:
         """Declare a table: state of tasks that commits with the position.
 
@@ -281,7 +282,11 @@ class App(Closing):
     # Runs.
 
     def run(
-        self, processes: int = 1, until: str | None = None, *, watch: Watch | None = None
+        self,
+        processes: int = 1,
+        until: Literal["caught_up"] | None = None,
+        *,
+        watch: Watch | None = None,
     ) -> RunReport:
         """Process records until `stop` is called, or until no record is left.
 

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -38,7 +38,12 @@ _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 )  # fmt: skip
 @click.pass_obj
 def run(
-    face: CliContext, target: str, processes: int, until: str | None, create: bool, log_level: str
+    face: CliContext,
+    target: str,
+    processes: int,
+    until: Literal["caught_up"] | None,
+    create: bool,
+    log_level: str,
 ) -> None:
     r"""Run an application: the variable APP of a Python module.
 
