@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from eoslog._util.argument_types import explained_calls
 from eoslog._util.arguments import as_directory, as_int, as_list_of, as_seconds, shown
 from eoslog._util.closing import Closing
-from eoslog.app.clients import guarantee_of
+from eoslog.app.clients import guarantee_of, longest_task_s
 from eoslog.app.instance import Instance, folder_of
 from eoslog.app.tables.table import AppTable
 from eoslog.app.task_watch import watched
@@ -185,7 +185,8 @@ class App(Closing):
             on_error: what happens to a record after the last attempt: "stop", "skip", "retry" or
                 "dead_letter".
             max_deaths: how many processes a record may end before it goes to the dead letters.
-            task_timeout: the longest call in seconds; None means 60.
+            task_timeout: the longest call in seconds; None means 60. With "exactly_once", it is at
+                most 14 minutes.
 
         Returns:
             A decorator, which returns the function unchanged.
@@ -203,6 +204,14 @@ class App(Closing):
             if not callable(handler):
                 raise ConfigError(f"task: expected a function, got {shown(handler)}")
             task = task_of(handler, topic, options, self._own(tables))
+            most = longest_task_s(self._guarantee, self._commit_interval)
+            if task.task_timeout > most:
+                raise ConfigError(
+                    f"app {self._id!r}, task {task.name!r}: task_timeout: expected at most "
+                    f"{most:g} s with processing_guarantee='exactly_once' and commit_interval="
+                    f"{self._commit_interval:g}, got {task.task_timeout:g}; let the task do less, "
+                    "or take another guarantee"
+                )
             for other in self._tasks.values():
                 if other.topic == topic or other.name == task.name:
                     what = f"topic {topic!r}" if other.topic == topic else f"name {task.name!r}"

@@ -8,11 +8,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eoslog._util.arguments import shown
 from eoslog.client.consumer.subscription import Listener
+from eoslog.config.producer_keys import TRANSACTION_MAX_TIMEOUT_MS
 from eoslog.errors import ConfigError, RequestTimedOut
 from eoslog.model import TopicPartition
 from eoslog.storage.fs.files import failpoint
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from eoslog.descriptions import TransactionOutcome
     from eoslog.log import Log
 
-__all__ = ["Clients", "OutputTransaction", "clients_of", "guarantee_of"]
+__all__ = ["Clients", "OutputTransaction", "clients_of", "guarantee_of", "longest_task_s"]
 
 _GUARANTEES = {
     "exactly_once": "exactly_once",
@@ -64,6 +66,13 @@ class OutputTransaction(Protocol):
     ) -> int:
         """Buffer records; return their number."""
         ...
+
+
+def longest_task_s(guarantee: str, commit_interval: float) -> float:
+    """Return the largest `task_timeout` with which a transaction stays in its limit."""
+    if guarantee != "exactly_once":
+        return math.inf
+    return TRANSACTION_MAX_TIMEOUT_MS / 1000 - _MARGIN_S - commit_interval
 
 
 def guarantee_of(value: Any) -> str:
@@ -149,7 +158,7 @@ class Clients:
         return True
 
     def know_committed(self, before: Clients) -> bool:
-        """Whether these clients know that the last transaction of earlier ones has committed."""
+        """Whether the last transaction of earlier clients is known as committed."""
         return False
 
     @contextlib.contextmanager

@@ -59,6 +59,18 @@ def test_a_step_is_one_transaction(log):
     assert values(log, "doubled") == [2 * number for number in range(20)]
 
 
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_output_is_in_the_log_when_a_step_has_returned(log, guarantee):
+    """Positions are committed by then, so output in a buffer could be lost."""
+    app = doubler(log, processing_guarantee=guarantee, max_records=1)
+    app.create_topics()
+    with app:
+        for number in range(1, 9):
+            while not app.step():
+                pass
+            assert len(values(log, "doubled")) == number
+
+
 def test_an_app_opens_the_log_at_a_path(log):
     app = doubler(log.path)
     app.create_topics()
@@ -262,6 +274,21 @@ def test_invalid_options_are_rejected_with_the_name_of_the_task(log):
         eoslog.App(log, "a", "twice")
     with pytest.raises(ConfigError, match="it has no task"):
         eoslog.App(log, "a").run()
+
+
+def test_a_task_cannot_take_longer_than_a_transaction(log):
+    def work(record, ctx): ...
+
+    app = eoslog.App(log, "options")
+    with pytest.raises(ConfigError, match="task 'work': task_timeout: expected at most 869.9 s"):
+        app.task("numbers", task_timeout=870)(work)
+    with pytest.raises(ConfigError, match="commit_interval=900, got 60"):
+        eoslog.App(log, "options", commit_interval=900).task("numbers")(work)
+    app.task("numbers", task_timeout=869.9)(work)
+    app.run(until="caught_up")
+    more = eoslog.App(log, "more", "at_least_once", commit_interval=900)
+    more.task("numbers", task_timeout=3600)(work)
+    more.run(until="caught_up")
 
 
 def test_a_topic_has_one_task(log):

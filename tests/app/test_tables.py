@@ -195,8 +195,9 @@ def test_a_table_is_used_in_tasks_that_name_it_only(words):
 def test_topics_of_tables_are_checked(words):
     app = counter(words)
     words.create_topic("counts", partitions=3, config={"cleanup.policy": "compact"})
-    with pytest.raises(ConfigError, match="'words' has 2 partitions, and table 'counts' has 3"):
-        app.run()
+    for call in (app.run, app.create_topics):
+        with pytest.raises(ConfigError, match="'words' has 2 partitions, and table 'counts' has 3"):
+            call()
     words.delete_topic("counts")
     words.create_topic("counts", partitions=2)
     with pytest.raises(ConfigError, match=r"not compacted.*log.alter_topic\('counts'"):

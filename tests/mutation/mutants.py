@@ -3,7 +3,7 @@
 `tests/mutation/mutations.toml` holds, for each row of the mission (`A01`) and of the protocol
 (`P01`), a test and a change of one line that must make it fail.
 `tests/mutation/mutation_sites.py` adds a mutant for each place that flushes, locks, publishes
-or checks. They are applied to copies of the source, two at a time:
+or checks, and one for each guard that it lists. They are applied to copies of the source, two at a time:
 
     python tests/mutation/mutants.py [--jobs N] [ROW|FILE...]    apply them; 1 if one survives
         --no-baseline: the tests are known to pass on the unchanged code
@@ -124,6 +124,11 @@ def load_sites() -> list[Mutant]:
         Mutant(s.name, tests[s.name], s.file, s.original, s.mutated, s.line, n if s.in_core else -1)
         for n, s in enumerate(found) if s.name in tests
     ]  # fmt: skip
+
+
+def load_guards() -> list[Mutant]:
+    """One mutant for each guard that is no call; its row is the file."""
+    return [Mutant(row=guard["file"], **guard) for guard in mutation_sites.guards()]
 
 
 def open_rows() -> dict[str, str]:
@@ -459,7 +464,7 @@ def main(arguments: Iterable[str]) -> int:
         at = words.index("--jobs")
         jobs = int(words[at + 1])
         del words[at : at + 2]
-    known = [*load(), *load_sites()]
+    known = [*load(), *load_sites(), *load_guards()]
     chosen = [m for m in known if not words or {m.row, m.file} & set(words)]
     if not chosen:
         raise SystemExit(f"no mutant of {' '.join(words)}")

@@ -1,10 +1,10 @@
 """A mutant for each place that flushes, locks, publishes or checks.
 
-The places are in storage, coordinator and core. They are found by reading the source, so a new
+The places are in storage, coordinator, app and core. They are found by reading the source, so a new
 one appears automatically. `tests/mutation/mutation_sites.toml` names the test that fails
 without the place, by the place's name: `file:function:call`, with `#2` and so on if a function
 makes the call more than once. `test_guarantees.py` requires a test, a reason or an open end for
-each.
+each. Guards that are no calls, such as conditions, are in its `guard` tables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DATA = Path(__file__).with_name("mutation_sites.toml")
-FOLDERS = ("eoslog/storage", "eoslog/coordinator")
+FOLDERS = ("eoslog/storage", "eoslog/coordinator", "eoslog/app")
 CORE = (
     "conditional_append", "control_file", "group_commit", "partition", "partition_lock", "partition_state", "recovery", "segment_ingest",
     "segment_roll", "segment_state",
@@ -167,6 +167,11 @@ def sites(root: Path) -> list[Site]:
 def harnesses() -> dict[str, str]:
     """The test that notices when a place is gone, by the place's name."""
     return dict(tomllib.loads(DATA.read_text())["harness"])
+
+
+def guards() -> list[dict[str, str]]:
+    """Guards that no call shows: file, original, mutated, and the test that notices."""
+    return list(tomllib.loads(DATA.read_text())["guard"])
 
 
 def without_effect() -> dict[str, str]:

@@ -30,6 +30,13 @@ def test_every_row_with_a_test_has_a_change_that_the_test_detects() -> None:
     assert [row for row in mutants.rows() if row not in recorded and row not in later] == []
 
 
+@pytest.mark.parametrize("guard", mutants.load_guards(), ids=lambda m: m.name)
+def test_a_listed_guard_is_in_the_code_once_and_has_a_test(guard: mutants.Mutant) -> None:
+    source = Path(mutants.ROOT)
+    assert (source / guard.file).read_text().count(guard.original) == 1
+    assert f"def {guard.name}(" in (source / guard.test.split("::")[0]).read_text()
+
+
 @pytest.mark.slow
 def test_every_guarded_place_has_a_test_or_a_reason() -> None:
     names = [site.name for site in mutation_sites.sites(mutants.ROOT)]
