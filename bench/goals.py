@@ -142,7 +142,7 @@ ROWS = (
         ("loop by hand",), least=0.7,
     ),
     Row(
-        "JSON through an application / Quix Streams", "test_apps:test_beside_a_broker",
+        "JSON through an application / Quix Streams", "test_apps:test_json_with_a_broker",
         ("Quix Streams",), least=1.0,
     ),
     Row("restore a key of a table", "test_apps:test_a_table_is_restored", limit=2e-6),

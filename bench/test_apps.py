@@ -81,7 +81,7 @@ def test_json_in_and_out(contest: Contest, place: Path) -> None:
     )
 
 
-BESIDE_A_BROKER = scaled(20_000, 200_000)
+WITH_A_BROKER = scaled(20_000, 200_000)
 
 
 def timed_app(place: Path) -> float:
@@ -90,7 +90,7 @@ def timed_app(place: Path) -> float:
     with data.fresh_log(place, "os") as log:
         log.create_topic("out")
         with log.producer() as producer:
-            records = BESIDE_A_BROKER
+            records = WITH_A_BROKER
             producer.produce_many(data.TOPIC, [VALUE] * records, [b"key"] * records)
         app = eoslog.App(log, "bench", max_records=IN_A_TRANSACTION)
 
@@ -107,10 +107,10 @@ def timed_app(place: Path) -> float:
 
 
 def check_counts(values: list[bytes]) -> None:
-    assert [json.loads(value)["count"] for value in values] == [8] * BESIDE_A_BROKER
+    assert [json.loads(value)["count"] for value in values] == [8] * WITH_A_BROKER
 
 
-def test_beside_a_broker(contest: Contest, place: Path, broker: Callable[[], Any]) -> None:
+def test_json_with_a_broker(contest: Contest, place: Path, broker: Callable[[], Any]) -> None:
     """JSON in and out, exactly once on both sides, 500 records per transaction.
 
     The broker is another process and does not sync. Quix Streams parses JSON in C. The time to
@@ -121,17 +121,17 @@ def test_beside_a_broker(contest: Contest, place: Path, broker: Callable[[], Any
     def measure() -> dict[str, list[float]]:
         found: dict[str, list[float]] = {"application": [], "Quix Streams": []}
         for _ in range(3):
-            found["application"].append(timed_app(place) / BESIDE_A_BROKER)
+            found["application"].append(timed_app(place) / WITH_A_BROKER)
             try:
                 took, values = quix_streams.seconds(
-                    broker(), place, VALUE, BESIDE_A_BROKER, IN_A_TRANSACTION
+                    broker(), place, VALUE, WITH_A_BROKER, IN_A_TRANSACTION
                 )
             except AbsentError as error:
                 absent["Quix Streams"] = str(error)
                 del found["Quix Streams"]
                 break
             check_counts(values)
-            found["Quix Streams"].append(took / BESIDE_A_BROKER)
+            found["Quix Streams"].append(took / WITH_A_BROKER)
         return found
 
     contest.note(measure, unit="records", ours="application", absent=absent)
@@ -206,7 +206,10 @@ def change_a_table(_child: Child, path: Path, killed_at: int) -> None:
 
 
 def test_a_store_is_opened_after_a_crash(contest: Contest, place: Path) -> None:
-    """Until the rows in the file are those of the topic, with 20 times the rows and with few."""
+    """Open a file until its rows are those of the topic.
+
+    One table has 20 times the rows of the other.
+    """
 
     def contender(name: str, keys: int) -> Contender:
         made = with_a_store(place / name, keys)

@@ -1,6 +1,6 @@
-"""One trivial task on Quix Streams; prints the seconds from its first call to its last.
+"""One trivial task on Quix Streams.
 
-Run by the interpreter of its own environment, which has nothing of eoslog:
+Prints the seconds from its first call to its last. Run by the interpreter of its own environment, which has nothing of eoslog:
 
     quix_program.py BOOTSTRAP GROUP INPUT OUTPUT RECORDS IN_A_TRANSACTION STATE_DIR
 """

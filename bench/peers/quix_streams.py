@@ -21,7 +21,7 @@ _groups = itertools.count()
 def seconds(
     broker: Any, place: Path, value: bytes, records: int, in_a_transaction: int
 ) -> tuple[float, list[bytes]]:
-    """The time from the first call of a task to the last one, and what it has written.
+    """The seconds from the first call of a task to the last, and the output.
 
     Raises:
         AbsentError: if Quix Streams is not installed.

@@ -152,7 +152,10 @@ def test_a_process_that_is_killed_between_records_blames_none(path: str, tmp_pat
         assert not any(b"deaths" in record.key for record in log.read("shop.retries"))
 
 
-def test_a_batch_that_kills_its_process_is_tried_record_by_record(path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_batch_that_kills_its_process_is_tried_record_by_record(
+    path: str, tmp_path: Path, deaths: int
+) -> None:
     calls = tmp_path / "calls"
     script = (
         KILLING.replace("def work(record, ctx):", "def work(records, ctx):")
@@ -163,10 +166,11 @@ def test_a_batch_that_kills_its_process_is_tried_record_by_record(path, tmp_path
         .replace("print(ctx.attempt,", "print(len(records),")
         .replace("    return record.value", "    yield from (r.value for r in records)")
     )
-    for _ in range(3):
-        assert run(script, path, calls, "{'batch': 10, 'max_deaths': 2}") == -signal.SIGKILL
-    assert run(script, path, calls, "{'batch': 10, 'max_deaths': 2}") == 0
-    assert calls.read_text().split() == ["10", "1", "1"]
+    options = f"{{'batch': 10, 'max_deaths': {deaths}}}"
+    for _ in range(1 + deaths):  # of the batch, then of the record alone
+        assert run(script, path, calls, options) == -signal.SIGKILL
+    assert run(script, path, calls, options) == 0
+    assert calls.read_text().split() == ["10"] + deaths * ["1"]
     with eoslog.open(path) as log:
         assert values(log) == [n for n in range(20) if n != 7]
         assert dead(log) == [7]

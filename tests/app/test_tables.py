@@ -101,6 +101,41 @@ def test_the_changes_of_a_task_that_raises_are_dropped(words, store):
 
 
 @pytest.mark.parametrize("store", STORES)
+def test_changes_of_a_skipped_record_are_not_in_its_transaction(words, store):
+    app = eoslog.App(words, "counter")
+    counts = app.table("counts", default=int, store=store)
+
+    @app.task("words", key="string", value="json", tables=[counts], on_error="skip")
+    def count(record, ctx):
+        counts[record.key] += 1
+        if record.value == 15:
+            raise ZeroDivisionError
+
+    app.create_topics()
+    assert app.run(until="caught_up").skipped == 1
+    assert dict(words.table("counts")) == expected() | {"w1": expected()["w1"] - 1}
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_changes_before_output_that_the_log_rejects_are_rolled_back(words, store):
+    """The records before it are read again by the same worker."""
+    app = eoslog.App(words, "counter")
+    counts = app.table("counts", default=int, store=store)
+
+    @app.task("words", key="string", value="json", tables=[counts], on_error="skip")
+    def count(record, ctx):
+        counts[record.key] += 1
+        if record.value in (15, 40):
+            ctx.send("missing", 1)
+
+    app.create_topics()
+    report = app.run(until="caught_up")
+    assert (report.records, report.skipped, report.aborted) == (60, 2, 2)
+    left = {word: count - (word in ("w1", "w5")) for word, count in expected().items()}
+    assert dict(words.table("counts")) == left
+
+
+@pytest.mark.parametrize("store", STORES)
 def test_a_table_is_a_mapping_with_values_of_its_own(path, store):
     def first(rows):
         rows["a"] = [1]
@@ -246,6 +281,22 @@ def test_two_tasks_share_a_table_by_partition(words):
     for app in apps:
         app.stop()
     assert dict(words.table("counts")) == {key: 11 * n for key, n in expected().items()}
+
+
+def test_partitions_wait_until_a_worker_has_those_that_share_their_table(words):
+    words.create_topic("more", partitions=2)
+    app = counter(words)
+    app.task("more", tables=list(app._tables.values()))(lambda record, ctx: None)
+    app.create_topics()
+    with app:
+        app.step()
+        worker, consumer = app._worker, app._worker._clients.consumer
+        owned = set(consumer.assignment())
+        assert len(owned) == 4 and consumer.paused() == []
+        worker._pause(owned - {eoslog.TopicPartition("more", 1)})
+        assert consumer.paused() == [eoslog.TopicPartition("words", 1)]
+        worker._pause(owned)
+        assert consumer.paused() == []
 
 
 def test_an_aborted_transaction_of_many_calls_leaves_no_change(words):

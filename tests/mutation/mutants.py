@@ -127,7 +127,7 @@ def load_sites() -> list[Mutant]:
 
 
 def load_guards() -> list[Mutant]:
-    """One mutant for each guard that is no call; its row is the file."""
+    """One mutant for each listed guard; its row is the file."""
     return [Mutant(row=guard["file"], **guard) for guard in mutation_sites.guards()]
 
 

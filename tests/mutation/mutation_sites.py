@@ -4,7 +4,7 @@ The places are in storage, coordinator, app and core. They are found by reading 
 one appears automatically. `tests/mutation/mutation_sites.toml` names the test that fails
 without the place, by the place's name: `file:function:call`, with `#2` and so on if a function
 makes the call more than once. `test_guarantees.py` requires a test, a reason or an open end for
-each. Guards that are no calls, such as conditions, are in its `guard` tables.
+each. Other guards, such as conditions, are in its `guard` tables.
 """
 
 from __future__ import annotations
