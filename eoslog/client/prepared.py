@@ -92,7 +92,7 @@ def described(engine: Engine, token: str) -> PreparedTransaction:
     Raises:
         UnknownToken: if the log knows no such transaction.
     """
-    _, entry = engine.transactions.prepared.find(token)
+    _, entry = engine.transactions.prepared.index.find(token)
     return describe(engine, token, entry)
 
 

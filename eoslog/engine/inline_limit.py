@@ -98,7 +98,7 @@ class InlineLimit:
         """
         host = self._host
         prepared = host.transactions.prepared
-        clog, entry = prepared.find(token)
+        clog, entry = prepared.index.find(token)
         if not self._is_inline(clog, entry):
             return False
         if any(tp.topic == POSITIONS_TOPIC for tp, _ in entry.spans):

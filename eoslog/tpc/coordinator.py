@@ -325,7 +325,7 @@ class Coordinator(Closing):
     def _abandoned(self, token: str, older_than: float | None) -> bool:
         engine = self._engine
         try:
-            _, entry = engine.transactions.prepared.find(token)
+            _, entry = engine.transactions.prepared.index.find(token)
         except UnknownToken:
             return True
         age_ms = engine.clock_ms() - entry.prepared_at_ms

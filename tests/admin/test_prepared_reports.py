@@ -30,7 +30,7 @@ def prepared(
 
 def park(log: Log, token: str) -> None:
     transactions = log._engine.transactions.prepared
-    _, entry = transactions.find(token)
+    _, entry = transactions.index.find(token)
     assert transactions.note_check(token, entry, 15, 0, parked=True)
 
 

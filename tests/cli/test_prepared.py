@@ -74,7 +74,7 @@ def test_recheck_unparks_a_transaction_and_answers_4_to_a_decided_one(shop, prep
     token = prepare("staged")
     with eoslog.open(place) as log:
         transactions = log._engine.transactions.prepared
-        _, entry = transactions.find(token)
+        _, entry = transactions.index.find(token)
         assert transactions.note_check(token, entry, 15, 0, parked=True)
     (row,) = shop("txn", "pending").rows
     assert (row["state"], row["checks"]) == ("PARKED", 15)

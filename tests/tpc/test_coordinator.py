@@ -62,7 +62,7 @@ def test_row_L05_each_step_in_a_database_follows_a_durable_one_in_the_log(
     steps: list[tuple[str, object, bool]] = []
 
     def note(step: str) -> None:
-        clog, entry = coordinator._engine.transactions.prepared.find(transaction.token)
+        clog, entry = coordinator._engine.transactions.prepared.index.find(transaction.token)
         steps.append((step, entry.commit, clog.is_durable(entry.offset)))
 
     class Noting(psycopg.Connection):

@@ -256,7 +256,7 @@ class RegisteredResolver:
     def _current(self, token: str) -> PreparedEntry | None:
         """Return the newest entry of a token; one that needs no check is dropped."""
         try:
-            _, entry = self._prepared.find(token)
+            _, entry = self._prepared.index.find(token)
         except UnknownToken:
             pass
         else:

@@ -246,7 +246,7 @@ class Checks:
     def _deliver_one(self, token: str) -> Exception | None:
         """Deliver a transaction; return the error after which it must be tried again."""
         try:
-            _, entry = self._prepared.find(token)
+            _, entry = self._prepared.index.find(token)
             if entry.state is PREPARED and entry.resolver is None:
                 self._prepared.resolve(token, True)
             elif entry.state is _PREPARE_COMMIT:

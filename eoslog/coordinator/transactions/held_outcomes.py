@@ -53,7 +53,7 @@ def release(
     """
     attempts = Attempts("release of", token)
     while True:
-        clog, entry = prepared.find(token)
+        clog, entry = prepared.index.find(token)
         if entry.state is not TransactionState.PREPARE_COMMIT:
             return
         meta = change(entry.meta)

@@ -127,10 +127,6 @@ class PreparedTransactions:
         self._staged = staged
         self._retention_ms = outcome_retention_ms
 
-    def find(self, token: str) -> tuple[TransactionLog, PreparedEntry]:
-        """See `PreparedIndex.find`."""
-        return self.index.find(token)
-
     def outcome(self, token: str) -> Outcome | None:
         """Return the decision; UNKNOWN while there is none, None for an unknown token.
 

@@ -48,7 +48,7 @@ def prepare(log: eoslog.Log, kind: str, name: str = "till") -> str:
         assert InlineLimit(log._engine).set_aside(token)
     if kind == "parked":
         transactions = log._engine.transactions.prepared
-        _, entry = transactions.find(token)
+        _, entry = transactions.index.find(token)
         assert transactions.note_check(token, entry, 15, 0, parked=True)
     return token
 

@@ -107,7 +107,7 @@ def test_a_decision_that_another_process_learns_of_is_durable(tmp_path, mode, po
     (token,) = run(path, mode)
     decider = stopped(deciding, path, point, token)
     with eoslog.open(path) as log:
-        clog, entry = log._engine.transactions.prepared.find(token)
+        clog, entry = log._engine.transactions.prepared.index.find(token)
         if asks:
             assert log.outcome(token) is Outcome.COMMIT
         else:

@@ -120,7 +120,7 @@ class World:
         return process.checks.register(name, function, policy, process.describe)
 
     def entry(self, name: str) -> PreparedEntry:
-        return self.first.prepared.find(self.tokens[name])[1]
+        return self.first.prepared.index.find(self.tokens[name])[1]
 
     def state(self, name: str) -> str:
         return self.entry(name).state.name

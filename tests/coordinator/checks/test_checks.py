@@ -283,7 +283,7 @@ def test_two_processes_that_both_answer_unknown_count_one_check(world: World) ->
 
     def slow(prepared: object) -> Outcome:
         token = world.tokens["t1"]
-        _, entry = second.prepared.find(token)
+        _, entry = second.prepared.index.find(token)
         due = world.directory.now_ms + 30_000
         assert second.prepared.note_check(token, entry, 1, due, parked=False)
         return UNKNOWN

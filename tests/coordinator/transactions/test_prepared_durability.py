@@ -30,7 +30,7 @@ def prepared(log: eoslog.Log, mode: str) -> tuple[eoslog.Producer, eoslog.Prepar
 
 
 def place(log: eoslog.Log, token: str) -> TransactionLog:
-    return log._engine.transactions.prepared.find(token)[0]
+    return log._engine.transactions.prepared.index.find(token)[0]
 
 
 def assert_durable(log: eoslog.Log, token: str) -> None:

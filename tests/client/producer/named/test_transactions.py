@@ -389,7 +389,7 @@ def test_ids_follow_a_set_aside_transaction_that_is_not_delivered_yet(
     state = producer.prepare_transaction()
     assert InlineLimit(log._engine).set_aside(state.token)
     prepared = log._engine.transactions.prepared
-    clog, entry = prepared.find(state.token)
+    clog, entry = prepared.index.find(state.token)
     assert prepared._decide_staged(clog, entry, True)  # as a process that dies before the delivery
     assert values(log) == []
     with producer.transaction() as tx:
