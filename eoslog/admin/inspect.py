@@ -59,7 +59,8 @@ def inspect(
         records: False leaves out the records and the lists of offsets, and is much faster.
         decoder: "offsets" (`__consumer_offsets`), "transactions" (`__transaction_state`),
             "staged" (`__staged_transactions`) or "positions" (`__positions`) adds `decoded` to each
-            record.
+            record. RocketMQ's names of the second and third, `RMQ_SYS_TRANS_OP_HALF_TOPIC` and
+            `RMQ_SYS_TRANS_HALF_TOPIC`, work too.
         read_only_anyway: read the directory of a running broker too; the batch that it is
             appending may look damaged.
 

@@ -271,16 +271,22 @@ DECODERS: dict[str, Decoder] = {
     "positions": _decoder(own_records.position),
 }
 """By the name that `eoslog dump --decoder` takes; each makes a dict of a key and a value."""
+_ROCKETMQ_TOPICS = {
+    "RMQ_SYS_TRANS_HALF_TOPIC": "staged",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC": "transactions",
+}
+"""Where eoslog has what RocketMQ keeps in a topic: half messages, and what decided them."""
 
 
 def decoder_of(name: str | None) -> Decoder | None:
-    """The decoder of a name; None for None.
+    """The decoder of a name, or of a topic of RocketMQ; None for None.
 
     Raises:
         ConfigError: an unknown name.
     """
     if name is None:
         return None
-    if name not in DECODERS:
+    known = _ROCKETMQ_TOPICS.get(name, name)
+    if known not in DECODERS:
         raise ConfigError(f"decoder {name!r} is none of {', '.join(DECODERS)}")
-    return DECODERS[name]
+    return DECODERS[known]

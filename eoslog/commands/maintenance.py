@@ -50,9 +50,14 @@ def _mode(value: str | None) -> int | None:
 @click.option("--records/--no-records", default=True, help="Decode the records of each batch.")
 @click.option(
     "--decoder", default=None,
-    type=click.Choice(["offsets", "transactions", "staged", "positions"]),
+    type=click.Choice(
+        [
+            "offsets", "transactions", "staged", "positions", "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+            "RMQ_SYS_TRANS_HALF_TOPIC",
+        ]
+    ),
     help="Decode the keys and values of __consumer_offsets, __transaction_state, "
-    "__staged_transactions or __positions.",
+    "__staged_transactions or __positions. RocketMQ's topics name the second and third too.",
 )  # fmt: skip
 @READ_ONLY_ANYWAY
 @click.pass_obj

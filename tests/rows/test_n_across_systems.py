@@ -88,6 +88,28 @@ def test_N01_N08_the_payload_waits_in_an_internal_topic_with_its_target(
     assert "__staged_transactions" not in log.topics()
 
 
+def test_N08_N09_dump_takes_the_names_of_rocketmqs_topics(log: Any, directory: Any) -> None:
+    def decoded(topic: str, name: str) -> list[dict[str, Any]]:
+        return [
+            record["decoded"]
+            for path in sorted(directory.glob(f"{topic}-*"))
+            for segment in eoslog.inspect(path, decoder=name)["segments"]
+            for batch in segment["batches"]
+            for record in batch["records"]
+        ]
+
+    log.resolve(prepared(transactional(log), "staged", "half").token, Outcome.COMMIT)
+    half, freed = decoded("__staged_transactions", "RMQ_SYS_TRANS_HALF_TOPIC")
+    assert bytes.fromhex(half["records"][0]["value"]) == b"half"
+    assert freed["tombstone"]
+    states = [
+        record["state"]
+        for record in decoded("__transaction_state", "RMQ_SYS_TRANS_OP_HALF_TOPIC")
+        if record["type"] == "prepared_transaction"
+    ]
+    assert (states[0], states[-1]) == ("Prepared", "CompleteCommit")
+
+
 @pytest.mark.parametrize("outcome", [Outcome.COMMIT, Outcome.ABORT])
 def test_N05_N09_a_decision_is_a_record_that_survives_the_session(
     directory: Any, outcome: Outcome

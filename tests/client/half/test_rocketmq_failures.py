@@ -1,6 +1,6 @@
 """Failures that users of RocketMQ's half messages report, R1 to R14.
 
-R5 and R9 are in `tests/coordinator/transactions`, R8 and R14 also in `test_kills.py`.
+R5 and R9 are in `tests/coordinator/checks`, R8 and R14 also in `test_kills.py`.
 """
 
 from __future__ import annotations

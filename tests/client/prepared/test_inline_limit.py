@@ -42,8 +42,8 @@ def moved(log: eoslog.Log, token: str) -> bool:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.COMMIT, Outcome.ABORT])
-def test_a_moved_transaction_frees_readers_and_keeps_its_records(tmp_path, outcome):
-    """Row 16 of the crash matrix."""
+def test_row_16_a_moved_transaction_frees_readers_and_keeps_its_records(tmp_path, outcome):
+    """The crash matrix: the database is down for long."""
     path = created(tmp_path / "d")
     (token,) = run(path, "inline")
     with eoslog.open(path) as log:

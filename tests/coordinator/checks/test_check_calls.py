@@ -90,7 +90,7 @@ def test_an_answer_that_is_not_an_outcome_never_decides(
     assert f"ConfigError: resolver 'db': expected an eoslog.Outcome, got {answer!r}" in caplog.text
 
 
-def test_row_N13_a_hanging_call_blocks_no_other_token_and_no_other_resolver(
+def test_row_N13_R9_a_hanging_call_blocks_no_other_token_or_resolver(
     world: World, hanging: list[Hanging]
 ) -> None:
     hanging.append(Hanging(world, "t1"))
