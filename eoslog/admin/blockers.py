@@ -37,7 +37,7 @@ from eoslog.errors import (
     TooManyOpenFiles,
     UnknownTopicOrPartition,
 )
-from eoslog.model import TopicPartition
+from eoslog.model import OWN_GROUPS, TopicPartition
 from eoslog.storage.directory.processes import (
     BOOTSTRAP_AT,
     SESSION_FILE,
@@ -94,6 +94,8 @@ class _Look:
                 *(member.target for member in about.members),
                 (TopicPartition(*key) for key in engine.user_partitions() if key[0] in topics),
             )
+            if name.startswith(OWN_GROUPS):
+                reads.clear()  # its offsets are the progress of a writer
             self._groups[name] = _Group(about, frozenset(reads))
 
     def run(self) -> list[Blocker]:

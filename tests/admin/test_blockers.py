@@ -123,6 +123,14 @@ def test_field_C1_a_partition_that_no_group_reads_is_named_without_a_group(log: 
         assert (found.group_id, found.topic, found.pid) == (None, "one", other.pid)
 
 
+def test_a_group_of_publishing_ids_is_not_blocked(log: Log) -> None:
+    with log.producer(name="relay") as named:
+        named.produce("one", "a", partition=0, publishing_id=7)
+    with BlockingProcess(log.path, OPEN_TRANSACTION):
+        assert only(log.blockers()).group_id is None
+        assert log.blockers("__eoslog-ids-relay") == []
+
+
 def test_field_C1_a_group_that_reads_other_partitions_is_not_blocked(log: Log) -> None:
     log.reset_offsets("g", {TopicPartition("b", 0): 0})
     with BlockingProcess(log.path, OPEN_TRANSACTION):
