@@ -11,6 +11,7 @@ from eoslog._util.arguments import as_int, shown
 from eoslog.coordinator.checks.check_calls import ResolverFunction
 from eoslog.coordinator.checks.check_policy import CheckPolicy
 from eoslog.coordinator.checks.checks import Registration
+from eoslog.coordinator.transactions.held_outcomes import HELD_UNTIL_MS
 from eoslog.coordinator.transactions.prepared_records import NEVER
 from eoslog.engine.prepared_view import describe, encode_meta
 from eoslog.errors import (
@@ -31,6 +32,8 @@ __all__ = [
 ]  # fmt: skip
 
 _MODES = ("inline", "staged")
+_TIMES_OF_DELIVERY = range(10**11, HELD_UNTIL_MS + 1)
+"""In ms since 1970. Smaller and larger numbers are seconds, microseconds or nanoseconds."""
 _RESOLVE_S = 60.0
 _PAUSE_S = 0.02
 
@@ -67,8 +70,11 @@ def prepare_arguments(
                 "begin it with begin_transaction(mode='staged')"
             )
         when = as_int("deliver_at", deliver_at, "ms since 1970 as int")
-        if when < 0:
-            raise ConfigError(f"deliver_at: expected ms since 1970, got {when}")
+        if when not in _TIMES_OF_DELIVERY:
+            raise ConfigError(
+                f"deliver_at: expected ms since 1970, in the years 1973 to 9999, got {when}; "
+                "int(time.time() * 1000) is now"
+            )
     return resolver, encode_meta(meta), when
 
 

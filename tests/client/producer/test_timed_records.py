@@ -33,7 +33,7 @@ if options:
     producer.init_transactions()
 if point != "none":
     files.arm_failpoint(point, "kill", 1)
-sent = producer.send("orders", "3 apples", deliver_at=1)
+sent = producer.send("orders", "3 apples", deliver_at=1_600_000_000_000)
 print(sent.token, flush=True)
 while not list(log.read("orders")):
     time.sleep(0.01)
@@ -93,6 +93,16 @@ def test_row_N02_a_timed_record_appears_at_its_time_and_not_before(
     [record] = log.read("orders")
     assert (record.key, record.partition, list(record.headers)) == (b"k", 1, [("h", b"x")])
     assert log.outcome(waiting.token) is Outcome.COMMIT
+
+
+@every
+def test_a_record_whose_time_is_in_the_past_appears(
+    log: eoslog.Log, create: Callable[[eoslog.Log], eoslog.Producer]
+) -> None:
+    with create(log) as producer:
+        sent = producer.send("orders", "1", "k", deliver_at=AT - 24 * 3600 * 1000)
+    wait_for(lambda: values(log) == [b"1"])
+    assert log.outcome(sent.token) is Outcome.COMMIT
 
 
 @every
@@ -157,7 +167,12 @@ def test_a_timed_record_of_a_fenced_producer_is_not_sent(log: eoslog.Log) -> Non
     [
         ({"deliver_at": "soon"}, "deliver_at: expected ms since 1970 as int, got 'soon'"),
         ({"deliver_at": 1.5}, "deliver_at: expected ms since 1970"),
-        ({"deliver_at": -1}, "deliver_at: expected ms since 1970, got -1"),
+        (
+            {"deliver_at": -1},
+            "deliver_at: expected ms since 1970, in the years 1973 to 9999, got -1",
+        ),
+        ({"deliver_at": int(T)}, "got 1700000000; .* is now"),
+        ({"deliver_at": int(T) * 10**6}, "got 1700000000000000; .* is now"),
         ({"topic": "nope"}, "topic 'nope' does not exist"),
         ({"partition": 9}, "partition"),
         ({"value": object()}, "value"),
