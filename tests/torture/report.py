@@ -27,6 +27,7 @@ HEAD = """# Torture report
 `make torture` writes this page. Counts add up over runs, each with its seed. A violation is a line
 of `eoslog verify-history`, a difference between two readers, an untyped error, or a process that
 died without being killed. `python -m tests.torture --only NAME --seed SEED --steps 1` repeats a step.
+The minutes to a goal are those of one worker, at the rate of the runs that have recorded their times.
 """
 
 
@@ -93,6 +94,7 @@ class Report:
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release().split('-')[0]}",
             "seconds": round(sum(self.seconds.values())),
             "counts": {name: dict(counts) for name, counts in sorted(self.counts.items())},
+            "took": {name: round(took, 1) for name, took in sorted(self.seconds.items())},
             "parts": self.parts,
             "not_run": self.not_run,
             "violations": self.violations[:20],
@@ -138,8 +140,8 @@ def render(
             total.setdefault(name, Counter()).update(counts)
     longest = max(runs, key=lambda run: run["seconds"])["counts"]
     yield HEAD
-    yield "| Harness | Done | In the longest run | Goal | All counts |"
-    yield "|---|---|---|---|---|"
+    yield "| Harness | Done | In the longest run | Goal | Minutes to it | All counts |"
+    yield "|---|---|---|---|---|---|"
     for name, parts in sorted(_parts(runs).items()):
         total[name]["distinct parts"] = len(parts)
     for name, counts in sorted(total.items()):
@@ -148,7 +150,8 @@ def render(
             f"{n:,} {what}" for what, n in sorted(counts.items()) if n and what != unit
         )
         once = longest.get(name, {}).get(unit, 0)
-        yield f"| {name} | {counts[unit]:,} {unit} | {once:,} | {goal:,} | {rest} |"
+        left = _minutes_left(runs, name, unit, goal - counts[unit])
+        yield f"| {name} | {counts[unit]:,} {unit} | {once:,} | {goal:,} | {left} | {rest} |"
     bad = sum(len(run["violations"]) for run in runs)
     yield f"\n{len(runs)} runs, {sum(run['seconds'] for run in runs):,} s of work, {bad} violations.\n"
     yield "| Date | Commit | Seed | Machine | Work | Violations | Not run |"
@@ -174,6 +177,16 @@ def render(
                     "**open**",
                 )
             )
+
+
+def _minutes_left(runs: list[dict[str, Any]], name: str, unit: str, left: int) -> str:
+    """The minutes that a worker needs for the rest of a goal."""
+    if left <= 0:
+        return "-"
+    timed = [run for run in runs if name in run.get("took", {})]
+    done = sum(run["counts"].get(name, {}).get(unit, 0) for run in timed)
+    took = sum(run["took"][name] for run in timed)
+    return f"{left * took / done / 60:,.0f}" if done else "not measured"
 
 
 def _parts(runs: list[dict[str, Any]]) -> dict[str, set[int]]:

@@ -110,7 +110,9 @@ def test_the_counts_of_runs_add_up(tmp_path):
         assert report.take(step) == []
         report.add_to(page, page.with_suffix(".json"))
     text = page.read_text()
-    assert "| kill | 62 kills | 30 | 10,000 |" in text, "those of all runs, and of the longest one"
+    assert "| kill | 62 kills | 30 | 10,000 | 166 |" in text, (
+        "those of all runs, of the longest one"
+    )
     assert text.count("power: needs root") == 3
     assert done_before(page.with_suffix(".json"))["kill: kills"] == 62
     assert list(render(json.loads(page.with_suffix(".json").read_text()), {}))

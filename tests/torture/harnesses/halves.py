@@ -44,7 +44,7 @@ def fault(round_: Round) -> tuple[tuple[str, str, int], ...]:
 class Halves:
     """Seven times two or three lives, then the verdict."""
 
-    name, goal = "half", ("kills", 3_000)
+    name, goal = "half", ("kills", 10_000)
 
     def missing(self) -> str | None:
         """It needs fork only."""
