@@ -34,8 +34,8 @@ logger = get_logger("eoslog.client.named_producer")
 _ABORTABLE = PREDECESSORS[ClientState.ABORTING]
 _ABORT_S = 1.0  # the next producer of the name aborts what this one could not
 _AGAIN_S = 0.1
-_LOST = (InvalidProducerEpoch, InvalidTxnState)
-"""A commit after another producer took over the name, or while it does (Kafka's EndTxn)."""
+_LOST = (InvalidProducerEpoch, InvalidTxnState, ProducerFenced)
+"""After another producer took over the name, or while it does (Kafka's EndTxn)."""
 
 
 class NamedClient(Protocol):

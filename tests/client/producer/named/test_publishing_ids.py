@@ -302,9 +302,9 @@ def test_a_second_producer_of_a_name_fences_the_first(log: eoslog.Log) -> None:
     pending = first.send("t", b"2", partition=0, publishing_id=2)
     send(second, 2, 3)
     first.flush()
-    with pytest.raises(errors.ProducerFenced):
+    with pytest.raises(errors.ProducerFenced, match="producer name 'relay': .* create a new one"):
         pending.result(60)
-    with pytest.raises(errors.ProducerFenced):
+    with pytest.raises(errors.ProducerFenced, match="producer name 'relay': .* create a new one"):
         first.produce("t", "x", partition=0, publishing_id=9)
     send(second, 4)
     assert values(log) == [b"1", b"2", b"3", b"4"]
