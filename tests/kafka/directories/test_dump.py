@@ -7,12 +7,15 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 import eoslog
+from eoslog import Outcome
+from eoslog.errors import PreparedTransactionPending
 from tests.kafka import jars
 from tests.kafka.broker import java
 from tests.kafka.directories import world
@@ -147,6 +150,40 @@ def test_the_decoders_show_the_offsets_and_the_states(written: Directories, vers
     )
     assert STATES[version] <= set(re.findall(r'(?:"transactionStatus":|state=)(\w+)', output))
     assert "never-ended" in output
+
+
+@pytest.mark.parametrize("version", MAIN)
+def test_dump_log_segments_reads_undecided_transactions_and_positions(
+    version: str, tmp_path: Path
+) -> None:
+    with eoslog.open(tmp_path) as log:
+        log.create_topic("t")
+        for mode in ("inline", "staged"):
+            with log.producer(transactional_id=mode) as producer:
+                producer.init_transactions()
+                for outcome in (Outcome.COMMIT, Outcome.ABORT, None):
+                    producer.begin_transaction(mode=mode)
+                    producer.produce("t", mode)
+                    token = producer.prepare_transaction({"order": 7}, "orders-db").token
+                    if outcome is not None:
+                        log.resolve(token, outcome)
+                with (
+                    pytest.raises(PreparedTransactionPending) if mode == "inline" else nullcontext()
+                ):
+                    with producer.transaction() as tx:
+                        tx.set_position("source", 7)
+        with log.producer(name="relay") as named:
+            named.produce("t", "numbered", partition=0, publishing_id=3)
+        assert [state.mode for state in log.pending()] == ["inline", "staged"]
+    paths = [path for path in sorted(tmp_path.glob("*-*/*")) if path.name.endswith(DUMPED)]
+    assert {path.parent.name.rpartition("-")[0] for path in paths} == {
+        "t", "__cluster_metadata", "__consumer_offsets", "__positions", "__staged_transactions",
+        "__transaction_state",
+    }  # fmt: skip
+    code, output, complaints = dump(version, paths, "--deep-iteration", "--print-data-log")
+    assert (code, complaints) == (0, "")
+    assert all(f"Dumping {path}" in output for path in paths)
+    assert [line for line in output.splitlines() if WRONG.search(line.split(" payload: ")[0])] == []
 
 
 @pytest.mark.parametrize("version", MAIN)
