@@ -195,6 +195,25 @@ def test_offsets_below_the_log_start_follow_the_reset_policy(log, table, databas
     assert sorted(counts(table)) == [(0, 0, 0), (0, 0, 1), (0, 0, 4), (0, 0, 5)]
 
 
+@pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
+def test_row_15_a_log_older_than_the_database_applies_nothing_again(
+    log, table, database, tmp_path, reset
+):
+    with log.consumer("orders", **SETTINGS) as consumer:
+        log.backup(tmp_path / "older")
+        with log.producer() as producer:
+            producer.produce("orders", b"0:0:9", partition=0)
+        drain(log, consumer, database)
+    applied = counts(table)
+    with eoslog.open(tmp_path / "older") as older:
+        with older.consumer("orders", group_id="g", auto_offset_reset=reset) as consumer:
+            with pytest.raises(
+                eoslog.errors.OffsetOutOfRange, match="the log is an older copy than"
+            ):
+                drain(older, consumer, database)
+    assert counts(table) == applied
+
+
 def test_a_sink_of_a_read_only_log_applies_each_record_once(log, table, database):
     with eoslog.open(log.path, read_only=True) as reader:
         with reader.consumer(**SETTINGS) as consumer:

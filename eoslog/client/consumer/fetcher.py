@@ -400,7 +400,19 @@ class Fetcher:
         state.fill(records, position)
 
     def out_of_range(self, state: TopicPartitionState, error: OffsetOutOfRange) -> None:
-        """Move a position out of the log by `auto.offset.reset`, or raise `error`."""
+        """Move a position out of the log by `auto.offset.reset`, or raise `error`.
+
+        With an offset store, a position beyond the end is not moved: the log is older than the
+        database, and a reset would apply records again.
+        """
+        position, end = state.position, state.log.log_end
+        if self.offset_store is not None and position is not None and position > end:
+            raise OffsetOutOfRange(
+                f"{state.partition}: the offset in the database is {position}, but the log ends at "
+                f"{end}, so the log is an older copy than the database; restore a newer log, or "
+                "produce the records again and lower the offset in the table of offsets; "
+                "`eoslog audit --db` lists all differences"
+            ) from error
         policy = self._config.auto_offset_reset
         if policy == NO_RESET:
             raise error
