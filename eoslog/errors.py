@@ -699,7 +699,8 @@ class _Uncoded(EoslogError):
 class DatabaseError(_Uncoded):
     """A database of `eoslog.sql` cannot be used.
 
-    It is read-only or damaged, or its tables have another version. The message has the cause::
+    It is read-only or damaged, or its tables have another version, or the log is an older copy than
+    the database. The message has the cause::
 
         try:
             database.create()

@@ -22,8 +22,9 @@ from eoslog.sql.connecting import source_of
 from eoslog.sql.dialect import Dialect
 from eoslog.sql.drivers import dialect_named, dialect_of, error_of_driver
 from eoslog.sql.offsets import read_offsets, store_offsets
+from eoslog.sql.older_logs import refuse_older_log
 from eoslog.sql.outcome_book import OutcomeBook
-from eoslog.sql.outcomes import decide
+from eoslog.sql.outcomes import committed_rows, decide
 from eoslog.sql.schema import Tables
 from eoslog.sql.session import DatabaseSession
 
@@ -32,6 +33,7 @@ __all__ = ["META_KEY", "Database"]
 META_KEY = "eoslog.database"
 """The key of the database's id in the `meta` of a prepared transaction."""
 _LOCK_WAIT_S = 1.0
+_ROWS_AT_JOIN = 1000
 
 logger = get_logger("eoslog.sql")
 
@@ -322,11 +324,17 @@ class Database(Closing):
             session.close()
 
     def _join_log(self, log: Any) -> None:
-        """Answer for this log from now on; also find outcome rows that it does not need."""
+        """Answer for this log from now on; also find outcome rows that it does not need.
+
+        Raises:
+            DatabaseError: if the log is an older copy than the database.
+        """
         if log in self._logs:
             return
         with self._session() as session:
-            self._book.sweep(session, log)
+            rows = committed_rows(session, self._tables, _ROWS_AT_JOIN)
+        refuse_older_log(log, rows, self._source.text, self._tables.outcome)
+        self._book.sweep(rows, log)
         log.register_resolver(self.name, self)
         self._logs.add(log)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eoslog.errors import EoslogError
 from eoslog.model import Outcome
 from eoslog.shown_paths import get_logger
-from eoslog.sql.outcomes import committed_tokens, forget
+from eoslog.sql.outcomes import OutcomeRow, forget
 from eoslog.sql.schema import Tables
 from eoslog.sql.session import DatabaseSession
 
@@ -23,7 +23,6 @@ __all__ = ["OutcomeBook", "owner_of"]
 logger = get_logger("eoslog.sql")
 
 _BATCH = 64
-_SWEPT = 1000
 
 
 def owner_of(token: str) -> tuple[str, int]:
@@ -83,9 +82,9 @@ class OutcomeBook:
             session.check_mark()
             session.commit()
 
-    def sweep(self, session: DatabaseSession, log: Any) -> None:
+    def sweep(self, rows: Sequence[OutcomeRow], log: Any) -> None:
         """Find rows of earlier processes whose decisions the log has."""
-        for token in committed_tokens(session, self._tables, _SWEPT):
+        for token, _, _ in rows:
             if token.startswith(f"{log.cluster_id}:") and log.outcome(token) is Outcome.COMMIT:
                 try:
                     log.resolve(token, Outcome.COMMIT)  # returns when the decision is on disk

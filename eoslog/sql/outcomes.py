@@ -21,7 +21,7 @@ from eoslog.sql.schema import Tables
 from eoslog.sql.session import DatabaseSession
 
 __all__ = [
-    "OutcomeRow", "all_outcomes", "committed_tokens", "decide", "forget", "insert_commit",
+    "OutcomeRow", "all_outcomes", "committed_rows", "decide", "forget", "insert_commit",
 ]  # fmt: skip
 
 _AT_ONCE = 500  # values in one statement
@@ -112,18 +112,18 @@ def _decision(session: DatabaseSession, tables: Tables, token: str) -> str | Non
     return None if not rows else _text(rows[0][0])
 
 
-def committed_tokens(session: DatabaseSession, tables: Tables, limit: int) -> list[str]:
-    """Return tokens with a row C, the newest first."""
-    sql = f"SELECT token FROM {tables.outcome} WHERE decision = 'C' ORDER BY at DESC LIMIT {limit}"
-    try:
-        return [_text(token) for (token,) in session.execute(sql).rows]
-    finally:
-        session.rollback()
+def committed_rows(session: DatabaseSession, tables: Tables, limit: int) -> list[OutcomeRow]:
+    """Return the rows C, the newest first."""
+    return _rows(session, tables, f" WHERE decision = 'C' ORDER BY at DESC LIMIT {limit}")
 
 
 def all_outcomes(session: DatabaseSession, tables: Tables) -> list[OutcomeRow]:
     """Return all rows."""
-    sql = f"SELECT token, decision, at FROM {tables.outcome}"
+    return _rows(session, tables, "")
+
+
+def _rows(session: DatabaseSession, tables: Tables, which: str) -> list[OutcomeRow]:
+    sql = f"SELECT token, decision, at FROM {tables.outcome}{which}"
     try:
         rows = session.execute(sql).rows
     finally:

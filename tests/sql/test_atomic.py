@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import nullcontext
 
 import pytest
 
 import eoslog
 from eoslog.errors import (
     ConfigError,
+    DatabaseError,
     DatabaseUnavailable,
     IllegalState,
     PreparedTransactionPending,
 )
 from eoslog.sql import Database
+from eoslog.sql.older_logs import refuse_older_log
+from eoslog.sql.outcomes import OutcomeRow
 from eoslog.storage.fs import files
 
 SETTINGS = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
@@ -213,6 +217,53 @@ def test_two_databases_of_one_name_do_not_answer_for_each_other(out, table, prod
         with out.atomic(producer, database) as tx:
             place_order(tx, 2)
     assert placed(table) == visible(out) == [2]
+
+
+def test_row_15_a_log_older_than_the_database_begins_nothing(out, table, tmp_path):
+    """Its next transactions would have the tokens of those that it has lost."""
+    for copy, count in (("older", 3), ("", 2)):
+        with (
+            Database(table.connect) as database,
+            out.producer(transactional_id="t") as producer,
+        ):
+            for number in range(count):
+                with out.atomic(producer, database) as tx:
+                    place_order(tx, number)
+        if copy:
+            out.backup(tmp_path / copy)
+    before = placed(table)
+    with eoslog.open(tmp_path / "older") as older, older.producer(transactional_id="t") as producer:
+        for _ in range(2):
+            with Database(table.connect) as database:
+                with pytest.raises(DatabaseError, match="so the log is an older copy"):
+                    with older.atomic(producer, database):
+                        raise AssertionError
+        assert (visible(older), older.pending()) == ([0, 1, 2], [])
+        lost = f"{older.cluster_id}:{owner(out)}:"
+        table.run(f"delete from eoslog_outcome where token like '{lost}%'")
+        with Database(table.connect) as database, older.atomic(producer, database) as tx:
+            place_order(tx, 9)
+        assert (placed(table), visible(older)) == ([*before, 9], [0, 1, 2, 9])
+
+
+def owner(log):
+    (about,) = log.transactions(open_only=False)
+    return about.producer_id
+
+
+@pytest.mark.parametrize(
+    ("days", "epochs_later", "lost"), [(0, -1, True), (30, -1, False), (30, 0, True), (30, 5, True)]
+)
+def test_an_unknown_commit_is_lost_if_it_is_recent_or_of_a_later_epoch(
+    out, table, database, producer, days, epochs_later, lost
+):
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 1)
+    epoch = producer.producer_epoch + epochs_later
+    token = f"{out.cluster_id}:{producer.producer_id}:{epoch}:49"
+    row = OutcomeRow(token, True, out._engine.clock_ms() - days * 24 * 3600 * 1000)
+    with pytest.raises(DatabaseError) if lost else nullcontext():
+        refuse_older_log(out, [row], "base", "eoslog_outcome")
 
 
 def test_row_N19_an_outcome_row_stays_until_the_log_has_decided(
