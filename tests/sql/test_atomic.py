@@ -219,7 +219,7 @@ def test_two_databases_of_one_name_do_not_answer_for_each_other(out, table, prod
     assert placed(table) == visible(out) == [2]
 
 
-def test_row_15_a_log_older_than_the_database_begins_nothing(out, table, tmp_path):
+def test_row_15_N19_a_log_older_than_the_database_begins_nothing(out, table, tmp_path):
     """Its next transactions would have the tokens of those that it has lost."""
     for copy, count in (("older", 3), ("", 2)):
         with (

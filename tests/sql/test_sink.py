@@ -196,7 +196,7 @@ def test_offsets_below_the_log_start_follow_the_reset_policy(log, table, databas
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
-def test_row_15_a_log_older_than_the_database_applies_nothing_again(
+def test_row_15_H03_a_log_older_than_the_database_applies_nothing_again(
     log, table, database, tmp_path, reset
 ):
     with log.consumer("orders", **SETTINGS) as consumer:
