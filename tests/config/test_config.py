@@ -164,6 +164,32 @@ def test_B04_json_is_read_as_python_reads_it(data):
 
 
 @pytest.mark.parametrize(
+    "value",
+    [
+        {"ä": [1, None, True, 1.5, -0.0]}, {1: 2, None: 3, False: {}}, "\ud800\n", 7, float("inf"), [],
+        (1, [2, (3,)]), 10**30,
+    ],
+)  # fmt: skip
+def test_B04_json_is_written_as_python_writes_it(value):
+    write = ProducerConfig.of(value_serializer="json").value_serializer
+    assert write(value) == json.dumps(value, separators=(",", ":")).encode()
+
+
+def test_B04_the_error_of_a_json_value_names_the_cause():
+    write = ProducerConfig.of(value_serializer="json").value_serializer
+    endless = [1]
+    endless.append({"again": endless})
+    for value, words in (
+        (endless, "json: cannot encode .*: Circular reference detected"),
+        ({"a": object()}, "json: cannot encode .*: Object of type object is not JSON serializable"),
+        ({(1, 2): 3}, "json: cannot encode .*: keys must be str"),
+    ):
+        with pytest.raises(SerializationError, match=words):
+            write(value)
+        assert write([1]) == b"[1]"
+
+
+@pytest.mark.parametrize(
     ("name", "value", "words"),
     [
         ("uuid", "7", "uuid: expected a UUID, got '7'"),
