@@ -35,7 +35,7 @@ class Context:
         attempt: the number of this attempt to process the record, from 1.
     """
 
-    __slots__ = ("_key", "_open", "_outputs", "_value", "app_id", "attempt", "record", "task")
+    __slots__ = ("_formats", "_open", "_outputs", "app_id", "attempt", "record", "task")
 
     def __init__(self, app_id: str, task: Task, record: Record, attempt: int = 1) -> None:
         """Begin a call."""
@@ -43,8 +43,7 @@ class Context:
         self.task = task.name
         self.record = record
         self.attempt = attempt
-        self._key = task.key
-        self._value = task.value
+        self._formats = task
         self._outputs: list[Output] = []
         self._open = True
 
@@ -77,16 +76,18 @@ class Context:
         """
         self._check_open("send")
         self._outputs.append(
-            (topic, self._value.bytes_of(value), self._key.bytes_of(key), headers, partition,
-             timestamp)
+            (topic, self._formats.value.bytes_of(value), self._formats.key.bytes_of(key), headers,
+             partition, timestamp)
         )  # fmt: skip
 
     def _send_result(self, topic: str, result: Any, key: bytes | None) -> None:
         """Send what the task has returned or yielded, with a key that is encoded already."""
-        many = result if type(result) is GeneratorType else (result,)
-        for value in many:
-            if value is not None or many is result:
-                self._outputs.append((topic, self._value.bytes_of(value), key, None, None, None))
+        encode = self._formats.value.bytes_of
+        if type(result) is GeneratorType:
+            for value in result:
+                self._outputs.append((topic, encode(value), key, None, None, None))
+        elif result is not None:
+            self._outputs.append((topic, encode(result), key, None, None, None))
 
     def _check_open(self, call: str) -> None:
         if not self._open:

@@ -91,16 +91,16 @@ class RunningNotes:
         slot[_OWNER] = self._owner
         slot[_BOOT] = self._boot
 
-    def begin(self, topic: str, partition: int, task: int, first: int, last: int) -> None:
-        """Note that a handler starts."""
+    def begin(self, topic: str, partition: int, task: int, first: int, last: int) -> memoryview:
+        """Note that a handler starts, and return the note for `end`."""
         slot = self._slots[topic, partition]
         slot[_LAST] = last
         slot[_TASK] = task
         slot[_FIRST] = first + 1
+        return slot
 
-    def end(self, topic: str, partition: int) -> None:
+    def end(self, slot: memoryview) -> None:
         """Note that the handler has returned or raised."""
-        slot = self._slots[topic, partition]
         if slot[_OWNER] == self._owner:  # not if the partition has a new owner
             slot[_FIRST] = 0
 

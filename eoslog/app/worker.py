@@ -271,7 +271,7 @@ class AppWorker:
             if not self._tables.has(task.tables, record.partition):
                 break  # the next step restores them, before its transaction
             if not self._failures.takes(task, record, transaction):
-                self._run(task, [record], transaction)
+                self._run(task, [record], transaction, self._failures.busy())
             done += 1
             if done >= self._max_records or time.monotonic() > deadline:
                 break
@@ -285,7 +285,8 @@ class AppWorker:
             if late and self._clients.put_back(records[:1]):
                 left += len(records)
             else:
-                self._run(self._tasks[records[0].topic], records, transaction)
+                task = self._tasks[records[0].topic]
+                self._run(task, records, transaction, self._failures.busy())
                 finished += 1
         return left
 
@@ -345,21 +346,25 @@ class AppWorker:
     # Records. These methods run for each of them: a call less is a percent of the rate.
 
     def _process(self, task: Task, record: Record, transaction: OutputTransaction) -> None:
-        if self._failures.busy() and self._failures.takes(task, record, transaction):
+        busy = self._failures.busy()
+        if busy and self._failures.takes(task, record, transaction):
             return
         records = [record] if task.batch is None else self._batches.add(task, record)
         if records is not None:
-            self._run(task, records, transaction)
+            self._run(task, records, transaction, busy)
 
-    def _run(self, task: Task, records: list[Record], transaction: OutputTransaction) -> None:
+    def _run(
+        self, task: Task, records: list[Record], transaction: OutputTransaction, busy: bool
+    ) -> None:
         """Call the function of a task, and send its output."""
         first, failures = records[0], self._failures
-        busy = failures.busy()
         attempt = failures.attempt_of(task, first) if busy else 1
         error = self._rejected_of(records) if self._rejected else None
         if error is None:
             notes = failures.notes
-            notes.begin(first.topic, first.partition, task.number, first.offset, records[-1].offset)
+            note = notes.begin(
+                first.topic, first.partition, task.number, first.offset, records[-1].offset
+            )
             try:
                 if task.tables:
                     with self._tables.call(task.tables, first.partition):
@@ -367,13 +372,13 @@ class AppWorker:
                 else:
                     outputs = self._call(task, records, attempt)
             except StorageError:
-                notes.end(first.topic, first.partition)
+                notes.end(note)
                 raise  # of a table's file; the record is not the cause
             except Exception as failed:  # not SystemExit: the next process counts the end of this
-                notes.end(first.topic, first.partition)
+                notes.end(note)
                 error = failed
             else:
-                notes.end(first.topic, first.partition)
+                notes.end(note)
                 if outputs:
                     self._produce(first, outputs, transaction)
                 if busy:

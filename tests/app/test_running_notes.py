@@ -36,19 +36,19 @@ def test_a_record_that_is_done_leaves_no_note(tmp_path: Path):
     notes = RunningNotes(str(tmp_path))
     notes.claim("orders", 0)
     notes.clear("orders", 0)
-    notes.begin("orders", 0, WORK, 7, 7)
-    notes.end("orders", 0)
+    notes.end(notes.begin("orders", 0, WORK, 7, 7))
     assert notes.running() == []
     assert RunningNotes(str(tmp_path)).claim("orders", 0) is None
 
 
 def test_an_earlier_owner_does_not_end_the_note_of_the_next(tmp_path: Path):
     earlier, later = RunningNotes(str(tmp_path)), RunningNotes(str(tmp_path))
+    begun = []
     for notes in (earlier, later):
         notes.claim("orders", 0)
         notes.clear("orders", 0)
-    later.begin("orders", 0, WORK, 7, 7)
-    earlier.end("orders", 0)
+        begun.append(notes.begin("orders", 0, WORK, 7, 7))
+    earlier.end(begun[0])
     assert RunningNotes(str(tmp_path)).claim("orders", 0) is not None
 
 
@@ -66,12 +66,13 @@ def test_a_note_of_an_earlier_boot_does_not_count(tmp_path: Path):
 
 def test_more_partitions_extend_the_file_under_its_readers(tmp_path: Path):
     notes, other = RunningNotes(str(tmp_path)), RunningNotes(str(tmp_path))
+    begun = {}
     for partition in (0, 100):
         notes.claim("orders", partition)
         notes.clear("orders", partition)
-        notes.begin("orders", partition, WORK, partition, partition)
+        begun[partition] = notes.begin("orders", partition, WORK, partition, partition)
     assert [other.claim("orders", n) is None for n in (0, 1, 100)] == [False, True, False]
-    notes.end("orders", 0)
+    notes.end(begun[0])
     assert RunningNotes(str(tmp_path)).claim("orders", 0) is None
 
 
