@@ -75,6 +75,7 @@ class OpenPartitions:
         self._namesakes = DeletedNamesakes(session, metadata)
         self._mutex = threading.RLock()
         self._partitions = {(metadata_log.topic, metadata_log.partition): metadata_log}
+        self._missing: dict[tuple[str, int], int] = {}  # internal ones, with their slots
         self._folded = False  # the transaction logs
         self._gated = False  # True: no append succeeds
         self._closed = False  # True: no partition is opened
@@ -246,5 +247,22 @@ class OpenPartitions:
             for number in range(first, first + count)
             if (topic, number) in self._partitions
             or points.get((topic, number), 0) > 0
-            or files.is_dir(os.path.join(self.session.path, f"{topic}-{number}"))
+            or self._has_directory(topic, number)
         ]
+
+    def _has_directory(self, topic: str, number: int) -> bool:
+        """Whether an internal partition has a directory.
+
+        A process that creates one publishes its slot before it appends a record. So a directory
+        that was missing is not looked for again until the slot is published.
+        """
+        slot = self._missing.get((topic, number))
+        if slot is not None and self.session.control.published_ends((slot,))[0] < 0:
+            return False
+        if files.is_dir(os.path.join(self.session.path, f"{topic}-{number}")):
+            self._missing.pop((topic, number), None)
+            return True
+        if not self.session.read_only:
+            info = self.metadata.internal_topics[topic].partition(number)
+            self._missing[topic, number] = info.slot
+        return False

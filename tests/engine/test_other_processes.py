@@ -212,3 +212,27 @@ def test_heartbeats_continue_while_a_suspended_process_holds_a_group_lock(path):
             holder.communicate()
             waiting.join()
         assert len(engine.groups.describe_group("g").members) == 2
+
+
+_COMMITS = (
+    "import sys; from eoslog.opening import open as o\n"
+    "log = o(sys.argv[1]); producer = log.producer(transactional_id='x')\n"
+    "producer.init_transactions()\n"
+    "with producer.transaction() as tx: tx.produce('t', b'v')\n"
+)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("killed", [False, True], ids=["whole", "killed at mkdir"])
+def test_internal_partitions_of_another_process_are_found(path, killed):
+    command = [sys.executable, "-c", _COMMITS, str(path)]
+    with open_log(path) as log:
+        log.create_topic("t")
+        assert log._engine.transaction_partitions() == []
+        if killed:
+            point = os.environ | {"EOSLOG_FAILPOINTS": "mkdir=kill-after"}
+            assert subprocess.run(command, env=point, check=False).returncode == -signal.SIGKILL
+            assert all(c.log_end == 0 for c in log._engine.transaction_partitions())
+        subprocess.run(command, check=True)
+        [found] = log._engine.transaction_partitions()
+        assert found.log_end == 4  # Empty, Ongoing, PREPARE_COMMIT, COMPLETE_COMMIT
