@@ -203,15 +203,16 @@ def settled(
     ids = {tp: log.topic_id for tp, log in found.items()}
     known = [(clog, d, _present(d.spans, ids)) for clog, d in logs.decisions()]
     cut = closed_cut(ends, (spans for _, d, spans in known if d.commit))
+    places = {tp: (log, durable[tp], cut[tp]) for tp, log in found.items()}
 
     def done(decision: Decision, spans: Spans) -> bool:
-        for tp in spans:
-            _look(decision, tp, found[tp])
-        return all(
-            durable[tp] >= decision.closed.get(tp, durable[tp] + 1)
-            and (span.last < cut[tp] or not decision.commit)
-            for tp, span in spans.items()
-        )
+        can_go = True
+        for tp, span in spans.items():
+            log, durable_end, limit = places[tp]
+            closed = _closed_at(decision, tp, log)
+            if closed is None or durable_end < closed or (decision.commit and span.last >= limit):
+                can_go = False
+        return can_go
 
     return [
         (clog, d.decided.key)
@@ -220,15 +221,18 @@ def settled(
     ]
 
 
-def _look(decision: Decision, tp: TopicPartition, log: HostLog) -> None:
-    """Note the log end if the transaction is no longer open in a partition.
+def _closed_at(decision: Decision, tp: TopicPartition, log: HostLog) -> int | None:
+    """Return a log end at which the transaction was closed; None while it is open.
 
     The offset in COMPLETE_* is not enough: a power loss may have taken that marker, and another
     process may have written it again. Once seen closed, the transaction stays closed during the
     session.
     """
-    if tp not in decision.closed:
-        producer_id, epoch = decision.decided.key
-        found = log.open_transaction(producer_id)
-        if found is None or found[0] != epoch:
-            decision.closed[tp] = log.log_end  # read last, so that the marker is below it
+    closed = decision.closed.get(tp)
+    if closed is None:
+        decided = decision.decided
+        found = log.open_transaction(decided.producer_id)
+        if found is None or found[0] != decided.data_epoch:
+            # Read last, so that the marker is below it.
+            closed = decision.closed[tp] = log.log_end
+    return closed
