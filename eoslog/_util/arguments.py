@@ -28,6 +28,7 @@ __all__ = [
     "shown",
 ]
 
+_NUMBERS = (float, int)
 _LONGEST_S = 1e9  # a time from now on is one in ns of 64 bits
 
 
@@ -95,7 +96,9 @@ def as_seconds(what: str, value: Any) -> float:
     Raises:
         ConfigError: if it is not a number, is NaN, or is negative.
     """
-    number = isinstance(value, Real) and not isinstance(value, bool)
+    number = type(value) in _NUMBERS or (  # without the slower look at the abstract class
+        isinstance(value, Real) and not isinstance(value, bool)
+    )
     if not number or value != value or value < 0:
         below = ", below 0" if number and value < 0 else ""
         raise ConfigError(f"{what}: expected a timeout in seconds, got {shown(value)}{below}")

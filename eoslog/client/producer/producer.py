@@ -828,8 +828,9 @@ class Producer(RecordAccumulator):
         return self._transactions
 
     def _deadline(self, timeout: float | None) -> float:
-        wait = self._config.max_block_ms / 1000 if timeout is None else timeout
-        return time.monotonic() + as_seconds("timeout", wait)
+        if timeout is None:
+            return time.monotonic() + self._config.max_block_ms / 1000
+        return time.monotonic() + as_seconds("timeout", timeout)
 
     def _send_all(self, deadline: float, what: str) -> None:
         done = self._sender.flush(deadline)

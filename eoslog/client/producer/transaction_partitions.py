@@ -149,6 +149,8 @@ class TransactionPartitions:
 
     def clear(self) -> None:
         """Forget the transaction, because it has ended."""
+        if not self.listed and not self.coming:
+            return  # it has no partition
         self.listed.clear()
         self.coming.clear()
         self.spans.clear()

@@ -98,11 +98,12 @@ class Endings:
                 spans |= extra
             if commit and self.flush(written):
                 continue  # the flush took time: read the newest state again before deciding
-            if current.exhausted and goes_on and new_id == NO_ID:
+            exhausted = current.exhausted
+            if exhausted and goes_on and new_id == NO_ID:
                 new_id = self._new_id()
             now = self._host.clock_ms()
             record = current.prepared(
-                commit, spans, now, cause=cause, new_id=new_id if current.exhausted else NO_ID
+                commit, spans, now, cause=cause, new_id=new_id if exhausted else NO_ID
             )
             failpoint("txn.flushed")
             if also is None:
@@ -149,13 +150,12 @@ class Endings:
         Returns:
             The spans, and the partitions that a commit must flush, each with its end.
         """
-        if commit:
-            foreign = [tp for tp in claimed if tp not in current.partitions]
-            if foreign:
-                raise InvalidTxnState(
-                    f"transactional id {current.transactional_id!r}: {min(foreign)} was not added "
-                    "to the transaction; close this producer and create a new one"
-                )
+        if commit and not current.partitions.issuperset(claimed):
+            foreign = min(claimed.keys() - current.partitions)
+            raise InvalidTxnState(
+                f"transactional id {current.transactional_id!r}: {foreign} was not added "
+                "to the transaction; close this producer and create a new one"
+            )
         spans, written = {}, []
         for tp in current.partitions:
             try:

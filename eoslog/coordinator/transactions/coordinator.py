@@ -79,7 +79,7 @@ MAX_TIMEOUT_MS = 900_000
 ID_EXPIRATION_MS = 604_800_000
 
 
-@explained_calls()
+@explained_calls("add", "verify")
 class TransactionCoordinator:
     """Decides transactions, from any thread of any process.
 
@@ -250,7 +250,7 @@ class TransactionCoordinator:
             The record is published, not durable. If a power loss takes it, recovery aborts the
             transaction.
         """
-        wanted = frozenset(as_items(partitions))
+        wanted = frozenset(partitions if type(partitions) is set else as_items(partitions))
         with self.events.request(
             "AddPartitionsToTxn", transactional_id, producer_id, producer_epoch, partitions=wanted
         ):

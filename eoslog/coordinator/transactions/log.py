@@ -237,12 +237,15 @@ class TransactionLog:
         Durability:
             The record is published, not durable; see `make_durable`.
         """
-        offset = self._append(transaction_batch(now_ms, value), end)
-        if offset is not None:
-            with self._lock:
-                if self._position == offset:  # else `refresh` has folded it, or will fold it
-                    self._note(self._fold.state(value.placed(offset)))
-                    self._position = offset + 1
+        log, batch = self.log, transaction_batch(now_ms, value)
+        result = log.append(batch, expect=((log, end),), origin=_COORDINATOR)
+        if result is None:
+            return None
+        offset = result.base_offset
+        with self._lock:
+            if self._position == offset:  # else `refresh` has folded it, or will fold it
+                self._note(self._fold.state(value.placed(offset)))
+                self._position = offset + 1
         return offset
 
     def append_rows(

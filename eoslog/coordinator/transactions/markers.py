@@ -56,13 +56,17 @@ _PATIENCE_S = (0.2, 5.0)
 _COORDINATOR = AppendOrigin.COORDINATOR
 Entry = tuple[int, int, int, int]
 """The state of a producer in a partition: see `HostLog.producer_entry`."""
+_new = tuple.__new__  # creates a named tuple without its slower constructor
 _UNKNOWN: Entry = (-1, -1, -1, -1)
 
 
 def open_span(log: HostLog, producer_id: int) -> tuple[int, OffsetSpan] | None:
     """Return (epoch, span) of a producer's open transaction in a partition, or None."""
     found = log.open_transaction(producer_id)
-    return None if found is None else (found[0], OffsetSpan(found[1], found[2], log.topic_id))
+    if found is None:
+        return None
+    epoch, first, last = found
+    return epoch, _new(OffsetSpan, (first, last, log.topic_id))
 
 
 class MarkerDriver:
@@ -319,18 +323,16 @@ class MarkerDriver:
     def _complete(
         self, clog: TransactionLog, decision: Decision, markers: dict[TopicPartition, int]
     ) -> None:
-        name, key = decision.prepared.transactional_id, decision.decided.key
+        name, mine = decision.prepared.transactional_id, decision.decided
         attempts = Attempts("completion of", name)
         while True:
             end = clog.refresh()
             current = clog.get(name)
-            if (
-                current is None
-                or not current.state.preparing
-                or current.decided is None
-                or current.decided.key != key
-            ):
+            if current is None or not current.state.preparing:
                 return  # another driver has completed it
+            decided = current.decided
+            if decided is not mine and (decided is None or decided.key != mine.key):
+                return
             now = self._host.clock_ms()
             if clog.append(current.completed(markers, now), end, now) is not None:
                 failpoint("txn.completed")

@@ -371,7 +371,7 @@ class TransactionMetadata(NamedTuple):
         return _new(TransactionMetadata, (
             name, producer_id, epoch + 1, timeout_ms, state, frozenset(spans),
             now_ms if start < 0 else start, now_ms, NO_ID, new_id, epoch, version, dict(spans),
-            owner, NO_ENTRIES, Decided(producer_id, epoch, commit, cause), -1, -1,
+            owner, NO_ENTRIES, _new(Decided, (producer_id, epoch, commit, cause)), -1, -1,
         ))  # fmt: skip
 
     def undecided(

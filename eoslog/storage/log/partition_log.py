@@ -39,6 +39,7 @@ from eoslog.storage.segment.replacement import finish_renames
 from eoslog.storage.segment.segment import Segment
 
 _NO_LIMIT = 1 << 30  # bytes
+_REPEATS = range(MAX_REPEATS)
 _WRITEBACK_BYTES = 1 << 20
 """Unflushed bytes after which the disk begins to write, while the producer encodes more."""
 _CLIENT, _APPENDED = AppendOrigin.CLIENT, int(AppendStatus.APPENDED)  # bound once: hot path
@@ -251,7 +252,7 @@ class PartitionLog:
         limit = self._size_max if client else _NO_LIMIT
         stamp = int(time.time() * 1000) if self._stamps else -1
         wait = LOCK_TIMEOUT_S if timeout is None else timeout
-        for _ in range(MAX_REPEATS):
+        for _ in _REPEATS:
             status, base, last, timestamp, error, rolled = self.core.append(
                 data, client, expect, wait, limit, stamp
             )
