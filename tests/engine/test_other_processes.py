@@ -125,6 +125,30 @@ def test_a_suspended_lock_holder_is_named_and_not_overtaken(path):
         assert partition.append(batch(1), timeout=60).base_offset == 0
 
 
+@pytest.mark.process
+def test_a_forked_child_that_holds_a_lock_is_named_by_its_own_id(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        partition = log._engine.partition("t", 0)
+        partition.append(batch(1))  # this process has noted its own id
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with open_log(path) as again:
+                    core = again._engine.partition("t", 0).core
+                    assert core.lock_for_recovery(5) == 0
+                    os.kill(os.getpid(), signal.SIGSTOP)
+            finally:
+                os._exit(1)
+        try:
+            os.waitpid(pid, os.WUNTRACED)
+            with pytest.raises(LockTimeout, match=f"process {pid}"):
+                partition.append(batch(1), timeout=0.2)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
 _BEHIND_THE_FIRST_CHUNK = 3999
 """A partition whose slot lies in the second MiB of the control file."""
 

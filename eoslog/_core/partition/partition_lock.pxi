@@ -46,7 +46,7 @@ cdef int lock_slot(Slot* slot, int fd, int64_t at, uint64_t deadline) noexcept n
         if backoff < 1000000:
             backoff *= 2
     slot.holder_since_ns = eoslog_monotonic_ns()
-    slot.holder_pid = getpid()
+    slot.holder_pid = eoslog_pid()
     return 0
 
 

@@ -23,7 +23,6 @@ cdef extern from "<sys/stat.h>" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     int c_close "close"(int)
-    int getpid()
 
 cdef extern from "<fcntl.h>" nogil:
     enum: O_RDWR, O_CREAT

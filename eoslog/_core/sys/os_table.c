@@ -261,6 +261,7 @@ static int *guarded;
 static int guarded_count, guarded_capacity;
 static pthread_mutex_t guard_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t guard_once = PTHREAD_ONCE_INIT;
+static volatile int own_pid;    /* 0: not known yet */
 
 static void before_fork(void) { pthread_mutex_lock(&guard_mutex); }
 static void in_parent(void) { pthread_mutex_unlock(&guard_mutex); }
@@ -268,9 +269,18 @@ static void in_child(void) {
     for (int i = 0; i < guarded_count; i++) close(guarded[i]);
     guarded_count = 0;
     eoslog_fork_generation++;
+    own_pid = 0;
     pthread_mutex_unlock(&guard_mutex);
 }
 static void install_guard(void) { pthread_atfork(before_fork, in_parent, in_child); }
+
+int eoslog_pid(void) {
+    if (own_pid == 0) {
+        pthread_once(&guard_once, install_guard);   /* so that a child does not keep it */
+        own_pid = (int)getpid();
+    }
+    return own_pid;
+}
 
 int eoslog_fork_guard(int fd) {
     pthread_once(&guard_once, install_guard);

@@ -57,6 +57,9 @@ extern volatile uint32_t eoslog_fork_generation;
 int eoslog_fork_guard(int fd);
 void eoslog_fork_release(int fd);
 
+/* The process's id, with a system call only at the first use in a process. */
+int eoslog_pid(void);
+
 uint64_t eoslog_monotonic_ns(void);
 int eoslog_futex_wake(uint32_t *word, int count);
 #endif

@@ -32,6 +32,7 @@ cdef extern from "os_table.h" nogil:
     uint32_t eoslog_fork_generation
     int eoslog_fork_guard(int fd)
     void eoslog_fork_release(int fd)
+    int eoslog_pid()
     uint64_t eoslog_monotonic_ns()
     int eoslog_futex_wake(uint32_t* word, int count)
 
