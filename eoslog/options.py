@@ -17,6 +17,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
+from eoslog.config.topic_keys import TopicChanges, TopicOptions
+
 if TYPE_CHECKING:
     from eoslog.model import IsolationLevel
 
@@ -216,72 +218,6 @@ class GroupConsumerOptions(ConsumerOptions, total=False):
     """Options of `Consumer`, with the group."""
 
     group_id: str | None
-
-
-TopicOptions = TypedDict(
-    "TopicOptions",
-    {
-        "cleanup.policy": Literal["delete", "compact", "compact,delete", "delete,compact"],
-        "compression.type": Literal[
-            "producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd"
-        ],
-        "compression.gzip.level": int,
-        "compression.lz4.level": int,
-        "compression.zstd.level": int,
-        "delete.retention.ms": int,
-        "flush.messages": int,
-        "flush.ms": int,
-        "index.interval.bytes": int,
-        "max.compaction.lag.ms": int,
-        "max.message.bytes": int,
-        "message.timestamp.after.max.ms": int,
-        "message.timestamp.before.max.ms": int,
-        "message.timestamp.type": Literal["CreateTime", "LogAppendTime"],
-        "min.cleanable.dirty.ratio": float,
-        "min.compaction.lag.ms": int,
-        "retention.bytes": int,
-        "retention.ms": int,
-        "segment.bytes": int,
-        "segment.index.bytes": int,
-        "segment.jitter.ms": int,
-        "segment.ms": int,
-    },
-    total=False,
-)
-"""The configuration of a topic, for `Log.create_topic` and `Log.alter_topic`: dotted keys."""
-
-TopicChanges = TypedDict(
-    "TopicChanges",
-    {
-        "cleanup.policy": Literal["delete", "compact", "compact,delete", "delete,compact"] | None,
-        "compression.type": Literal[
-            "producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd"
-        ]
-        | None,
-        "compression.gzip.level": int | None,
-        "compression.lz4.level": int | None,
-        "compression.zstd.level": int | None,
-        "delete.retention.ms": int | None,
-        "flush.messages": int | None,
-        "flush.ms": int | None,
-        "index.interval.bytes": int | None,
-        "max.compaction.lag.ms": int | None,
-        "max.message.bytes": int | None,
-        "message.timestamp.after.max.ms": int | None,
-        "message.timestamp.before.max.ms": int | None,
-        "message.timestamp.type": Literal["CreateTime", "LogAppendTime"] | None,
-        "min.cleanable.dirty.ratio": float | None,
-        "min.compaction.lag.ms": int | None,
-        "retention.bytes": int | None,
-        "retention.ms": int | None,
-        "segment.bytes": int | None,
-        "segment.index.bytes": int | None,
-        "segment.jitter.ms": int | None,
-        "segment.ms": int | None,
-    },
-    total=False,
-)
-"""Changes of the configuration of a topic, for `Log.alter_topic`: None resets a key."""
 
 
 class ProcessOptions(TypedDict, total=False):

@@ -169,11 +169,10 @@ class Cleaning:
         for infos in (metadata.internal_topics, metadata.topics):
             for name, info in infos.items():
                 settings = LogSettings.of(dict(info.config))
-                limits = settings.retention_ms >= 0 or settings.retention_bytes >= 0
-                if not settings.compacts and not (limits and deleting):
+                if not settings.compacts and not (settings.has_limits and deleting):
                     continue
                 # The active segment is not cleaned, so a partition with one segment is skipped.
-                least = 1 if limits or settings.max_compaction_lag_ms < FOR_EVER else 2
+                least = 1 if settings.has_limits or settings.max_compaction_lag_ms < FOR_EVER else 2
                 found += [
                     (name, number)
                     for number in info.partitions

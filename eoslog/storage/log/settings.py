@@ -52,6 +52,11 @@ class LogSettings:
         """Whether old segments are deleted by time and size."""
         return "delete" in self.cleanup_policy
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether `retention.ms` or `retention.bytes` limits what a partition keeps."""
+        return self.retention_ms >= 0 or self.retention_bytes >= 0
+
     @classmethod
     def of(cls, config: Mapping[str, str]) -> LogSettings:
         """Make settings from a topic's configuration, with Kafka's names; ignores other keys."""
