@@ -18,6 +18,16 @@ CLASSES = [
 CODED = [cls for cls in CLASSES if issubclass(cls, KafkaError) and cls is not KafkaError]
 
 
+def test_the_module_exports_every_error_under_its_name():
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and value.__module__ == errors.__name__
+        if name == value.__name__ and not name.startswith("_")
+    }
+    assert defined == {cls.__name__ for cls in CLASSES} | {"EoslogError"}
+
+
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_error_says_at_most_one_of_retriable_abortable_fatal(cls):
     error = cls(ErrorCode.NONE) if cls is KafkaError else cls("why")
