@@ -12,6 +12,20 @@ from eoslog.shown_html import html_table
 if TYPE_CHECKING:
     from eoslog._core import Record
 
+__all__ = [
+    "Blocker",
+    "GroupDescription",
+    "GroupMetadata",
+    "MemberDescription",
+    "PartitionDescription",
+    "PreparedTransaction",
+    "ProcessDescription",
+    "ProducerDescription",
+    "TopicDescription",
+    "TransactionDescription",
+    "TransactionOutcome",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Self
 
+__all__ = ["ErrorCode"]
+
 _N, _R, _A, _F = range(4)  # neither, retriable, abortable, fatal
 
 

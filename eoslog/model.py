@@ -9,6 +9,36 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, Final, NamedTuple
 
+__all__ = [
+    "CLUSTER_METADATA_TOPIC",
+    "CONSUMER_OFFSETS_TOPIC",
+    "EARLIEST",
+    "INTERNAL_TOPICS",
+    "LATEST",
+    "NAMED_TRANSACTIONS",
+    "NO_PRODUCER_EPOCH",
+    "NO_PRODUCER_ID",
+    "NO_RESET",
+    "NO_SEQUENCE",
+    "NO_TIMESTAMP",
+    "OWN_GROUPS",
+    "POSITIONS_TOPIC",
+    "PUBLISHING_IDS_GROUP",
+    "STAGED_TRANSACTIONS_TOPIC",
+    "STAGING_TOPIC",
+    "TRANSACTION_STATE_TOPIC",
+    "AppendLock",
+    "AppendOrigin",
+    "AppendResult",
+    "IsolationLevel",
+    "OffsetAndMetadata",
+    "Offsets",
+    "Outcome",
+    "RecordMetadata",
+    "TimestampType",
+    "TopicPartition",
+]
+
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1

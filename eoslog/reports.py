@@ -7,6 +7,17 @@ from dataclasses import dataclass
 
 from eoslog.shown_paths import shown
 
+__all__ = [
+    "BackupReport",
+    "CheckReport",
+    "Damage",
+    "ImportReport",
+    "Problem",
+    "RepairReport",
+    "RunReport",
+    "TornTransaction",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

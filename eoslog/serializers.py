@@ -19,6 +19,16 @@ from eoslog._util.extras import package
 from eoslog.errors import ConfigError, SerializationError
 from eoslog.model import TopicPartition
 
+__all__ = [
+    "FORMATS",
+    "Deserializer",
+    "Serializer",
+    "deserializer",
+    "format_name",
+    "serializer",
+    "undecodable",
+]
+
 Serializer = Callable[[Any], "bytes | None"]
 Deserializer = Callable[["bytes | None"], Any]
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from eoslog.client.producer.producer import Producer
     from eoslog.client.producer.transaction import Transaction
 
+__all__ = ["dedupe", "run_transaction"]
+
 T = TypeVar("T")
 _RETRIES = 10
 

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from eoslog.engine.engine import Engine
     from eoslog.options import GroupConsumerOptions
 
+__all__ = ["Consumer"]
+
 T = TypeVar("T")
 Partitions = TopicPartition | Iterable[TopicPartition]
 
