@@ -40,7 +40,6 @@ class OwnedClients:
     """
 
     def __init__(self) -> None:
-        """None is made yet."""
         self._clients: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
 

@@ -85,7 +85,6 @@ class KafkaDirectory:
     partitions: dict[tuple[str, int], KafkaPartition] = field(default_factory=dict)
     next_producer_id: int = 0
     passed_over: list[str] = field(default_factory=list)
-    has_metadata: bool = False
     wrong_ids: dict[str, CorruptRecord] = field(default_factory=dict)
 
 
@@ -237,7 +236,6 @@ def _fold_metadata(found: KafkaDirectory, path: str, ours: bool) -> None:
                 configs.pop(gone or "", None)
             case ProducerIdsRecord(next_producer_id):
                 found.next_producer_id = max(found.next_producer_id, next_producer_id)
-    found.has_metadata = True
     if ours:
         internal = {n: t for n, t in found.topics.items() if n in INTERNAL_TOPICS}
         topics = internal | topics

@@ -28,7 +28,6 @@ from eoslog.model import INTERNAL_TOPICS, STAGING_TOPIC, AppendOrigin, AppendRes
 from eoslog.storage.format.checkpoints import new_id
 from eoslog.storage.metadata.image import (
     MetadataFold,
-    PartitionInfo,
     TopicInfo,
     internal_topics,
     is_first_use_topic,
@@ -236,16 +235,6 @@ class MetadataLog:
                 "(producing does not create topics)"
             )
         return found
-
-    def by_slot(self, slot: int) -> tuple[TopicInfo, PartitionInfo] | None:
-        """Return the partition that owns a slot, deleted ones included; None if it is free."""
-        self.refresh()
-        for topics in (self.internal_topics, self._topics, self._deleted):
-            for info in topics.values():
-                for partition in info.partitions.values():
-                    if partition.slot == slot:
-                        return info, partition
-        return None
 
     def create_topic(
         self,
