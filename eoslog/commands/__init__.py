@@ -158,7 +158,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = EXIT_USAGE
     except Exception as error:
         code = _unexpected(error)
-    _let_go_of_stdout()
+    _detach_stdout()
     return code
 
 
@@ -201,7 +201,7 @@ def _streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _let_go_of_stdout() -> None:
+def _detach_stdout() -> None:
     """Prevent a second error at exit, when Python flushes a closed stdout."""
     try:
         sys.stdout.flush()

@@ -44,7 +44,7 @@ _COLUMNS = ("path", "position", "message", "lost_records", "kind")
 @READ_ONLY_ANYWAY
 @click.pass_obj
 def check(
-    face: CliContext,
+    context: CliContext,
     paths: tuple[str, ...],
     full: bool,
     fix_indexes: bool,
@@ -64,22 +64,22 @@ def check(
       eoslog -d shop check
       eoslog check --full /var/lib/kafka/data/orders-0
     """
-    face.form = form or face.form
-    with working(face, "check"):
+    context.form = form or context.form
+    with working(context, "check"):
         if paths or fix_indexes:
             report = eoslog.check(
-                *(paths or (face.directory,)), full=full, read_only_anyway=read_only_anyway,
+                *(paths or (context.directory,)), full=full, read_only_anyway=read_only_anyway,
                 fix_indexes=fix_indexes,
             )  # fmt: skip
         else:
-            with face.log(read_only=True) as log:
+            with context.log(read_only=True) as log:
                 report = log.check(full=full)
-    _show_check(face, report)
+    _show_check(context, report)
     if not report.ok:
         raise click.exceptions.Exit(EXIT_CORRUPT)
 
 
-def _show_check(face: CliContext, report: CheckReport) -> None:
+def _show_check(context: CliContext, report: CheckReport) -> None:
     batches = f"{report.batches} {'batch' if report.batches == 1 else 'batches'}"
     rebuilt = f"{counted(len(report.rebuilt), 'file')} rebuilt, " if report.rebuilt else ""
     verdict = (
@@ -87,22 +87,22 @@ def _show_check(face: CliContext, report: CheckReport) -> None:
         f"{counted(report.records, 'record')}: {rebuilt}"
         + ("no problems" if report.ok else counted(len(report.problems), "problem"))
     )
-    if face.form == "json":
-        face.show_one({"ok": report.ok, "verdict": verdict, **dataclasses.asdict(report)})
+    if context.form == "json":
+        context.show_one({"ok": report.ok, "verdict": verdict, **dataclasses.asdict(report)})
         return
     rows = [_row(problem, "problem") for problem in report.problems]
     rows += [_row(note, "note") for note in report.notes]
     rows += [
         _row(Problem(path, 0, "rebuilt from the batches"), "rebuilt") for path in report.rebuilt
     ]
-    end = {**_row(Problem(face.directory, 0, verdict), "verdict"), "ok": report.ok}
+    end = {**_row(Problem(context.directory, 0, verdict), "verdict"), "ok": report.ok}
     end |= {name: getattr(report, name) for name in ("partitions", "batches", "records")}
-    if face.form == "table":
+    if context.form == "table":
         if rows:
-            face.show(rows, _COLUMNS)
+            context.show(rows, _COLUMNS)
         click.echo(verdict)
     else:
-        face.show([*rows, end], _COLUMNS)
+        context.show([*rows, end], _COLUMNS)
 
 
 @click.command()
@@ -118,7 +118,7 @@ def _show_check(face: CliContext, report: CheckReport) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before data is removed.")
 @click.pass_obj
 def repair(
-    face: CliContext,
+    context: CliContext,
     path: str | None,
     mode: str | None,
     skip: bool,
@@ -167,8 +167,8 @@ def repair(
         )
     chosen = asked.pop() if asked else "report"
     if path is None:
-        face.refuse_missing()
-    place = path or face.directory
+        context.refuse_missing()
+    place = path or context.directory
     if chosen != "report" and not yes:
         if not sys.stdin.isatty():
             first = f"check {place}" if chosen == "as-kafka" else "repair"
@@ -176,37 +176,37 @@ def repair(
                 f"--{chosen} removes bytes from the log, and stdin is not a terminal to ask on; "
                 f"read the output of `eoslog {first}` first, then add -y"
             )
-        _ask(face, place, chosen)
-    with working(face, f"repair ({chosen})"):
+        _ask(context, place, chosen)
+    with working(context, f"repair ({chosen})"):
         report = eoslog.repair(place, mode=chosen)
-    _show_repair(face, report)
+    _show_repair(context, report)
     if not report.ok and (chosen == "report" or report.refused):
         raise click.exceptions.Exit(EXIT_CORRUPT)
 
 
-def _ask(face: CliContext, place: str, chosen: str) -> None:
+def _ask(context: CliContext, place: str, chosen: str) -> None:
     """Print what a cut or a skip would lose, and continue only after a yes."""
     if chosen == "as-kafka":
-        with working(face, "check"):
+        with working(context, "check"):
             checked = eoslog.check(place)
         for problem in checked.problems:
-            face.say(f"{problem.path} at byte {problem.position}: {problem.message}")
-        face.say("a partition is cut at its first damaged batch, whole batches after it too")
+            context.say(f"{problem.path} at byte {problem.position}: {problem.message}")
+        context.say("a partition is cut at its first damaged batch, whole batches after it too")
         click.confirm(f"{chosen} {place} now?", abort=True, err=True)
         return
-    with working(face, "repair (report)"):
+    with working(context, "repair (report)"):
         report = eoslog.repair(place)
     if report.ok:
         return
     for problem in report.problems:
-        face.say(f"{problem.path} at byte {problem.position}: {problem.message}")
+        context.say(f"{problem.path} at byte {problem.position}: {problem.message}")
     first: set[tuple[str, int]] = set()
     for found in report.damage:
         if chosen == "skip" or (found.topic, found.partition) not in first:
-            face.say(_loss(found, chosen))
+            context.say(_loss(found, chosen))
         first.add((found.topic, found.partition))
     for torn in report.torn:
-        face.say(_torn(torn))
+        context.say(_torn(torn))
     click.confirm(f"{chosen} {place} now?", abort=True, err=True)
 
 
@@ -246,7 +246,7 @@ def _torn(torn: TornTransaction) -> str:
     )
 
 
-def _show_repair(face: CliContext, report: RepairReport) -> None:
+def _show_repair(context: CliContext, report: RepairReport) -> None:
     rows = [_row(problem, "problem") for problem in report.problems]
     rows += [
         {**_row(Problem(found.path, found.position, _loss(found)), "damage"),
@@ -258,29 +258,29 @@ def _show_repair(face: CliContext, report: RepairReport) -> None:
         rows.append({**_row(Problem(place, 0, _torn(torn)), "torn"), **dataclasses.asdict(torn)})
     rows += [_row(Problem(path, 0, "what was taken out"), "kept") for path in report.kept]
     rows += [_row(problem, "refused") for problem in report.refused]
-    if rows or face.form in ("json", "csv"):
-        face.show(rows, _COLUMNS)
+    if rows or context.form in ("json", "csv"):
+        context.show(rows, _COLUMNS)
     gone = f", {counted(report.bytes_cut, 'byte')} cut" if report.bytes_cut else ""
     left = f", {len(report.refused)} left as they are" if report.refused else ""
     found = counted(len(report.problems), "problem")
-    face.say(f"{counted(report.partitions, 'partition')}, {found}{gone}{left}")
+    context.say(f"{counted(report.partitions, 'partition')}, {found}{gone}{left}")
 
 
 def _row(problem: Problem, kind: str) -> dict[str, Any]:
     return {name: getattr(problem, name) for name in _COLUMNS[:-1]} | {"kind": kind}
 
 
-def show_problems(face: CliContext, problems: Iterable[Problem]) -> None:
+def show_problems(context: CliContext, problems: Iterable[Problem]) -> None:
     """Print the problems that a backup or an import found."""
     rows = [{name: getattr(problem, name) for name in _COLUMNS[:-1]} for problem in problems]
-    if rows or face.form in ("json", "csv"):
-        face.show(rows, _COLUMNS[:-1])
+    if rows or context.form in ("json", "csv"):
+        context.show(rows, _COLUMNS[:-1])
 
 
 @contextlib.contextmanager
-def working(face: CliContext, what: str) -> Iterator[None]:
+def working(context: CliContext, what: str) -> Iterator[None]:
     """Show on stderr that work is in progress."""
-    with face.progress(of="") as bar:
+    with context.progress(of="") as bar:
         bar.add_task(what, total=None)
         yield
 

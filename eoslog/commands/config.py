@@ -16,7 +16,7 @@ from eoslog.config.documented import KINDS, DocumentedKey, keys_of
 @click.argument("kind", required=False, metavar="[KIND]")
 @click.argument("key", required=False, metavar="[KEY]")
 @click.pass_obj
-def config(face: CliContext, kind: str | None, key: str | None) -> None:
+def config(context: CliContext, kind: str | None, key: str | None) -> None:
     r"""Explain configuration keys.
 
     KIND is producer, consumer, topic or log. KEY is one key, or a part of its name. A KEY without
@@ -41,9 +41,9 @@ def config(face: CliContext, kind: str | None, key: str | None) -> None:
         hint = f"did you mean {near[0]!r}?" if near else "`eoslog config` lists all keys"
         raise FileNotFoundError(f"no {where}key contains {key!r}; {hint}")
     if len(found) == 1:
-        face.show_one(asdict(found[0]))
+        context.show_one(asdict(found[0]))
     else:
-        face.show(map(_row, found), ("kind", "key", "default", "values", "meaning"))
+        context.show(map(_row, found), ("kind", "key", "default", "values", "meaning"))
 
 
 def _found(kind: str | None, key: str | None) -> Iterator[DocumentedKey]:

@@ -73,7 +73,7 @@ _IDLE_S = 1.0
 @config_option
 @click.pass_obj
 def consume(
-    face: CliContext,
+    context: CliContext,
     topics: tuple[str, ...],
     group: str | None,
     from_beginning: bool,
@@ -123,7 +123,7 @@ def consume(
         )
     if until is not None and (follow or tail is not None):
         raise click.UsageError("--until excludes -f and --tail; leave it out, or these")
-    if follow and face.form == "json":
+    if follow and context.form == "json":
         raise click.UsageError(
             "--format json prints one array, and -f does not end; use --format jsonl"
         )
@@ -135,13 +135,13 @@ def consume(
     }  # fmt: skip
     commits = group is not None and _commits_by_hand(settings)
     with ExitStack() as stack:
-        log = stack.enter_context(face.log(reads=True))
+        log = stack.enter_context(context.log(reads=True))
         wanted = partitions_of(log, topics, only)
         ends = None if follow else {tp: _end(log, tp, isolation) for tp in wanted}
         if group is not None and log.read_only:
             commits = False
             settings["enable.auto.commit"] = "false"
-            face.say(f"eoslog: reading from the offsets of group {group}; committing none")
+            context.say(f"eoslog: reading from the offsets of group {group}; committing none")
             reader = stack.enter_context(log.consumer(group_id=group, **settings))
             reader.assign(wanted)
         elif group is None:
@@ -149,7 +149,7 @@ def consume(
             if tail is not None:
                 after = {tp: _end(log, tp, isolation) for tp in wanted}
                 last = _last(log, after, tail, key_bytes, isolation)[:limit]
-                deque(_printed(face, [last], formats), maxlen=0)
+                deque(_printed(context, [last], formats), maxlen=0)
                 limit = None if limit is None else limit - len(last)
                 if not follow or limit == 0:
                     return
@@ -163,12 +163,12 @@ def consume(
         else:
             reader = stack.enter_context(log.consumer(*topics, group_id=group, **settings))
         if follow and tail is None and since is None:
-            _say_start(face, log, wanted, group, offset, settings["auto.offset.reset"])
+            _say_start(context, log, wanted, group, offset, settings["auto.offset.reset"])
         committed: dict[TopicPartition, int] = {}
         wants = Wanted(key_bytes, since, until)
-        for _ in _printed(face, _chunks(reader, ends, limit, wants), formats):
+        for _ in _printed(context, _chunks(reader, ends, limit, wants), formats):
             if commits and reader.positions() != committed:
-                committed = _commit(face, reader)
+                committed = _commit(context, reader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +248,12 @@ def _commits_by_hand(settings: dict[str, str]) -> bool:
     return True
 
 
-def _commit(face: CliContext, reader: Consumer) -> dict[TopicPartition, int]:
+def _commit(context: CliContext, reader: Consumer) -> dict[TopicPartition, int]:
     """Commit the reader's positions, and return the committed offsets."""
     try:
         reader.commit()
     except CommitFailed as error:  # the group rebalanced; the next poll rejoins it
-        face.say(f"eoslog: some records may be printed again: {error}")
+        context.say(f"eoslog: some records may be printed again: {error}")
         return {}
     return reader.positions()
 
@@ -273,7 +273,7 @@ def _from(log: Log, every: list[TopicPartition], offset: int | None) -> list[Top
 
 
 def _say_start(
-    face: CliContext,
+    context: CliContext,
     log: Log,
     wanted: list[TopicPartition],
     group: str | None,
@@ -282,7 +282,7 @@ def _say_start(
 ) -> None:
     """Print where following starts, because earlier records are easily missed."""
     if offset is not None:
-        face.say(f"eoslog: following from offset {offset}")
+        context.say(f"eoslog: following from offset {offset}")
         return
     committed = []
     if group is not None and group in log.groups():
@@ -292,9 +292,9 @@ def _say_start(
     at_end = reset.lower() in (LATEST, "largest", "end")
     where = "the end (-b starts at the beginning)" if at_end else "the beginning"
     if not committed:
-        face.say(f"eoslog: following from {where}")
+        context.say(f"eoslog: following from {where}")
         return
-    face.say(
+    context.say(
         f"eoslog: following from the committed offsets of group {group}"
         + (f", {counted(others, 'partition')} without one from {where}" if others else "")
     )
@@ -343,20 +343,20 @@ def _up_to(
 
 
 def _printed(
-    face: CliContext, chunks: Iterable[list[Record]], formats: Formats
+    context: CliContext, chunks: Iterable[list[Record]], formats: Formats
 ) -> Iterator[list[Record]]:
     """Yield each chunk after stdout has accepted it."""
-    if face.form == "json":
+    if context.form == "json":
         chunks = [[record for chunk in chunks for record in chunk]]
-    elif face.form == "csv":
-        face.show((), CSV_COLUMNS)
+    elif context.form == "csv":
+        context.show((), CSV_COLUMNS)
     for chunk in chunks:
-        if face.form == "table":
+        if context.form == "table":
             for record in chunk:
                 print(line_of(record, formats))
         else:
-            rows = (row_of(record, formats, as_text=face.form == "csv") for record in chunk)
-            face.show(rows, CSV_COLUMNS, header=False)
+            rows = (row_of(record, formats, as_text=context.form == "csv") for record in chunk)
+            context.show(rows, CSV_COLUMNS, header=False)
         sys.stdout.flush()
         yield chunk
 

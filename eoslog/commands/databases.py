@@ -22,7 +22,7 @@ _COLUMNS = ("kind", "subject", "message")
     "--prefix", default="eoslog_", show_default=True, help="The prefix of the tables of eoslog."
 )
 @click.pass_obj
-def audit(face: CliContext, database: str, name: str | None, prefix: str) -> None:
+def audit(context: CliContext, database: str, name: str | None, prefix: str) -> None:
     r"""Find where a log and a database disagree.
 
     Changes nothing. Run it after the log or the database was restored from a copy, before the
@@ -40,15 +40,15 @@ def audit(face: CliContext, database: str, name: str | None, prefix: str) -> Non
     from eoslog.sql import Database
     from eoslog.sql import audit as compare
 
-    with face.log(reads=True) as log, Database(database, name=name, prefix=prefix) as opened:
+    with context.log(reads=True) as log, Database(database, name=name, prefix=prefix) as opened:
         report = compare(log, opened)
     rows = [
         {"kind": found.kind, "subject": found.subject, "message": found.message}
         for found in (*report.findings, *report.notes)
     ]
-    if rows or face.form != "table":
-        face.show(rows, _COLUMNS)
-    face.say(
+    if rows or context.form != "table":
+        context.show(rows, _COLUMNS)
+    context.say(
         f"{counted(report.transactions, 'transaction')}, {counted(report.outcomes, 'outcome')}, "
         f"{counted(report.offsets, 'offset')}: "
         + ("no disagreement" if report.ok else counted(len(report.findings), "disagreement"))
@@ -107,7 +107,7 @@ def outbox() -> None:
 )
 @click.pass_obj
 def run(
-    face: CliContext, database: str, name: str, table: str, columns: tuple[str, ...],
+    context: CliContext, database: str, name: str, table: str, columns: tuple[str, ...],
     create: bool, caught_up: bool, on_error: str,
 ) -> None:  # fmt: skip
     r"""Publish rows until the command is interrupted.
@@ -122,7 +122,7 @@ def run(
     from eoslog.sql import Database, OutboxRelay
 
     names = _columns(columns)
-    with face.log() as log, Database(database) as base:
+    with context.log() as log, Database(database) as base:
         relay = OutboxRelay(
             base, log, name=name, table=table, columns=names,
             on_error="set_aside" if on_error == "set_aside" else "stop",
@@ -131,14 +131,14 @@ def run(
             if create:
                 relay.create()
             published = relay.run("caught_up" if caught_up else None)
-    face.say(f"published {published} rows")
+    context.say(f"published {published} rows")
 
 
 @outbox.command("status")
 @_relay_options
 @click.pass_obj
 def status(
-    face: CliContext, database: str, name: str, table: str, columns: tuple[str, ...]
+    context: CliContext, database: str, name: str, table: str, columns: tuple[str, ...]
 ) -> None:
     r"""Show how many rows wait, and which process publishes them.
 
@@ -151,12 +151,12 @@ def status(
 
     names = _columns(columns)
     with (
-        face.log(reads=True) as log,
+        context.log(reads=True) as log,
         Database(database) as base,
         OutboxRelay(base, log, name=name, table=table, columns=names) as relay,
     ):
         found = relay.status()
-    face.show_one({"name": name, **found._asdict()})
+    context.show_one({"name": name, **found._asdict()})
 
 
 COMMANDS = (audit, outbox)

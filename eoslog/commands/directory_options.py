@@ -42,17 +42,17 @@ def options(*, at_root: bool) -> list[click.Option]:
     ]  # fmt: skip
 
 
-def _take(context: click.Context, option: click.Parameter, values: Any) -> None:
-    face = context.ensure_object(CliContext)
-    given = face.given.setdefault(option.opts[0], [])
+def _take(ctx: click.Context, option: click.Parameter, values: Any) -> None:
+    context = ctx.ensure_object(CliContext)
+    given = context.given.setdefault(option.opts[0], [])
     given.extend(values)
     value = chosen(option.opts[0], tuple(given))
     if value is None:
         return
     if option.name == "form":
-        face.form = value
+        context.form = value
     else:
-        face.directory = value
+        context.directory = value
 
 
 def at_every_level(command: click.Command, *, at_root: bool = True) -> None:

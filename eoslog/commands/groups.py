@@ -25,9 +25,9 @@ def group() -> None:
 
 @group.command("list")
 @click.pass_obj
-def list_groups(face: CliContext) -> None:
+def list_groups(context: CliContext) -> None:
     """List the groups with state, generation, members and partitions."""
-    with face.log(reads=True) as log:
+    with context.log(reads=True) as log:
         rows = []
         for name in log.groups():
             about = log.describe_group(name)
@@ -40,14 +40,14 @@ def list_groups(face: CliContext) -> None:
                     "partitions": len(about.offsets),
                 }
             )
-        face.show(rows, ("group", "state", "generation", "members", "partitions"))
+        context.show(rows, ("group", "state", "generation", "members", "partitions"))
 
 
 @group.command("describe")
 @click.argument("name", metavar="GROUP")
 @click.option("--members", is_flag=True, help="Show the members instead of the offsets.")
 @click.pass_obj
-def describe(face: CliContext, name: str, members: bool) -> None:
+def describe(context: CliContext, name: str, members: bool) -> None:
     r"""Show a group's offsets, lag and blockers, or its members.
 
     \b
@@ -55,11 +55,11 @@ def describe(face: CliContext, name: str, members: bool) -> None:
       eoslog -d shop group describe billing
       eoslog -d shop group describe billing --members
     """
-    with face.log(reads=True) as log:
+    with context.log(reads=True) as log:
         about = log.describe_group(name)
-        face.say(f"group {name}: {about.state}, generation {about.generation}")
+        context.say(f"group {name}: {about.state}, generation {about.generation}")
         if members:
-            face.show(
+            context.show(
                 [
                     {
                         "member": member.member_id,
@@ -88,7 +88,7 @@ def describe(face: CliContext, name: str, members: bool) -> None:
                     "lag": lags.get(at),  # None: the topic was deleted, its offsets are still there
                     "member": owners.get(at),
                     "blocked_by": blocked_by(
-                        face,
+                        context,
                         [
                             blocker
                             for blocker in about.blocked_by
@@ -97,7 +97,7 @@ def describe(face: CliContext, name: str, members: bool) -> None:
                     ),
                 }
             )
-        face.show(rows, ("topic", "partition", "offset", "end", "lag", "member", "blocked_by"))
+        context.show(rows, ("topic", "partition", "offset", "end", "lag", "member", "blocked_by"))
 
 
 @group.command("reset")
@@ -123,7 +123,7 @@ def describe(face: CliContext, name: str, members: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Show the new offsets without setting them.")
 @click.pass_obj
 def reset(
-    face: CliContext,
+    context: CliContext,
     name: str,
     topics: tuple[str, ...],
     only: tuple[int, ...],
@@ -141,7 +141,7 @@ def reset(
       eoslog -d shop group reset billing -t orders --to earliest --dry-run
       eoslog -d shop group reset billing -t orders -p 0 --to 1500
     """
-    with face.log() as log:
+    with context.log() as log:
         if not create:
             _known(log, name)
         targets = _targets(log, partitions_of(log, topics, only), to)
@@ -149,7 +149,7 @@ def reset(
             log.reset_offsets(name, targets)
         rows = [{"topic": tp.topic, "partition": tp.partition, "offset": offset}
                 for tp, offset in sorted(targets.items())]  # fmt: skip
-        face.show(rows, ("topic", "partition", "offset"))
+        context.show(rows, ("topic", "partition", "offset"))
 
 
 def _known(log: Log, name: str) -> None:
@@ -189,14 +189,14 @@ def _targets(log: Log, every: list[TopicPartition], to: str) -> dict[TopicPartit
     "--force", is_flag=True, help="Delete even a group of Spark write versions or publishing ids."
 )
 @click.pass_obj
-def delete(face: CliContext, name: str, yes: bool, force: bool) -> None:
+def delete(context: CliContext, name: str, yes: bool, force: bool) -> None:
     """Delete a group and its offsets; the group must not have members."""
-    with face.log() as log:
+    with context.log() as log:
         log.describe_group(name)
         if not yes:
             click.confirm(f"delete group {name} and its offsets?", abort=True, err=True)
         log.delete_group(name, force=force)
-        face.say(f"deleted group {name}")
+        context.say(f"deleted group {name}")
 
 
 COMMANDS = (group,)

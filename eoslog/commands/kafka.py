@@ -48,7 +48,7 @@ def _moving(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _move(
-    face: CliContext,
+    context: CliContext,
     direction: str,
     topics: tuple[str, ...],
     bootstrap: str,
@@ -57,7 +57,7 @@ def _move(
     all_groups: bool,
     **options: Any,
 ) -> None:
-    with face.log() as log, face.progress(of="") as bar:
+    with context.log() as log, context.progress(of="") as bar:
         task = bar.add_task(f"{direction} 0 records", total=None)
 
         def progress(moved: Moved) -> None:
@@ -67,11 +67,11 @@ def _move(
             bootstrap, topics or None, config=key_values(config), progress=progress,
             groups="all" if all_groups else groups, **options,
         )  # fmt: skip
-    face.say(f"{direction}ed {counted(moved.records, 'record')}, job {moved.job}")
+    context.say(f"{direction}ed {counted(moved.records, 'record')}, job {moved.job}")
     for group, offsets in moved.groups.items():
         places = ", ".join(f"{tp} at {at}" for tp, at in sorted(offsets.items()))
-        face.say(f"group {group}: {places}")
-    face.show(
+        context.say(f"group {group}: {places}")
+    context.show(
         (
             {"topic": tp.topic, "partition": tp.partition, "next_offset": at}
             for tp, at in sorted(moved.positions.items())
@@ -82,7 +82,7 @@ def _move(
 
 @export.command("kafka")
 @_moving
-def export_kafka(face: CliContext, **options: Any) -> None:
+def export_kafka(context: CliContext, **options: Any) -> None:
     """Copy committed records to a Kafka cluster, exactly once.
 
     Copies the named topics, or all topics. Run the command again to resume. Partitions, keys,
@@ -90,12 +90,12 @@ def export_kafka(face: CliContext, **options: Any) -> None:
     after the last record that it committed. Missing topics are created. -c sets a librdkafka
     configuration key.
     """
-    _move(face, "export", **options)
+    _move(context, "export", **options)
 
 
 @import_.command("kafka")
 @_moving
-def import_kafka(face: CliContext, **options: Any) -> None:
+def import_kafka(context: CliContext, **options: Any) -> None:
     """Copy committed records from a Kafka cluster, exactly once.
 
     Copies the named topics, or all topics. Run the command again to resume. Partitions, keys,
@@ -103,7 +103,7 @@ def import_kafka(face: CliContext, **options: Any) -> None:
     after the last record that it committed. Missing topics are created. -c sets a librdkafka
     configuration key.
     """
-    _move(face, "import", **options)
+    _move(context, "import", **options)
 
 
 @import_.command("kafka-dir")
@@ -121,7 +121,7 @@ def import_kafka(face: CliContext, **options: Any) -> None:
 )  # fmt: skip
 @click.pass_obj
 def kafka_dir(
-    face: CliContext,
+    context: CliContext,
     sources: tuple[str, ...],
     topics: tuple[str, ...],
     copy: bool,
@@ -134,11 +134,11 @@ def kafka_dir(
     keep their state. The sources are not changed.
     """
     report = eoslog.import_kafka_dir(
-        list(sources), face.directory, topics=topics or None, copy=copy, durability=durability,
+        list(sources), context.directory, topics=topics or None, copy=copy, durability=durability,
         read_only_anyway=read_only_anyway,
     )  # fmt: skip
-    show_problems(face, report.problems)
-    face.say(
+    show_problems(context, report.problems)
+    context.say(
         f"{report.path}: {counted(len(report.topics), 'topic')}, "
         f"{counted(report.partitions, 'partition')}, "
         f"{report.bytes_linked} bytes linked, {report.bytes_copied} copied"

@@ -24,7 +24,7 @@ from eoslog.commands.context import EXIT_CORRUPT, CliContext, counted
     "with the users of its group.",
 )  # fmt: skip
 @click.pass_obj
-def init(face: CliContext, durability: str | None, mode: int | None) -> None:
+def init(context: CliContext, durability: str | None, mode: int | None) -> None:
     r"""Create the log of -d; an existing log is not changed.
 
     \b
@@ -32,8 +32,8 @@ def init(face: CliContext, durability: str | None, mode: int | None) -> None:
       eoslog -d shop init
       eoslog -d shop init --durability os --mode 770
     """
-    with eoslog.open(face.directory, durability=durability, mode=mode) as log:
-        face.say(f"{os.path.abspath(face.directory)}: durability {log.durability}")
+    with eoslog.open(context.directory, durability=durability, mode=mode) as log:
+        context.say(f"{os.path.abspath(context.directory)}: durability {log.durability}")
 
 
 def _mode(value: str | None) -> int | None:
@@ -62,7 +62,7 @@ def _mode(value: str | None) -> int | None:
 @READ_ONLY_ANYWAY
 @click.pass_obj
 def dump(
-    face: CliContext,
+    context: CliContext,
     paths: tuple[str, ...],
     records: bool,
     decoder: str | None,
@@ -84,16 +84,16 @@ def dump(
         )
         for path in paths
     }
-    if face.form == "json":
-        face.show_one(found if len(found) > 1 else next(iter(found.values())))
-    elif face.form == "jsonl":
+    if context.form == "json":
+        context.show_one(found if len(found) > 1 else next(iter(found.values())))
+    elif context.form == "jsonl":
         for path, content in found.items():
-            face.show_one({"path": path, **content})
+            context.show_one({"path": path, **content})
     else:
         for path, content in found.items():
             if len(found) > 1:
-                face.say(f"== {path}")
-            _dump_tables(face, content)
+                context.say(f"== {path}")
+            _dump_tables(context, content)
     if any(map(_damaged, found.values())):
         raise click.exceptions.Exit(EXIT_CORRUPT)
 
@@ -113,29 +113,29 @@ _BATCH = (
 )  # fmt: skip
 
 
-def _dump_tables(face: CliContext, content: dict[str, Any]) -> None:
+def _dump_tables(context: CliContext, content: dict[str, Any]) -> None:
     single = {k: v for k, v in content.items() if not isinstance(v, list | dict)}
-    if single and face.form == "table":
-        face.show_one(single)
+    if single and context.form == "table":
+        context.show_one(single)
     for segment in content.get("segments", [content] if "batches" in content else []):
         batches = segment.get("batches") or []
-        face.show([{name: batch.get(name) for name in _BATCH} for batch in batches], _BATCH)
+        context.show([{name: batch.get(name) for name in _BATCH} for batch in batches], _BATCH)
         rows = [row for batch in batches for row in batch.get("records") or []]
         if rows:
             columns: tuple[str, ...] = ("offset", "timestamp", "key", "value", "control_type")
             if any("decoded" in row for row in rows):
                 columns = ("offset", "timestamp", "decoded", "control_type")
-            face.show([_readable(row) for row in rows], columns)
+            context.show([_readable(row) for row in rows], columns)
     for name in ("offset_index", "time_index"):
         if content.get(name) and "batches" not in content:
-            face.show([{"offset" if name[0] == "o" else "timestamp": a,
+            context.show([{"offset" if name[0] == "o" else "timestamp": a,
                         "position" if name[0] == "o" else "offset": b}
                        for a, b in content[name]])  # fmt: skip
     if content.get("txn_index") and "batches" not in content:
-        face.show(content["txn_index"])
+        context.show(content["txn_index"])
     for name, entries in (content.get("snapshots") or {}).items():
-        face.say(name)
-        face.show([entries] if isinstance(entries, dict) else entries)
+        context.say(name)
+        context.show([entries] if isinstance(entries, dict) else entries)
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
 @click.argument("target", type=click.Path())
 @click.option("--check/--no-check", default=True, help="Verify the checksums of the copy.")
 @click.pass_obj
-def backup(face: CliContext, target: str, check: bool) -> None:
+def backup(context: CliContext, target: str, check: bool) -> None:
     r"""Copy the log into a new directory while it is in use.
 
     TARGET is the new directory. The copy is consistent at one point in time. It contains every
@@ -164,21 +164,21 @@ def backup(face: CliContext, target: str, check: bool) -> None:
       eoslog -d shop backup /backups/shop-monday
       eoslog -d /backups/shop-monday stats
     """
-    with face.log(reads=True) as log, face.progress(of="bytes") as bar:
+    with context.log(reads=True) as log, context.progress(of="bytes") as bar:
         task = bar.add_task("backup", total=None)
         report = log.backup(
             target, check=check,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
-    show_problems(face, report.problems)
-    face.say(f"{report.path}: {counted(report.partitions, 'partition')}, {report.bytes} bytes")
+    show_problems(context, report.problems)
+    context.say(f"{report.path}: {counted(report.partitions, 'partition')}, {report.bytes} bytes")
     if report.problems:
         raise click.exceptions.Exit(EXIT_CORRUPT)
 
 
 @click.command()
 @click.pass_obj
-def locks(face: CliContext) -> None:
+def locks(context: CliContext) -> None:
     r"""List the append locks that processes hold.
 
     Lists every process that has the log open. A lock that is held for seconds belongs to a process
@@ -190,7 +190,7 @@ def locks(face: CliContext) -> None:
       eoslog -d shop locks
       eoslog -d shop --format jsonl locks | jq .pid
     """
-    with face.log(read_only=True) as log:
+    with context.log(read_only=True) as log:
         held_by: dict[int, list[str]] = {}
         for partition, held in log.locks().items():
             text = f"{partition} for {held.seconds:.1f} s"
@@ -206,12 +206,12 @@ def locks(face: CliContext) -> None:
             for process in log.processes()
             if not process.read_only
         ]
-    face.show(rows, ("pid", "partitions", "holds", "stopped", "command"))
+    context.show(rows, ("pid", "partitions", "holds", "stopped", "command"))
 
 
 @click.command()
 @click.pass_obj
-def stats(face: CliContext) -> None:
+def stats(context: CliContext) -> None:
     r"""Print counts, sizes and lags.
 
     Exit code 5 if a partition is offline. Offline partitions are named on stderr.
@@ -221,18 +221,18 @@ def stats(face: CliContext) -> None:
       eoslog -d shop stats
       eoslog -d shop --format json stats | jq .groups
     """
-    with face.log(reads=True) as log:
+    with context.log(reads=True) as log:
         found = log.stats()
     offline = found["offline"]
-    if face.form in ("json", "jsonl"):
-        face.show_one(found)
+    if context.form in ("json", "jsonl"):
+        context.show_one(found)
     else:
         partitions = found.pop("partitions")
-        if face.form == "table":
-            face.show_one(found)
+        if context.form == "table":
+            context.show_one(found)
             click.echo()
-        face.show([{"partition": name, **about} for name, about in partitions.items()])
-    face.end_if_offline(offline)
+        context.show([{"partition": name, **about} for name, about in partitions.items()])
+    context.end_if_offline(offline)
 
 
 @click.command()
@@ -248,7 +248,7 @@ def stats(face: CliContext) -> None:
     help="Roll the active segments first, because active segments are never cleaned.",
 )
 @click.pass_obj
-def compact(face: CliContext, topic: str | None, roll: bool) -> None:
+def compact(context: CliContext, topic: str | None, roll: bool) -> None:
     r"""Apply compaction and retention now.
 
     Deletes what the topics' policies say. Other processes may have the directory open; each applies
@@ -259,9 +259,9 @@ def compact(face: CliContext, topic: str | None, roll: bool) -> None:
       eoslog -d shop compact
       eoslog -d shop compact --topic orders --roll
     """
-    with face.log() as log, working(face, "compact"):
+    with context.log() as log, working(context, "compact"):
         freed = log.clean(topic, roll=roll)
-    face.show(
+    context.show(
         [
             {"partition": f"{tp.topic}-{tp.partition}", "freed_bytes": size}
             for tp, size in freed.items()
@@ -272,20 +272,20 @@ def compact(face: CliContext, topic: str | None, roll: bool) -> None:
 
 @click.command()
 @click.pass_obj
-def durability(face: CliContext) -> None:
+def durability(context: CliContext) -> None:
     r"""Print what an acknowledged write survives.
 
     \b
     Example:
       eoslog -d shop durability
     """
-    with face.log(read_only=True) as log:
+    with context.log(read_only=True) as log:
         kept = log.durability
     meaning = {
         "strict": "on the disk: survives power loss",
         "os": "in the page cache: survives a killed process",
     }
-    face.show_one({"durability": kept, "acknowledged": meaning[kept]})
+    context.show_one({"durability": kept, "acknowledged": meaning[kept]})
 
 
 @click.group()

@@ -29,19 +29,22 @@ def in_range(
     outside = [tp for tp, nearest in found.items() if nearest != offset]
     if outside and len(outside) == len(found):
         raise click.BadParameter(
-            f"offset {offset} is out of range: {_told(ranges, outside)}; give one in the range",
+            f"offset {offset} is out of range: {_described(ranges, outside)}; "
+            "give one in the range",
             param_hint=f"{option!r}",
         )
     if outside:
         CliContext.say(
             f"eoslog: {option} {offset}: some partitions take their nearest offset instead: "
-            + _told(ranges, outside)
+            + _described(ranges, outside)
         )
     return found
 
 
-def _told(ranges: Mapping[TopicPartition, tuple[int, int]], which: list[TopicPartition]) -> str:
-    told = [f"{tp} holds {ranges[tp][0]} to {ranges[tp][1]}" for tp in which[:_MOST_SHOWN]]
+def _described(
+    ranges: Mapping[TopicPartition, tuple[int, int]], which: list[TopicPartition]
+) -> str:
+    described = [f"{tp} holds {ranges[tp][0]} to {ranges[tp][1]}" for tp in which[:_MOST_SHOWN]]
     if len(which) > _MOST_SHOWN:
-        told.append(f"{len(which) - _MOST_SHOWN} more partitions do not hold it")
-    return ", ".join(told)
+        described.append(f"{len(which) - _MOST_SHOWN} more partitions do not hold it")
+    return ", ".join(described)

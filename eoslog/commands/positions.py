@@ -15,7 +15,7 @@ def position() -> None:
 
 @position.command("list")
 @click.pass_obj
-def list_positions(face: CliContext) -> None:
+def list_positions(context: CliContext) -> None:
     r"""List the committed positions, with their types.
 
     A value of type bytes is printed as hexadecimal digits.
@@ -25,7 +25,7 @@ def list_positions(face: CliContext) -> None:
       eoslog -d shop position list
       eoslog -d shop --format jsonl position list | jq .value
     """
-    with face.log(reads=True) as log:
+    with context.log(reads=True) as log:
         found = log.positions()
     rows = [
         {
@@ -35,14 +35,14 @@ def list_positions(face: CliContext) -> None:
         }
         for name, value in found.items()
     ]
-    face.show(rows, ("name", "type", "value"))
+    context.show(rows, ("name", "type", "value"))
 
 
 @position.command("delete")
 @click.argument("name", metavar="NAME")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")
 @click.pass_obj
-def delete(face: CliContext, name: str, yes: bool) -> None:
+def delete(context: CliContext, name: str, yes: bool) -> None:
     r"""Delete a position.
 
     Its source is then read from the start again. Exit code 3 if there is no such position, 4 if an
@@ -53,14 +53,14 @@ def delete(face: CliContext, name: str, yes: bool) -> None:
       eoslog -d shop position delete crm
       eoslog -d shop position delete crm --yes
     """
-    with face.log() as log:
+    with context.log() as log:
         if not yes and log.position(name) is not None:
             click.confirm(f"delete position {name}?", abort=True, err=True)
         if not log.delete_position(name):
             raise NoOffset(
                 f"position {name!r} does not exist; `eoslog position list` lists the known ones"
             )
-    face.say(f"deleted position {name}")
+    context.say(f"deleted position {name}")
 
 
 COMMANDS = (position,)

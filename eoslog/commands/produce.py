@@ -37,7 +37,7 @@ _CHUNK = 1_000
 @config_option
 @click.pass_obj
 def produce(
-    face: CliContext,
+    context: CliContext,
     topic: str,
     source: IO[bytes],
     key_separator: str | None,
@@ -75,7 +75,11 @@ def produce(
     formats = Formats(key_format, value_format)
     parse = (lambda line: parse_json(line, formats)) if jsonl else text_parser(separator, formats)
     fixed = {} if partition is None else {"partition": partition}
-    with face.log() as log, log.producer(**settings) as producer, face.progress(of="bytes") as bar:
+    with (
+        context.log() as log,
+        log.producer(**settings) as producer,
+        context.progress(of="bytes") as bar,
+    ):
         log.describe_topic(topic)  # report a wrong name even if there is no line to write
         task = bar.add_task(f"produce {topic}", total=_size(source))
         count = 0
@@ -90,7 +94,7 @@ def produce(
                     producer.poll(0)
                     bar.update(task, completed=_position(source))
         producer.flush()
-    face.say(f"wrote {counted(count, 'record')} to {topic}")
+    context.say(f"wrote {counted(count, 'record')} to {topic}")
 
 
 def _writing(producer: Producer) -> AbstractContextManager[Any]:

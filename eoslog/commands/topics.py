@@ -28,7 +28,7 @@ def topic() -> None:
 @config_option
 @click.pass_obj
 def create(
-    face: CliContext, name: str, partitions: int, if_not_exists: bool, config: tuple[str, ...]
+    context: CliContext, name: str, partitions: int, if_not_exists: bool, config: tuple[str, ...]
 ) -> None:
     r"""Create a topic.
 
@@ -37,22 +37,22 @@ def create(
       eoslog -d shop topic create orders --partitions 3
       eoslog -d shop topic create orders -c retention.ms=604800000
     """
-    with face.log() as log:
+    with context.log() as log:
         there = name in log.topics()
         keys = cast("TopicOptions", key_values(config))
         made = log.create_topic(name, partitions, keys, exist_ok=if_not_exists)
         has = counted(len(made.partitions), "partition")
-        face.say(f"{name} exists, with {has}" if there else f"created {name} with {has}")
+        context.say(f"{name} exists, with {has}" if there else f"created {name} with {has}")
 
 
 @topic.command("list")
 @click.pass_obj
-def list_topics(face: CliContext) -> None:
+def list_topics(context: CliContext) -> None:
     """List the topics with their partitions and record counts.
 
     Exit code 5 if a partition is offline. Offline partitions are named on stderr.
     """
-    with face.log(reads=True) as log:
+    with context.log(reads=True) as log:
         offline = log.offline_partitions()
         rows = []
         for name in log.topics():
@@ -66,20 +66,20 @@ def list_topics(face: CliContext) -> None:
                     "offline": len(every) - len(ends),
                 }
             )
-        face.show(rows, ("topic", "partitions", "offsets", "offline"))
-    face.end_if_offline(offline)
+        context.show(rows, ("topic", "partitions", "offsets", "offline"))
+    context.end_if_offline(offline)
 
 
 @topic.command("describe")
 @click.argument("name")
 @click.pass_obj
-def describe(face: CliContext, name: str) -> None:
+def describe(context: CliContext, name: str) -> None:
     """Show a topic's id, configuration and partitions."""
-    with face.log(reads=True) as log:
+    with context.log(reads=True) as log:
         about = log.describe_topic(name)
         partitions = list(_offsets(log, name))
-        if face.form in ("json", "jsonl"):
-            face.show_one(
+        if context.form in ("json", "jsonl"):
+            context.show_one(
                 {
                     "topic": about.name,
                     "topic_id": _id(about.topic_id),
@@ -88,18 +88,18 @@ def describe(face: CliContext, name: str) -> None:
                 }
             )
             return
-        if face.form == "table":
+        if context.form == "table":
             settings = {"topic": about.name, "topic id": _id(about.topic_id), **about.config}
-            face.show_one(settings)
+            context.show_one(settings)
             click.echo()
-        face.show(partitions)
+        context.show(partitions)
 
 
 @topic.command("delete")
 @click.argument("name")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")
 @click.pass_obj
-def delete(face: CliContext, name: str, yes: bool) -> None:
+def delete(context: CliContext, name: str, yes: bool) -> None:
     r"""Delete a topic and its records.
 
     \b
@@ -107,12 +107,12 @@ def delete(face: CliContext, name: str, yes: bool) -> None:
       eoslog -d shop topic delete orders
       eoslog -d shop topic delete orders -y
     """
-    with face.log() as log:
+    with context.log() as log:
         log.describe_topic(name)
         if not yes:
             click.confirm(f"delete {name} and all its records?", abort=True, err=True)
         log.delete_topic(name)
-        face.say(f"deleted {name}")
+        context.say(f"deleted {name}")
 
 
 @topic.command("alter")
@@ -129,7 +129,7 @@ def delete(face: CliContext, name: str, yes: bool) -> None:
 @config_option
 @click.pass_obj
 def alter(
-    face: CliContext,
+    context: CliContext,
     name: str,
     partitions: int | None,
     unset: tuple[str, ...],
@@ -145,12 +145,12 @@ def alter(
     changes = cast("TopicChanges", {**key_values(config), **dict.fromkeys(unset)})
     if not changes and partitions is None:
         raise click.UsageError("nothing to change: give -c, --unset or --partitions")
-    with face.log() as log:
+    with context.log() as log:
         if changes:
             log.alter_topic(name, changes)
         if partitions is not None:
             log.create_partitions(name, partitions)
-        face.say(f"altered {name}")
+        context.say(f"altered {name}")
 
 
 @click.command()
@@ -163,7 +163,7 @@ def alter(
     help="Also print the first offset at or after this time, in ms since 1970.",
 )
 @click.pass_obj
-def offsets(face: CliContext, name: str, timestamp_ms: int | None) -> None:
+def offsets(context: CliContext, name: str, timestamp_ms: int | None) -> None:
     r"""Print the start and the ends of each partition.
 
     Prints the log start, the last stable offset, the high watermark and the log end.
@@ -173,8 +173,8 @@ def offsets(face: CliContext, name: str, timestamp_ms: int | None) -> None:
       eoslog -d shop offsets orders
       eoslog -d shop offsets orders --at 1700000000000
     """
-    with face.log(reads=True) as log:
-        face.show(_offsets(log, name, timestamp_ms))
+    with context.log(reads=True) as log:
+        context.show(_offsets(log, name, timestamp_ms))
 
 
 def _id(topic_id: bytes) -> str:

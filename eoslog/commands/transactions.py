@@ -16,8 +16,8 @@ def txn() -> None:
     """List, show, abort and decide transactions."""
 
 
-def _find(face: CliContext, name: str, *, reads: bool = False) -> TransactionDescription:
-    with face.log(reads=reads) as log:
+def _find(context: CliContext, name: str, *, reads: bool = False) -> TransactionDescription:
+    with context.log(reads=reads) as log:
         for found in log.transactions(open_only=False):
             if found.transactional_id == name:
                 return found
@@ -29,7 +29,7 @@ def _find(face: CliContext, name: str, *, reads: bool = False) -> TransactionDes
 @txn.command("list")
 @click.option("--all", "every", is_flag=True, help="List ids without an open transaction too.")
 @click.pass_obj
-def list_transactions(face: CliContext, every: bool) -> None:
+def list_transactions(context: CliContext, every: bool) -> None:
     r"""List open transactions, or all transactional ids.
 
     \b
@@ -38,7 +38,7 @@ def list_transactions(face: CliContext, every: bool) -> None:
       eoslog -d shop --format jsonl txn list --all | jq .pid
     """
     now = time.time_ns() // 1_000_000
-    with face.log(reads=True) as log:
+    with context.log(reads=True) as log:
         rows = [
             {
                 "transactional_id": found.transactional_id,
@@ -54,16 +54,16 @@ def list_transactions(face: CliContext, every: bool) -> None:
             for found in log.transactions(open_only=not every)
         ]
     columns = ("transactional_id", "state", "producer_id", "epoch", "age_s", "partitions")
-    face.show(rows, (*columns, "pid", "command", "token"))
+    context.show(rows, (*columns, "pid", "command", "token"))
 
 
 @txn.command("describe")
 @click.argument("name", metavar="ID")
 @click.pass_obj
-def describe(face: CliContext, name: str) -> None:
+def describe(context: CliContext, name: str) -> None:
     """Show the state of a transactional id and its last transaction."""
-    found = _find(face, name, reads=True)
-    face.show_one(
+    found = _find(context, name, reads=True)
+    context.show_one(
         {
             "transactional_id": found.transactional_id,
             "state": found.state,
@@ -83,23 +83,23 @@ def describe(face: CliContext, name: str) -> None:
 @txn.command("abort")
 @click.argument("name", metavar="ID")
 @click.pass_obj
-def abort(face: CliContext, name: str) -> None:
+def abort(context: CliContext, name: str) -> None:
     """Abort an open transaction and fence its producer.
 
     Exit code 3 if the id has no open transaction, 4 if its transaction is prepared: decide that
     with `eoslog txn resolve`.
     """
-    _find(face, name)
-    with face.log() as log:
+    _find(context, name)
+    with context.log() as log:
         if not log.abort_transaction(name):
             raise TransactionalIdNotFound(f"{name!r} has no open transaction; nothing was aborted")
-    face.say(f"aborted {name}")
+    context.say(f"aborted {name}")
 
 
 @txn.command("pending")
 @click.option("--resolver", metavar="NAME", help="List only those of this resolver.")
 @click.pass_obj
-def pending(face: CliContext, resolver: str | None) -> None:
+def pending(context: CliContext, resolver: str | None) -> None:
     r"""List the prepared transactions that are undecided.
 
     The oldest one is first. A state PARKED means that its resolver was asked as often as allowed.
@@ -110,7 +110,7 @@ def pending(face: CliContext, resolver: str | None) -> None:
       eoslog -d shop txn pending
       eoslog -d shop txn pending --resolver orders-db | jq -r .token
     """
-    with face.log(reads=True) as log:
+    with context.log(reads=True) as log:
         rows = [
             {
                 "token": found.token,
@@ -124,14 +124,14 @@ def pending(face: CliContext, resolver: str | None) -> None:
             }
             for found in log.pending(resolver)
         ]
-    face.show(rows, ("token", "state", "mode", "age_s", "checks", "resolver", "due_at", "meta"))
+    context.show(rows, ("token", "state", "mode", "age_s", "checks", "resolver", "due_at", "meta"))
 
 
 @txn.command("resolve")
 @click.argument("token")
 @click.argument("outcome", type=click.Choice(["commit", "abort"]))
 @click.pass_obj
-def resolve(face: CliContext, token: str, outcome: str) -> None:
+def resolve(context: CliContext, token: str, outcome: str) -> None:
     r"""Decide a prepared transaction. The decision is final.
 
     The same decision again succeeds. Exit code 3 if the log does not know the token, 4 if the
@@ -141,28 +141,28 @@ def resolve(face: CliContext, token: str, outcome: str) -> None:
     Example:
       eoslog -d shop txn resolve xZhUXWMTT9aBmBSkvHEhPA:12:0:3 commit
     """
-    with face.log() as log:
+    with context.log() as log:
         log.resolve(token, Outcome(outcome))
-    face.say(f"{outcome}: {token}")
+    context.say(f"{outcome}: {token}")
 
 
 @txn.command("recheck")
 @click.argument("token")
 @click.pass_obj
-def recheck(face: CliContext, token: str) -> None:
+def recheck(context: CliContext, token: str) -> None:
     """Ask the resolver of a prepared transaction again.
 
     The checks of a parked one begin from the start. The next process that has registered the
     resolver asks it. Exit code 3 if the log does not know the token, 4 if the transaction is
     decided.
     """
-    with face.log() as log:
+    with context.log() as log:
         if not log.recheck(token):
             raise OutcomeConflict(
                 f"token {token!r}: the transaction is decided already; log.outcome(token) is the "
                 "decision"
             )
-    face.say(f"to be checked: {token}")
+    context.say(f"to be checked: {token}")
 
 
 COMMANDS = (txn,)

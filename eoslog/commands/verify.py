@@ -20,7 +20,7 @@ _EXIT_FOUND = 5
     "0 and 1 after power loss.",
 )  # fmt: skip
 @click.pass_obj
-def verify_history(face: CliContext, paths: tuple[str, ...], lossy: tuple[str, ...]) -> None:
+def verify_history(context: CliContext, paths: tuple[str, ...], lossy: tuple[str, ...]) -> None:
     r"""Check recorded histories for anomalies.
 
     Clients record a history with `eoslog.testing.history.Recorder`. FILE is a file of JSON lines,
@@ -44,10 +44,10 @@ def verify_history(face: CliContext, paths: tuple[str, ...], lossy: tuple[str, .
         {"anomaly": a.name, "what": a.message, "meaning": ANOMALIES[a.name]}
         for a in report.anomalies
     ]
-    if rows or face.form in ("json", "csv"):
-        face.show(rows, ("anomaly", "what", "meaning"))
+    if rows or context.form in ("json", "csv"):
+        context.show(rows, ("anomaly", "what", "meaning"))
     counts = ", ".join(f"{count} {name}" for name, count in report.counts.items())
-    face.say(f"{counts}: " + ("no anomaly" if report.ok else f"{len(rows)} anomalies"))
+    context.say(f"{counts}: " + ("no anomaly" if report.ok else f"{len(rows)} anomalies"))
     if not report.ok:
         raise click.exceptions.Exit(_EXIT_FOUND)
 

@@ -19,7 +19,7 @@ _PS = (
 @click.command()
 @click.argument("group", metavar="[GROUP]", required=False)
 @click.pass_obj
-def why(face: CliContext, group: str | None) -> None:
+def why(context: CliContext, group: str | None) -> None:
     r"""Explain what blocks consumers, and which command helps.
 
     Checks for open and decided transactions, locks of suspended or slow processes, group members
@@ -33,12 +33,12 @@ def why(face: CliContext, group: str | None) -> None:
       eoslog -d shop why
       eoslog -d shop why billing | jq -r .remedy
     """
-    with face.log() as log:
+    with context.log() as log:
         found = log.blockers(group)
-    if face.form != "table":
-        face.show([asdict(blocker) for blocker in found], Blocker.__dataclass_fields__)
+    if context.form != "table":
+        context.show([asdict(blocker) for blocker in found], Blocker.__dataclass_fields__)
         if not found:
-            face.say("nothing is blocked")
+            context.say("nothing is blocked")
         return
     for blocker in found:
         click.echo(_sentence(blocker))
@@ -56,9 +56,9 @@ def _sentence(blocker: Blocker) -> str:
     return shown(f"{about}{blocker.reason}{waiting}. Type:")
 
 
-def blocked_by(face: CliContext, blockers: list[Blocker]) -> Any:
+def blocked_by(context: CliContext, blockers: list[Blocker]) -> Any:
     """Return a partition's blockers as a cell: short on a terminal, else complete."""
-    if face.form in ("json", "jsonl"):
+    if context.form in ("json", "jsonl"):
         return [asdict(blocker) for blocker in blockers]
     return ", ".join(dict.fromkeys(map(_short, blockers)))
 
@@ -74,7 +74,7 @@ def _short(blocker: Blocker) -> str:
 
 @click.command()
 @click.pass_obj
-def ps(face: CliContext) -> None:
+def ps(context: CliContext) -> None:
     r"""List the processes that have the log open.
 
     Shows their partition locks, open transactions and group memberships. Read-only readers are
@@ -85,13 +85,15 @@ def ps(face: CliContext) -> None:
       eoslog -d shop ps
       eoslog -d shop --format jsonl ps | jq .pid
     """
-    with face.log(read_only=True) as log:
+    with context.log(read_only=True) as log:
         own = os.getpid()  # leave this command itself out
         found = [p for p in log.processes() if not (p.read_only and p.pid == own)]
-    if face.form == "table":
-        face.show([_row(process) for process in found], _PS)
+    if context.form == "table":
+        context.show([_row(process) for process in found], _PS)
     else:
-        face.show([asdict(process) for process in found], ProcessDescription.__dataclass_fields__)
+        context.show(
+            [asdict(process) for process in found], ProcessDescription.__dataclass_fields__
+        )
 
 
 def _row(process: ProcessDescription) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def dead() -> None:
 @click.argument("app", metavar="[APP]", required=False)
 @click.option("--all", "every", is_flag=True, help="Include dead letters that were sent back.")
 @click.pass_obj
-def list_dead(face: CliContext, app: str | None, every: bool) -> None:
+def list_dead(context: CliContext, app: str | None, every: bool) -> None:
     r"""List the dead letters of one application, or of all.
 
     The column `id` is the number that `show` and `replay` take. Times are in ms since 1970 in JSON
@@ -50,15 +50,15 @@ def list_dead(face: CliContext, app: str | None, every: bool) -> None:
         for name in apps_with_dead_letters(log) if app is None else [app]:
             for letter in dead_letters(log, name):
                 if every or not letter.replayed:
-                    yield _row(face, name, letter)
+                    yield _row(context, name, letter)
 
-    with face.log(reads=True) as log:
-        face.show(rows(log), _COLUMNS)
+    with context.log(reads=True) as log:
+        context.show(rows(log), _COLUMNS)
 
 
-def _row(face: CliContext, app: str, letter: DeadLetter) -> dict[str, Any]:
+def _row(context: CliContext, app: str, letter: DeadLetter) -> dict[str, Any]:
     record = letter.record
-    people = face.form == "table"
+    people = context.form == "table"
     return {
         "app": app,
         "id": letter.offset,
@@ -77,7 +77,7 @@ def _row(face: CliContext, app: str, letter: DeadLetter) -> dict[str, Any]:
 @click.argument("app", metavar="APP")
 @click.argument("number", metavar="ID", type=click.IntRange(0))
 @click.pass_obj
-def show(face: CliContext, app: str, number: int) -> None:
+def show(context: CliContext, app: str, number: int) -> None:
     r"""Show one dead letter with its headers and traceback.
 
     Exit code 1 if there is no dead letter with this ID, 3 if APP has no topic of dead letters.
@@ -89,20 +89,20 @@ def show(face: CliContext, app: str, number: int) -> None:
     """
     from eoslog.app.dead_letters import dead_letter
 
-    with face.log(reads=True) as log:
+    with context.log(reads=True) as log:
         letter = dead_letter(log, app, number)
     record = letter.record
-    row = {**_row(face, app, letter), **row_of(record)}  # type: ignore[arg-type]
+    row = {**_row(context, app, letter), **row_of(record)}  # type: ignore[arg-type]
     row["traceback"] = record.traceback
-    if face.form != "table":
-        face.show_one(row)
+    if context.form != "table":
+        context.show_one(row)
         return
     row["timestamp"] = local_time(record.timestamp)
     trace = row.pop("traceback")
     row.pop("headers", None)
     for name, data in record.headers:
         row[f"header {name}"] = data
-    face.show_one(row)
+    context.show_one(row)
     if trace:
         click.echo("\n" + "\n".join(shown(line) for line in cell(trace).rstrip().splitlines()))
 
@@ -117,7 +117,7 @@ def show(face: CliContext, app: str, number: int) -> None:
 )  # fmt: skip
 @click.pass_obj
 def replay(
-    face: CliContext, app: str, numbers: tuple[int, ...], every: bool, only_task: bool
+    context: CliContext, app: str, numbers: tuple[int, ...], every: bool, only_task: bool
 ) -> None:
     r"""Send dead letters back, each once.
 
@@ -136,8 +136,8 @@ def replay(
 
     if every == bool(numbers):
         raise click.UsageError("give the IDs of dead letters, or --all")
-    with face.log() as log:
+    with context.log() as log:
         sent = send_back(log, app, None if every else numbers, only_task=only_task)
     left = "" if every else f"; sent before: {len(set(numbers)) - len(sent)}"
     owner, to = "its" if len(sent) == 1 else "their", "task" if only_task else "input"
-    face.say(f"sent {counted(len(sent), 'dead letter')} back to {owner} {to}{left}")
+    context.say(f"sent {counted(len(sent), 'dead letter')} back to {owner} {to}{left}")

@@ -38,7 +38,7 @@ _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 )  # fmt: skip
 @click.pass_obj
 def run(
-    face: CliContext,
+    context: CliContext,
     target: str,
     processes: int,
     until: Literal["caught_up"] | None,
@@ -62,13 +62,13 @@ def run(
       eoslog run shop_app:app --create-topics --until caught_up
     """
     app = _app(target)
-    _check_directory(face, app)
+    _check_directory(context, app)
     with view(app.id) as watch:
         _log_to_stderr(log_level.upper())
         if create:
             app.create_topics()
         report = app.run(processes, until, watch=watch)
-    face.say(
+    context.say(
         f"{app.id}: {counted(report.records, 'record')} in "
         f"{counted(report.transactions, 'transaction')}, {report.retried} retried, "
         f"{report.skipped} skipped, {counted(report.dead_letters, 'dead letter')}"
@@ -107,8 +107,8 @@ def _app(target: str) -> App:
     return found
 
 
-def _check_directory(face: CliContext, app: App) -> None:
-    given = face.given.get("-d")
+def _check_directory(context: CliContext, app: App) -> None:
+    given = context.given.get("-d")
     if given and os.path.realpath(given[-1]) != os.path.realpath(app.path):
         raise ConfigError(
             f"-d {given[-1]}: the application {app.id!r} is in {app.path}; leave -d out, or change "

@@ -47,7 +47,7 @@ PICTURE = "eoslog-bench.png"
 )  # fmt: skip
 @click.pass_obj
 def bench(
-    face: CliContext, count: int, size: int, kind: str, seconds: float, picture: str | None
+    context: CliContext, count: int, size: int, kind: str, seconds: float, picture: str | None
 ) -> None:
     """Measure eoslog on this machine, in half a minute.
 
@@ -80,29 +80,29 @@ def bench(
     wanted = PICTURE if picture is None else picture
     if picture and find_spec("matplotlib") is None:
         raise click.UsageError(f"--picture needs matplotlib: {to_install('demo', 'matplotlib')}")
-    where = _existing(Path(face.directory))
+    where = _existing(Path(context.directory))
     with (
         tempfile.TemporaryDirectory(prefix="eoslog-bench-", dir=where) as place,
         eoslog.open(Path(place) / "log", durability=kind) as log,
     ):
         work = Bench(Path(place), log, count, size)
-        passes = _measure(face, work, seconds)
+        passes = _measure(context, work, seconds)
     figures = list(work.figures.values())
-    face.show([_row(figure, work) for figure in figures])
-    face.say(f"{passes} passes, durability {kind}, values of {size} bytes")
+    context.show([_row(figure, work) for figure in figures])
+    context.say(f"{passes} passes, durability {kind}, values of {size} bytes")
     if not work.has_arrow:
-        face.say(f"scan() is left out: it needs pyarrow; {to_install('arrow', 'pyarrow')}")
+        context.say(f"scan() is left out: it needs pyarrow; {to_install('arrow', 'pyarrow')}")
     if wanted:
-        _draw(face, figures, f"eoslog {eoslog.__version__} on {machine()}: "
+        _draw(context, figures, f"eoslog {eoslog.__version__} on {machine()}: "
               f"{size}-byte values, {kind}", wanted)  # fmt: skip
 
 
-def _measure(face: CliContext, work: Bench, seconds: float) -> int:
+def _measure(context: CliContext, work: Bench, seconds: float) -> int:
     from eoslog.commands.bench.work import WrongResult
 
     begun = time.monotonic()
     passes = 0
-    with face.progress(of="") as bar:
+    with context.progress(of="") as bar:
         task = bar.add_task("bench", total=1.0)
         while passes < PASSES or _time_for_more(time.monotonic() - begun, passes, seconds):
             for i, step in enumerate(works := work.works):
@@ -142,14 +142,14 @@ def _row(figure: Figure, work: Bench) -> dict[str, Any]:
     }
 
 
-def _draw(face: CliContext, figures: list[Figure], title: str, path: str) -> None:
+def _draw(context: CliContext, figures: list[Figure], title: str, path: str) -> None:
     if find_spec("matplotlib") is None:
-        face.say(f"no picture: it needs matplotlib; {to_install('demo', 'matplotlib')}")
+        context.say(f"no picture: it needs matplotlib; {to_install('demo', 'matplotlib')}")
         return
     from eoslog.commands.bench import picture
 
     picture.draw(figures, title, path)
-    face.say(f"picture: {os.path.abspath(path)}")
+    context.say(f"picture: {os.path.abspath(path)}")
 
 
 def _existing(path: Path) -> Path:
