@@ -142,11 +142,11 @@ def _wrong(name: str, signature: inspect.Signature, given: Mapping[str, Any]) ->
         if not isinstance(expected, str) or fits(expected, value, key):
             continue
         what = key if name == "__init__" else f"{name}: {key}"
-        return ConfigError(f"{what}: expected {_said(expected, key)}, got {shown(value)}")
+        return ConfigError(f"{what}: expected {_description(expected, key)}, got {shown(value)}")
     return None
 
 
-def _said(expected: str, name: str) -> str:
+def _description(expected: str, name: str) -> str:
     parts = [_ALIASES.get(part, part) for part in _parts(expected, " | ")]
     bits = f" of {_BITS.get(name, 64)} bits" if "int" in parts else ""
     text = f", {_MAX_TEXT_BYTES} bytes of UTF-8 at most" if "str" in parts else ""

@@ -219,13 +219,13 @@ def _segment(
     found: dict[str, Any] = {
         "base_offset": segment.base_offset,
         "size": len(segment.data),
-        "offset_index": _offset_index(segment.beside("index"), segment.base_offset),
-        "time_index": _time_index(segment.beside("timeindex"), segment.base_offset),
+        "offset_index": _offset_index(segment.with_suffix("index"), segment.base_offset),
+        "time_index": _time_index(segment.with_suffix("timeindex"), segment.base_offset),
         "txn_index": [],
         "batches": batches,
     }
     try:
-        found["txn_index"] = _txn_index(segment.beside("txnindex"))
+        found["txn_index"] = _txn_index(segment.with_suffix("txnindex"))
     except CorruptRecord as error:
         found["error"] = str(error)
     if blank:

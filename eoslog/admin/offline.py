@@ -15,7 +15,7 @@ from eoslog.reports import CheckReport, RepairReport
 from eoslog.storage.broker.check import check_kafka
 from eoslog.storage.broker.repair import repair_as_kafka
 from eoslog.storage.check.checker import partition_directories
-from eoslog.storage.check.truncation import batches_behind
+from eoslog.storage.check.truncation import batches_after
 from eoslog.storage.segment.segment import LOG, offsets_in
 
 __all__ = ["check", "repair"]
@@ -117,7 +117,7 @@ def _decisions(path: str) -> dict[tuple[int, int], tuple[str, bool]]:
             continue
         place = os.path.join(path, name)
         first = next(iter(offsets_in(place, LOG)), 0)
-        for batch in batches_behind(place, (first, -1, first)):
+        for batch in batches_after(place, (first, -1, first)):
             for _, _, key, value, _ in () if batch.control else batch.records():
                 try:
                     transactional_id = decode_key(key or b"")

@@ -36,7 +36,7 @@ from eoslog.storage.check.damage import Stretch, find
 from eoslog.storage.check.truncation import (
     METADATA,
     LogPosition,
-    bytes_behind,
+    bytes_after,
     cut_at,
     keep_offsets,
     keep_producer_ids,
@@ -166,7 +166,7 @@ class _Repair:
         skipping.settle_markers(found, self.decisions)
         return found
 
-    def _tell(self, walk: Walk, found: list[Stretch], copies: list[str] | None) -> None:
+    def _report(self, walk: Walk, found: list[Stretch], copies: list[str] | None) -> None:
         """Add stretches to the report."""
         for number, stretch in enumerate(found):
             copy = (copies[number] or None) if copies else None
@@ -181,7 +181,7 @@ class _Repair:
         bad = walk.bad or (walk.short if name != METADATA else None)
         found = self._stretches(walk, points) if walk.bad else []
         if self.mode == "report":
-            self._tell(walk, found, None)
+            self._report(walk, found, None)
             return
         if walk.bad is not None and found:
             # A base offset that is too high shows only at the batch after it, in a sealed segment.
@@ -192,9 +192,9 @@ class _Repair:
                 bad = min(bad, (first.base, first.position, first.first))
             _know_gaps(self.path, walk, bad)
         if bad is not None:
-            self.cut += bytes_behind(walk.path, *bad[:2]) if walk.bad else 0
+            self.cut += bytes_after(walk.path, *bad[:2]) if walk.bad else 0
             copies = keep_what_goes(walk.path, bad, self.now_ms) if walk.bad else []
-            self._tell(walk, found, [copies[0] if copies else ""] * len(found))
+            self._report(walk, found, [copies[0] if copies else ""] * len(found))
             self.kept += copies
             if name == METADATA:
                 kept, told = keep_producer_ids(self.path, bad)
@@ -231,7 +231,7 @@ class _Repair:
                     return
                 self.kept += [copy for copy in copies if copy]
                 self.cut += sum(stretch.size for stretch in found)
-                self._tell(walk, found, copies)
+                self._report(walk, found, copies)
                 self._say(walk, found)
             elif walk.short is not None:
                 kept, told = keep_offsets(walk.path, walk.short, points.get(walk.key, 0))

@@ -177,13 +177,13 @@ class Staged:
         count = 0
         # Read ahead while earlier runs are appended; data in memory is not worth a thread.
         staged = any(piece.data is None for piece in pieces)
-        runs = _runs(pieces, self._let_go)
+        runs = _runs(pieces, self._release)
         with closing(_ahead(runs) if staged else runs) as coming:
             for (topic, partition), run in coming:
                 count += producer.produce_batches(topic, partition, [run], trusted=True)
         return count
 
-    def _let_go(self, piece: _Piece) -> None:
+    def _release(self, piece: _Piece) -> None:
         """Remove a file that was read, or leave it until the job ends."""
         if not piece.may_be_segment:
             self._read += piece.size
@@ -297,7 +297,7 @@ def _parts(pieces: Sequence[_Piece]) -> Iterator[_Piece | list[_Piece]]:
         yield others
 
 
-def _runs(pieces: Sequence[_Piece], let_go: Callable[[_Piece], None]) -> Generator[_Run]:
+def _runs(pieces: Sequence[_Piece], release: Callable[[_Piece], None]) -> Generator[_Run]:
     """Yield runs of batches with their partitions; release each file that was read.
 
     The pieces are read in sections, and a section by partition, in the order of the attempts.
@@ -318,7 +318,7 @@ def _runs(pieces: Sequence[_Piece], let_go: Callable[[_Piece], None]) -> Generat
             buffer, other = other, buffer
         for piece in section:
             if piece.data is None:
-                let_go(piece)
+                release(piece)
         files.failpoint("staging.used")
 
 

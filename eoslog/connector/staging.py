@@ -451,14 +451,14 @@ def sweep(directory: str, older_than_s: float) -> list[str]:
         if not entry.is_dir(follow_symlinks=False):
             continue
         if entry.name.endswith(_DONE) or (
-            _newest(entry.path) < now - max(older_than_s, _asked(entry.path))
+            _newest(entry.path) < now - max(older_than_s, _requested_retention(entry.path))
         ):
             discard_job(directory, entry.name)
             swept.append(entry.name)
     return swept
 
 
-def _asked(folder: str) -> float:
+def _requested_retention(folder: str) -> float:
     """Return the retention that a job requested in seconds, 0 if it requested none."""
     try:
         return float(files.read_file(os.path.join(folder, _RETENTION)))

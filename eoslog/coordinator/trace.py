@@ -15,7 +15,7 @@ logger = get_logger("eoslog.trace")
 TraceListener = Callable[[dict[str, Any]], None]
 
 
-class _Unheard(AbstractContextManager[dict[str, Any]]):
+class _Untraced(AbstractContextManager[dict[str, Any]]):
     """A request without listeners."""
 
     def __enter__(self) -> dict[str, Any]:
@@ -25,7 +25,7 @@ class _Unheard(AbstractContextManager[dict[str, Any]]):
         pass
 
 
-_UNHEARD = _Unheard()
+_UNTRACED = _Untraced()
 
 
 class Trace:
@@ -72,12 +72,12 @@ class Trace:
         The block can add its results to the dict that it gets.
         """
         if not self._listeners:
-            return _UNHEARD
+            return _UNTRACED
         details |= {"producer_id": producer_id, "producer_epoch": producer_epoch}
-        return self._told(name, transactional_id, details)
+        return self._traced(name, transactional_id, details)
 
     @contextmanager
-    def _told(
+    def _traced(
         self, name: str, transactional_id: str | None, event: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
         try:

@@ -255,7 +255,7 @@ class Engine:
 
         def make(references: registry.References) -> Engine:
             return cls(
-                directory.twin(),
+                directory.duplicate(),
                 references,
                 read_only=read_only,
                 properties=properties,

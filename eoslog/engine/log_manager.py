@@ -189,7 +189,7 @@ class OpenPartitions:
         for log in self.holding_removed():
             try:
                 if outdated:
-                    log.segments.begin_anew()
+                    log.segments.clear()
                 elif not log.core.deleted:
                     log.release_removed()
                 else:

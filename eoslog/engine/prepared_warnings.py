@@ -52,12 +52,12 @@ class PreparedWarnings:
             self._transactions.logs.all()  # reads what other processes have written
         for log in blocked:
             try:
-                self._look_at(log, seen)
+                self._check_log(log, seen)
             except EoslogError:
                 continue  # it is deleted or damaged: each call that needs it reports that
         self._warned &= seen
 
-    def _look_at(self, log: PartitionLog, seen: set[str]) -> None:
+    def _check_log(self, log: PartitionLog, seen: set[str]) -> None:
         for producer_id, epoch, first, _ in log.open_transactions():
             found = self._transactions.logs.of_producer(producer_id)
             entry = None if found is None else found[0].prepared((producer_id, epoch))

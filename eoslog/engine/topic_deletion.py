@@ -16,7 +16,7 @@ from collections.abc import Callable
 from eoslog.engine.log_manager import OpenPartitions
 from eoslog.errors import CorruptRecord, DiskFull, StorageError
 from eoslog.shown_paths import get_logger
-from eoslog.storage.directory.directory import remove_partition, remove_renamed, stands
+from eoslog.storage.directory.directory import remove_partition, remove_renamed, still_exists
 from eoslog.storage.directory.session import Session
 from eoslog.storage.format import checkpoints
 from eoslog.storage.fs import files
@@ -56,7 +56,7 @@ class Deletion:
         deleted = dict(self._metadata.deleted)
         gone = [one for one in deleted.values() if one.name == name]
         gone = [] if name in self._metadata.topics else gone
-        half = [one for one in gone if stands(self._session.path, one)]
+        half = [one for one in gone if still_exists(self._session.path, one)]
         for info in half:
             self._finish(info)
         if gone and not half:  # a topic without records may have offsets, but has no directory
@@ -72,7 +72,7 @@ class Deletion:
         half = [
             one
             for one in self._metadata.deleted.values()
-            if one.name == name and stands(self._session.path, one)
+            if one.name == name and still_exists(self._session.path, one)
         ]
         if name in self._metadata.topics or not half:
             half.append(self._record(name))
@@ -89,7 +89,7 @@ class Deletion:
 
     def _finish(self, info: TopicInfo) -> None:
         """Delete offsets and then directories: while one exists, groups may have offsets."""
-        self._let_go(info)
+        self._release(info)
         try:
             self._forget(info)
         except DiskFull:
@@ -111,7 +111,7 @@ class Deletion:
         if info.name not in self._metadata.topics:
             self._forget_topic(info.name, info.topic_id)
 
-    def _let_go(self, info: TopicInfo) -> None:
+    def _release(self, info: TopicInfo) -> None:
         """Mark the topic's slots as deleted, and close its open partitions."""
         for partition in info.partitions.values():
             try:
@@ -126,7 +126,7 @@ class Deletion:
 
         A later call needs these.
         """
-        self._let_go(info)
+        self._release(info)
         for partition in info.partitions.values():
             path = os.path.join(self._session.path, f"{info.name}-{partition.partition}")
             try:
@@ -146,5 +146,5 @@ class Deletion:
         """Complete the deletions that the last session did not complete."""
         remove_renamed(self._session.path)
         for info in list(self._metadata.deleted.values()):
-            if stands(self._session.path, info):
+            if still_exists(self._session.path, info):
                 self._finish(info)

@@ -331,7 +331,7 @@ class KafkaCluster:
             reader.assign([self.kafka.TopicPartition(tp.topic, tp.partition, start)])
             while start < end:
                 for message in reader.consume(_BATCH, WAIT_S):
-                    start = self.position_behind(message)
+                    start = self.position_after(message)
                     if message.error() is None and start <= end:
                         headers = message.headers() or []
                         yield (
@@ -339,7 +339,7 @@ class KafkaCluster:
                             (message.timestamp()[1], message.key(), message.value(), headers),
                         )
 
-    def position_behind(self, message: Any) -> int:
+    def position_after(self, message: Any) -> int:
         """Return the next offset after a message, or at a partition's end.
 
         Raises:

@@ -166,7 +166,7 @@ class _TopicImport:
         moved: dict[TopicPartition, int] = {}
         for message in reader.consume(self._options.records, WAIT_S):
             tp = TopicPartition(message.topic(), message.partition())
-            behind = self._cluster.position_behind(message)
+            behind = self._cluster.position_after(message)
             moved[tp] = max(behind, moved.get(tp, 0))
             if message.error() is None:
                 batch.append(message)

@@ -83,7 +83,7 @@ class Cluster:
     def ends(self, partitions: Any, beginning: bool = False) -> dict[TopicPartition, int]:
         return dict.fromkeys(partitions, 0 if beginning else len(self.messages))
 
-    def position_behind(self, message: Message) -> int:
+    def position_after(self, message: Message) -> int:
         return message.offset() + 1
 
 

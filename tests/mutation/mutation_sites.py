@@ -25,7 +25,7 @@ CORE = (
 
 STATEMENTS = re.compile(
     r"^(flush|flush_many|sync|os_sync|fsync_dir|make_durable|make_names_durable|poison|unlock|unlock_after_recovery"
-    r"|_mark_poisoned|publish_\w+|_?check_\w+|judge_tail)$"
+    r"|_mark_poisoned|publish_\w+|_?check_\w+)$"
 )
 """Calls that stand for themselves: without them the line does nothing."""
 VALUES = {"try_lock": "True", "lock_for_recovery": "0", "is_durable": "True"}

@@ -71,7 +71,7 @@ class Membership:
         self._resubscribed = False
         # Partitions must be released as soon as the open transaction ends.
         self._held_up = False
-        self._telling = False  # a listener is running
+        self._notifying = False  # a listener is running
         # When the next step is due (monotonic seconds).
         self.next_step = 0.0
         self._idle = IdleMember(engine)
@@ -154,7 +154,7 @@ class Membership:
         answer = self._heartbeat(owned)
         self._held_up = bool(answer.to_revoke) and not may_revoke
         if answer.to_revoke and may_revoke:
-            self._let_go(sorted(answer.to_revoke & owned))
+            self._revoke(sorted(answer.to_revoke & owned))
             owned = set(self._subscription.states)
             answer = self._heartbeat(owned)
         self._take_over(sorted(answer.assigned - owned))
@@ -188,11 +188,11 @@ class Membership:
         member.epoch = answer.member_epoch
         return answer
 
-    def _let_go(self, partitions: list[TopicPartition]) -> None:
+    def _revoke(self, partitions: list[TopicPartition]) -> None:
         if not partitions:
             return
         self._commits.before_loss(partitions)
-        self._tell(self._subscription.on_revoke, partitions)
+        self._notify(self._subscription.on_revoke, partitions)
         self._subscription.remove(partitions)
 
     def _take_over(self, partitions: list[TopicPartition]) -> None:
@@ -200,7 +200,7 @@ class Membership:
             return
         self._subscription.add(partitions)
         # The listener comes first, because it may seek to positions that it keeps elsewhere.
-        self._tell(self._subscription.on_assign, partitions)
+        self._notify(self._subscription.on_assign, partitions)
         # The next read of a partition raises these.
         with contextlib.suppress(NoOffset, DatabaseUnavailable):
             states = self._subscription.states
@@ -214,7 +214,7 @@ class Membership:
         lost = self._subscription.on_lost or self._subscription.on_revoke
         try:
             if partitions:
-                self._tell(lost, partitions)
+                self._notify(lost, partitions)
         finally:  # even if the listener raises: other members own the partitions
             self._subscription.remove(partitions)
 
@@ -236,7 +236,7 @@ class Membership:
             return
         member_id = member.member_id
         try:
-            self._let_go(sorted(self._subscription.states))
+            self._revoke(sorted(self._subscription.states))
         finally:
             member.leave()
             self._subscription.remove(list(self._subscription.states))
@@ -244,16 +244,16 @@ class Membership:
 
     def refuse_in_listener(self, call: str) -> None:
         """Raise IllegalState if a listener is running."""
-        if self._telling:
+        if self._notifying:
             raise IllegalState(
                 f"{call}: called inside a rebalance listener; call it after the poll"
             )
 
-    def _tell(self, listener: Listener | None, partitions: list[TopicPartition]) -> None:
+    def _notify(self, listener: Listener | None, partitions: list[TopicPartition]) -> None:
         if listener is None:
             return
-        self._telling = True
+        self._notifying = True
         try:
             listener(self._consumer(), list(partitions))
         finally:
-            self._telling = False
+            self._notifying = False

@@ -109,7 +109,7 @@ class Acknowledger:
             self.settle(item.batch, failure, None if failure else item.result)
             self.waiting.popleft()
 
-    def hand_over(self) -> None:
+    def flush_later(self) -> None:
         """Leave batches that could not be flushed to the log's background thread.
 
         This producer may time out or close before its next flush.

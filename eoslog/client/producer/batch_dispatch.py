@@ -240,7 +240,7 @@ class BatchDispatch:
     ) -> bool:
         head = group[0]
         again = getattr(error, "retriable", False) and head.attempts <= self._config.retries
-        again = again and not self._gone_for_good(head, error)
+        again = again and not self._is_deleted(head, error)
         self._errors.note(head, error, again)
         if again:
             pause = min(self._config.retry_backoff_ms * 2 ** min(head.attempts, 10), 1000)
@@ -272,7 +272,7 @@ class BatchDispatch:
         self._acks.settle(head, error, None)
         return True
 
-    def _gone_for_good(self, batch: ProducerBatch, error: EoslogError) -> bool:
+    def _is_deleted(self, batch: ProducerBatch, error: EoslogError) -> bool:
         """Whether the metadata does not have the partition, so that no retry can succeed.
 
         Kafka's clients retry, because their metadata may be stale. Here metadata is current.

@@ -49,7 +49,7 @@ class Delivery:
         self._metadata = metadata
         self._done = True
         if self._waiters is not None:
-            self._tell()
+            self._notify()
 
     def __repr__(self) -> str:
         if not self._done:
@@ -129,9 +129,9 @@ class Delivery:
             self._waiters.append(fn)
         # The result may have come before the waiter was added: then only this thread sees it.
         if self._done:
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         assert self._waiters is not None
         while True:
             try:

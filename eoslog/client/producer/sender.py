@@ -202,7 +202,7 @@ class Sender:
                 self.acks.flush()
         finally:
             if self.acks.waiting:
-                self.acks.hand_over()
+                self.acks.flush_later()
 
     def _collect(self, now: int, force: bool) -> None:
         self._accumulator._drain(now, force, self._drained)

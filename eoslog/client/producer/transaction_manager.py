@@ -389,7 +389,7 @@ class TransactionManager:
                 if commit:
                     self.fail(error)
                     raise
-                producer_id, epoch = self._initialize_anew(deadline, what)
+                producer_id, epoch = self._initialize_again(deadline, what)
             except EoslogError as error:
                 error = self.explained(error, ErrorCode.PRODUCER_FENCED)
                 failure = self.fail(error, _FATAL_AT_COORDINATOR)
@@ -476,7 +476,7 @@ class TransactionManager:
                 partial(self._engine.transactions.prepared.withdraw, entry), deadline, what
             )
 
-    def _initialize_anew(self, deadline: float, what: str) -> tuple[int, int]:
+    def _initialize_again(self, deadline: float, what: str) -> tuple[int, int]:
         """Get a new producer id for an abort, because the old one is unknown.
 
         The old id has expired, or another producer took over the transactional id. The call names

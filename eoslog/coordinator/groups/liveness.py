@@ -69,7 +69,7 @@ class GroupLiveness:
 
         Topics may have been created, deleted, or got more partitions.
         """
-        gone = self._gone(group) - {member_id}
+        gone = self._exited(group) - {member_id}
         if gone:
             return rebalance.remove(group, {m for m in gone if m is not None}, catalogue)
         members = {m: member.metadata for m, member in group.members.items()}
@@ -77,7 +77,7 @@ class GroupLiveness:
             return rebalance.new_generation(group, members, catalogue)
         return []
 
-    def _gone(self, group: Group) -> set[str | None]:
+    def _exited(self, group: Group) -> set[str | None]:
         gone: set[str | None] = set()
         now = time.monotonic()
         for member_id, member in group.members.items():

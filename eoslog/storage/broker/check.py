@@ -217,7 +217,7 @@ class _Partition:
     def _indexes(
         self, segment: SegmentFiles, starts: list[int], markers: set[int], end: int
     ) -> None:
-        path, base = segment.beside("index"), segment.base_offset
+        path, base = segment.with_suffix("index"), segment.base_offset
         if not os.path.exists(path):
             self._problem(path, 0, "missing; a broker rebuilds it at its next start")
         previous = base - 1
@@ -226,12 +226,12 @@ class _Partition:
             if offset <= previous or offset >= end or i < 0 or starts[i] != at:
                 self._problem(path, 8 * number, f"entry ({offset}, {at}) matches no batch")
             previous = offset
-        path, newest = segment.beside("timeindex"), -1
+        path, newest = segment.with_suffix("timeindex"), -1
         for number, (time, offset) in enumerate(segment_files.read_time_index(path, base)):
             if time < newest or not base <= offset < max(end, base + 1):
                 self._problem(path, 12 * number, f"entry ({time}, {offset}) matches no batch")
             newest = time
-        path = segment.beside("txnindex")
+        path = segment.with_suffix("txnindex")
         try:
             for number, entry in enumerate(segment_files.read_txn_index(path)):
                 if entry.first_offset > entry.last_offset or entry.last_offset not in markers:

@@ -23,7 +23,7 @@ from eoslog.model import (
     TRANSACTION_STATE_TOPIC,
 )
 from eoslog.reports import CheckReport, Problem
-from eoslog.storage.check.truncation import LogPosition, batches_behind, living_partitions
+from eoslog.storage.check.truncation import LogPosition, batches_after, living_partitions
 from eoslog.storage.directory import offset_checkpoints
 from eoslog.storage.directory.directory import is_of_a_directory
 from eoslog.storage.directory.offset_jumps import gaps_to
@@ -358,7 +358,7 @@ class Walk:
     def _damaged(self, base: int, position: int, expected: int, what: str) -> None:
         """Record the first bad batch, and what truncating the log there would lose."""
         self.bad = (base, position, expected)
-        behind = batches_behind(self.path, self.bad)
+        behind = batches_after(self.path, self.bad)
         lost = sum(batch.count for batch in behind if not batch.control)
         kept = f"offsets below {expected} are intact"
         tail = f"{lost} intact records follow" if lost else "no intact records follow"

@@ -264,9 +264,9 @@ class _Finder:
             return
         after = (lost.base_sequence + stretch.last - stretch.first + 1) & 0x7FFFFFFF
         if (batch.producer_epoch, batch.base_sequence) == (lost.producer_epoch, after):
-            self._believe(stretch, lost, batch.transactional)
+            self._accept(stretch, lost, batch.transactional)
 
-    def _believe(self, stretch: Stretch, lost: Lost, transactional: bool) -> None:
+    def _accept(self, stretch: Stretch, lost: Lost, transactional: bool) -> None:
         lost = replace(lost, transactional=transactional)  # its own bit is not confirmed
         stretch.producer = lost
         last = (lost.base_sequence + stretch.last - stretch.first) & 0x7FFFFFFF
@@ -303,7 +303,7 @@ class _Finder:
         elif producer >= 0 and epoch >= 0 and sequence >= 0:
             lost = Lost(producer, epoch, sequence, bool(attributes & _TRANSACTIONAL))
             if known is not None and known[:2] == (epoch, (sequence - 1) & 0x7FFFFFFF):
-                self._believe(stretch, lost, known[2])
+                self._accept(stretch, lost, known[2])
             else:
                 self._unconfirmed[producer] = stretch, lost
 

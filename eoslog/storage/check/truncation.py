@@ -251,10 +251,10 @@ def reached(path: str, place: LogPosition, flushed: int) -> int:
             end = max(end, first + count)
         elif first > offset and _core.crc32c(whole[position + 21 : position + 12 + size]) == crc:
             end = max(end, offset + last + 1)  # only the base offset is wrong
-    return max([end, *(batch.last_offset + 1 for batch in batches_behind(path, place))])
+    return max([end, *(batch.last_offset + 1 for batch in batches_after(path, place))])
 
 
-def batches_behind(path: str, place: LogPosition) -> Iterator[_core.Batch]:
+def batches_after(path: str, place: LogPosition) -> Iterator[_core.Batch]:
     """Yield the valid batches after damage, in its segment and later ones, also after more damage.
 
     Only batches of format v2 with a right CRC.
@@ -276,7 +276,7 @@ def _whole_batches(data: bytes | mmap.mmap, at: int, offset: int) -> Iterator[_c
         at, offset = found + batch.size, batch.last_offset + 1
 
 
-def bytes_behind(path: str, base: int, position: int) -> int:
+def bytes_after(path: str, base: int, position: int) -> int:
     """Return how many bytes a truncation at a position removes from a partition."""
     logs = [os.path.join(path, file_name(b, LOG)) for b in offsets_in(path, LOG) if b >= base]
     return sum(map(os.path.getsize, logs)) - position

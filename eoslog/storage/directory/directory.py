@@ -194,7 +194,7 @@ def remove_partition(root: str, topic: str, partition: int, topic_id: bytes) -> 
         files.remove_tree(gone)
 
 
-def stands(root: str, info: TopicInfo) -> bool:
+def still_exists(root: str, info: TopicInfo) -> bool:
     """Whether a directory of a deleted topic still exists."""
     paths = (os.path.join(root, f"{info.name}-{number}") for number in info.partitions)
     return any(

@@ -256,7 +256,7 @@ class Processes:
         other = namespace not in (0, self._own_namespace)
         now = None if other else start_and_state(pid)
         if now is not None and now[0] == ticks:
-            stopped = _stands_still(pid, now[1])
+            stopped = _is_suspended(pid, now[1])
             return Process(pid, pid, command_of(pid), since, stopped, False, number, nonce)
         # Another namespace, or the pid belongs to another process now.
         visible = self._holder(PROCESS_FILE, number)
@@ -264,7 +264,7 @@ class Processes:
             return Process(pid, None, None, since, None, other or ticks != 0, number, nonce)
         other = other or namespace_of(visible) not in (0, self._own_namespace)
         now = start_and_state(visible)
-        state = None if now is None else _stands_still(visible, now[1])
+        state = None if now is None else _is_suspended(visible, now[1])
         if other:
             return Process(pid, visible, None, since, state, True, number, nonce)
         return Process(visible, visible, command_of(visible), since, state, False, number, nonce)
@@ -320,7 +320,7 @@ class Processes:
                 found.append(
                     Process(
                         pid, pid, None if other else command_of(pid), started_ms(pid),
-                        None if now is None else _stands_still(pid, now[1]), other,
+                        None if now is None else _is_suspended(pid, now[1]), other,
                         read_only=PROCESS_FILE not in opener.opened,
                     )
                 )  # fmt: skip
@@ -346,10 +346,10 @@ def lock_text(session: ProcessTable, slot: int, kind: str, pid: int = 0) -> str:
 def is_stopped(pid: int) -> bool:
     """Whether a process was stopped by a signal, or its control group is frozen."""
     now = start_and_state(pid)
-    return now is not None and _stands_still(pid, now[1])
+    return now is not None and _is_suspended(pid, now[1])
 
 
-def _stands_still(pid: int, state: str) -> bool:
+def _is_suspended(pid: int, state: str) -> bool:
     return state in _STOPPED or frozen_cgroup(pid) is not None
 
 

@@ -172,7 +172,7 @@ class LegacyBatch:
         if value is None:
             raise CorruptRecord("compressed message has no value", position=self.position)
         if codec == 3 and self.magic == 0:
-            value = _mend_lz4(value)
+            value = _repair_lz4(value)
         unfolded = codecs.decompress(codecs.CODECS[codec], value)
         return self._unwrap(unfolded, strict)
 
@@ -324,7 +324,7 @@ def as_v2(data: Any, position: int, size: int) -> tuple[bytes, int]:
     return b"".join(out), end
 
 
-def _mend_lz4(frame: bytes) -> bytes:
+def _repair_lz4(frame: bytes) -> bytes:
     """Return a format 0 frame with the right header checksum."""
     if frame[:4] != _LZ4_MAGIC or len(frame) < 7:
         return frame

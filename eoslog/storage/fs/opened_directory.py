@@ -72,7 +72,7 @@ class OpenedDirectory:
             return False
         return (status.st_dev, status.st_ino) == self.identity
 
-    def twin(self) -> OpenedDirectory:
+    def duplicate(self) -> OpenedDirectory:
         """Return an object for the same directory, with its own descriptor."""
         return OpenedDirectory(self.path, os.dup(self.fd))
 
@@ -98,9 +98,9 @@ class OpenedDirectory:
         except OSError as error:
             if error.errno not in _GONE:
                 return ""  # the disk fails, or access is denied: nothing is known
-            return f"the log directory was {self._fate()}"
+            return f"the log directory was {self._condition()}"
         if (there.st_dev, there.st_ino) != self.identity:
-            return f"the path leads to another directory, and the log's was {self._fate()}"
+            return f"the path leads to another directory, and the log's was {self._condition()}"
         for name, fd in self._marks.items():
             try:
                 found = os.stat(os.path.join(self.root, name))
@@ -113,7 +113,7 @@ class OpenedDirectory:
                 return f"another log was written over this one ({name} is another file)"
         return ""
 
-    def _fate(self) -> str:
+    def _condition(self) -> str:
         if self.removed:
             return "removed"
         try:
@@ -141,9 +141,9 @@ class OpenedDirectory:
             return self.look() is None
         if self.removed:
             return False
-        return all(self._stands(name, fd) for name, fd in self._marks.items())
+        return all(self._keeps_name(name, fd) for name, fd in self._marks.items())
 
-    def _stands(self, name: str, fd: int) -> bool:
+    def _keeps_name(self, name: str, fd: int) -> bool:
         try:
             found, own = os.stat(os.path.join(self.root, name)), os.fstat(fd)
         except OSError:

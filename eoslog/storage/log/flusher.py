@@ -300,15 +300,15 @@ class LogFlusher:
         try:
             if leads:
                 self._core.begin_flush(target)
-            self._flush_what_stands(done, target, wait=not leads)
+            self._flush_remaining(done, target, wait=not leads)
             self._core.publish_durable(target, time.monotonic_ns() - started)
         except BaseException:
             if leads:
                 self._core.give_up_flush()
             raise
-        self._let_go(target)
+        self._release(target)
 
-    def _flush_what_stands(self, done: int, target: int, *, wait: bool) -> None:
+    def _flush_remaining(self, done: int, target: int, *, wait: bool) -> None:
         """Flush [done, target), except for what others have made durable or deleted in the
         meantime.
 
@@ -358,7 +358,7 @@ class LogFlusher:
             files.fsync_dir(self._context.path)
         files.failpoint("flush.after")
 
-    def _let_go(self, durable: int) -> None:
+    def _release(self, durable: int) -> None:
         """Close the descriptors of segments that are entirely below `durable`.
 
         The fold's segment stays open, even if other processes have rolled since, because the fold
@@ -383,7 +383,7 @@ class LogFlusher:
         """
         with _core.TryMutex(self._flushing) as mine:
             if mine:
-                self._let_go(max(self._core.durable_end, self._core.log_start))
+                self._release(max(self._core.durable_end, self._core.log_start))
         self._core.pass_flush_on()  # to a thread that found the mutex taken
         self.close_retired()
 

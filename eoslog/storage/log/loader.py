@@ -45,7 +45,7 @@ from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.log.producer_expiry import last_in_use, written_before
 from eoslog.storage.log.segment_writer import FoldStart
 from eoslog.storage.log.settings import FOR_EVER
-from eoslog.storage.log.torn_tails import judge_tail, lost_before, refuse_gap
+from eoslog.storage.log.torn_tails import check_tail, lost_before, refuse_gap
 from eoslog.storage.segment import seals
 from eoslog.storage.segment.producer_snapshots import (
     agrees_with_snapshot,
@@ -154,7 +154,7 @@ def _read_apart(log: PartitionLog, last: LastSession) -> None:
         if core.session != log.session.control.session:
             raise
     if core.published_segments_version != log.segments.listed.version:
-        log.segments.begin_anew()  # a writer has recovered the partition in the meantime
+        log.segments.clear()  # a writer has recovered the partition in the meantime
     core.load(0, b"")  # a reader with writers keeps no producer state
 
 
@@ -243,7 +243,7 @@ def scan_for_reader(
                 return scan_for_reader(log, last, names, distrust=True)
             refuse_gap(log.context, scan, before, active=not later)
             if scan.fault is not None:
-                judge_tail(log.context, scan, later, last)
+                check_tail(log.context, scan, later, last)
             elif later:
                 scan.times += core.final_time_entry()
             log.segment(base).use_index(
@@ -294,7 +294,7 @@ def recover_for_writer(
                 return recover_for_writer(log, last, names, distrust=True)
             refuse_gap(log.context, scan, before, active=not later)
             if scan.fault is not None:
-                judge_tail(log.context, scan, later, last)
+                check_tail(log.context, scan, later, last)
             elif later:
                 scan.times += core.final_time_entry()
             settled &= scan.fault is None and (not scan.aborted or fds[3] >= 0)

@@ -505,6 +505,6 @@ class PartitionLog:
             self.reader.derived.write_again(self.cleaner_lock)
         self.writer_files.close()
         if deleted:
-            self.segments.begin_anew()
+            self.segments.clear()
         else:
             self.segments.close()

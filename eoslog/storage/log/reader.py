@@ -147,7 +147,7 @@ class LogReader:
         base, position, least = self._locate(start, wait)
         need = 0
         if base > start and start < end:
-            base, position = self._behind(-1, start, end, wait), 0
+            base, position = self._following(-1, start, end, wait), 0
             least = base
         while start < end and (left > 0 or not out):
             segment = segments.segment(base)
@@ -200,12 +200,12 @@ class LogReader:
                 if first == at:
                     return
                 continue
-            base, position, need = self._behind(base, start, end, wait), 0, 0
+            base, position, need = self._following(base, start, end, wait), 0, 0
             if base < 0:
                 return
             least = base
 
-    def _behind(self, base: int, start: int, end: int, wait: bool) -> int:
+    def _following(self, base: int, start: int, end: int, wait: bool) -> int:
         """Return the next segment after this one, whose records end at `start`; -1 if there is
         none.
 

@@ -39,7 +39,7 @@ class Listing(NamedTuple):
     active: int = -1
 
 
-def _nobody_finishes() -> bool:
+def _cannot_finish() -> bool:
     """Report that a read-only reader cannot finish a swap: it takes no locks."""
     return False
 
@@ -56,7 +56,7 @@ class SegmentList:
     """
 
     def __init__(
-        self, context: LogContext, finish_swap: Callable[[], bool] = _nobody_finishes
+        self, context: LogContext, finish_swap: Callable[[], bool] = _cannot_finish
     ) -> None:
         """Begin without a list and without open segments.
 
@@ -181,7 +181,7 @@ class SegmentList:
         with self._mutex:
             self.listed = self.listed._replace(version=_OUTDATED)
 
-    def begin_anew(self) -> None:
+    def clear(self) -> None:
         """Drop the list and all open segments."""
         with self._mutex:
             self._segments.clear()

@@ -22,13 +22,13 @@ from eoslog.storage.segment.segment import HEADER_SIZE, LOG, file_name
 
 logger = get_logger("eoslog.storage")
 
-__all__ = ["judge_tail", "lost_before", "refuse_gap", "valid_batch_after"]
+__all__ = ["check_tail", "lost_before", "refuse_gap", "valid_batch_after"]
 
 
 def lost_before(context: LogContext, base: int, last: LastSession) -> bool:
     """Whether a power loss took the batches between the end of a segment and the next one's base.
 
-    Such batches were never flushed, so the caller drops all later segments, as in `judge_tail`. A
+    Such batches were never flushed, so the caller drops all later segments, as in `check_tail`. A
     gap below a durable or cleaned offset is legitimate: Kafka's cleaner may remove the last batches
     of a segment (eoslog's keeps the last one).
     """
@@ -82,7 +82,7 @@ def _size(path: str, base: int) -> int:
     return files.size(os.path.join(path, file_name(base, LOG)))
 
 
-def judge_tail(context: LogContext, scan: SegmentScan, later: list[int], last: LastSession) -> None:
+def check_tail(context: LogContext, scan: SegmentScan, later: list[int], last: LastSession) -> None:
     """Raise CorruptRecord if the bad batch at the end of a scan was durable. Otherwise it is torn.
 
     Complete batches after it prove nothing: a power loss keeps any subset of unflushed pages.

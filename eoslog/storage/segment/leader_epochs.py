@@ -49,14 +49,14 @@ def of_log(path: str, name: str, newest: int) -> _core.LeaderEpochs:
 
 
 def _made(name: str, entries: list[tuple[int, int]]) -> _core.LeaderEpochs:
-    def tell(offset: int, said: int, known: int) -> None:
+    def warn(offset: int, said: int, known: int) -> None:
         logger.warning(
             "%s: batch at offset %d has leader epoch %d, but %s says %d; the records are intact "
             "(`eoslog check` lists such batches)",
             name, offset, said, LEADER_EPOCH_CHECKPOINT, known,
         )  # fmt: skip
 
-    return _core.LeaderEpochs(entries, tell)
+    return _core.LeaderEpochs(entries, warn)
 
 
 def _unknown(name: str, why: str) -> _core.LeaderEpochs:

@@ -119,7 +119,7 @@ class SegmentFiles:
                     self._data = np.memmap(self.path, np.uint8, "r")
         return self._data
 
-    def beside(self, suffix: str) -> str:
+    def with_suffix(self, suffix: str) -> str:
         """Return the path of the file with another suffix (`index`, `timeindex`, `txnindex`)."""
         return self.path.removesuffix(".log") + "." + suffix
 
@@ -254,7 +254,7 @@ class SegmentFiles:
 
     def position_of(self, offset: int) -> int:
         """Return the position of a batch at or before an offset, from the offset index if valid."""
-        index = read_offset_index(self.beside("index"), self.base_offset)
+        index = read_offset_index(self.with_suffix("index"), self.base_offset)
         for last_offset, position in reversed(index):
             if last_offset <= offset:
                 try:
@@ -446,7 +446,7 @@ def open_before(segments: list[SegmentFiles]) -> dict[int, int]:
     """Return the transactions open at the first segment's base, {id: offset}, from its snapshot."""
     first = segments[0]
     try:
-        entries = read_snapshot(first.beside("snapshot"))
+        entries = read_snapshot(first.with_suffix("snapshot"))
     except (FileNotFoundError, CorruptRecord):
         return {}
     return {

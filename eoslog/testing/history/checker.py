@@ -74,7 +74,7 @@ class Facts:
         self.places[value].add((partition, offset))
         self.contents[partition, offset].add(value)
 
-    def judged(self, write: Write) -> bool:
+    def covers(self, write: Write) -> bool:
         """Return whether the drain covers this write: it may be below the log start."""
         drain = self.history.drains.get(write.partition)
         if drain is None:
@@ -93,7 +93,7 @@ class Facts:
         """Return whether it was committed, by its end or its writes; None is unknown."""
         if txn.outcome != "info":
             return txn.outcome == "ok"
-        judged = [w.value in self.found for w in txn.writes if self.judged(w)]
+        judged = [w.value in self.found for w in txn.writes if self.covers(w)]
         return any(judged) if judged else None
 
 
@@ -130,7 +130,7 @@ def _isolation(facts: Facts) -> Found:
 def _losses(facts: Facts) -> Found:
     for write in facts.history.writes.values():
         promised = write.txn is not None or write.acks not in facts.lossy
-        gone = write.value not in facts.found and facts.judged(write)
+        gone = write.value not in facts.found and facts.covers(write)
         if write.outcome == "ok" and promised and gone:
             yield "lost-write", f"{write.value!r} of {write.process}, {write.partition}"
     for read in facts.history.reads:
@@ -143,7 +143,7 @@ def _losses(facts: Facts) -> Found:
 
 def _wholeness(facts: Facts) -> Found:
     for txn in facts.history.txns.values():
-        judged = [write for write in txn.writes if facts.judged(write)]
+        judged = [write for write in txn.writes if facts.covers(write)]
         there = [write for write in judged if write.value in facts.found]
         if txn.outcome != "fail" and there and len(there) < len(judged):
             missing = next(w.value for w in judged if w.value not in facts.found)

@@ -63,7 +63,7 @@ def rejection(option: str) -> str | None:
     return _REFUSED.get(option.removeprefix(_PREFIX)) if option.startswith(_PREFIX) else None
 
 
-def tell_ignored(options: frozenset[str]) -> None:
+def warn_ignored(options: frozenset[str]) -> None:
     """Warn about ignored settings from which a user may expect an effect."""
     told = {name for name in options if is_ignored(name)}
     _warn(frozenset(name for name in told if name.removeprefix(_PREFIX) not in _SILENT))

@@ -257,7 +257,7 @@ class _Values:
                 near = difflib.get_close_matches(name, _KNOWN, n=1)
                 hint = f"; did you mean '{_KNOWN[near[0]]}'?" if near else ""
                 raise ConfigError(f"unknown option '{name}' = {shown(self.raw[name])}{hint}")
-        kafka_settings.tell_ignored(frozenset(self.raw))
+        kafka_settings.warn_ignored(frozenset(self.raw))
 
     def text(self, name: str) -> str | None:
         return self.raw.get(name.lower())

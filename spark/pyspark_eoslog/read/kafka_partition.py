@@ -149,7 +149,7 @@ class KafkaLayoutPartition:
             segment = self._segments[number]
             if segment.base_offset in snapshots:
                 try:
-                    read_snapshot(segment.beside("snapshot"))
+                    read_snapshot(segment.with_suffix("snapshot"))
                 except CorruptRecord:
                     continue
                 return number

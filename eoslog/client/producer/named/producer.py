@@ -273,7 +273,7 @@ class NamedProducer(NamedTransactions):
         place = ids.place(topic, key, partition)
         topic_id = ids.admit(place, publishing_id)
         if topic_id is None:
-            self._tell_duplicate(place, on_delivery)
+            self._report_duplicate(place, on_delivery)
             return
         before = self.produced
         ids.doubtful = True
@@ -307,7 +307,7 @@ class NamedProducer(NamedTransactions):
                 self._own.drop_last()
             raise
 
-    def _tell_duplicate(self, place: TopicPartition, on_delivery: OnDelivery | None) -> None:
+    def _report_duplicate(self, place: TopicPartition, on_delivery: OnDelivery | None) -> None:
         if on_delivery is None:
             return
         known = RecordMetadata(place.topic, place.partition, -1, -1, duplicate=True)
