@@ -168,7 +168,6 @@ class LogReader:
             least = max(least, next_offset)
             if base_offset >= 0:
                 found = position + first - at
-                self._check_reach(base, next_offset, found)
                 if end < self._core.log_end or size - stop < HEADER_SIZE:
                     self._check_beyond(base, found + stop - first, next_offset, end)
                 data = _sub(buffer, first, stop)
@@ -194,7 +193,13 @@ class LogReader:
                 need = needed
                 continue
             if size and position < published:
-                self._check_header(buffer, first, base, position, needed)
+                if needed:  # no CRC covers the length
+                    raise CorruptRecord(
+                        f"{self.name}: the header says {needed} bytes, but {published - position} "
+                        "are published from there on; run `eoslog repair`",
+                        path=segment.path(),
+                        position=position,
+                    )
                 self._check_beyond(base, position, max(least, next_offset), end)
                 need = 0  # the buffer ended between batches
                 if first == at:
@@ -236,20 +241,6 @@ class LogReader:
         end = self._published_end(base)
         return segment.size() if end is None else end
 
-    def _check_header(self, buffer: Any, at: int, base: int, position: int, needed: int) -> None:
-        """Raise CorruptRecord if a published batch has an impossible length or base offset.
-
-        No CRC covers these two fields.
-        """
-        offset = int.from_bytes(bytes(buffer[at : at + 8]), "big", signed=True)
-        if needed or offset >= self._core.log_end:
-            raise CorruptRecord(
-                f"{self.name}: batch has base offset {offset} and {needed or 'enough'} bytes, but "
-                f"the log ends at offset {self._core.log_end}; run `eoslog repair`",
-                path=self._segments.segment(base).path(),
-                position=position,
-            )
-
     def _check_reach(self, base: int, next_offset: int, position: int) -> None:
         """Raise CorruptRecord if batches reach into the next segment, or beyond the log end.
 
@@ -285,7 +276,8 @@ class LogReader:
             buffer, at, _ = segment.view(
                 position, HEADER_SIZE, HEADER_SIZE, partial(self._published_end, base)
             )
-            found, length, magic, delta = _BATCH_START.unpack_from(buffer, at)
+            head = _sub(buffer, at, at + HEADER_SIZE)
+            found, length, magic, delta = _BATCH_START.unpack_from(head)
             if found < expected:
                 raise CorruptRecord(
                     f"{self.name}: offsets go back: base offset {found}, expected {expected} or "
