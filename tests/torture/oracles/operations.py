@@ -1,10 +1,10 @@
 """Every reader and every deletion of a directory, with its correct results.
 
-`fill` creates the directory: two topics (transactions, aborts, several segments, one topic
-compacted) and two groups. `learn` notes what the undamaged directory returns. After a damage, a
-reader may return the same, or raise one of eoslog's errors after a correct beginning. A
-deletion may remove what is due, or raise. It never removes anything else, and the log start
-that it leaves is correct.
+`fill` creates the directory: three topics (transactions, aborts, several segments, one topic
+compacted), two groups, and what `undecided.fill` adds. `learn` notes what the undamaged directory
+returns. After a damage, a reader may return the same, or raise one of eoslog's errors after a
+correct beginning. A deletion may remove what is due, or raise. It never removes anything else, and
+the log start that it leaves is correct.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import eoslog
 from eoslog import Producer, TopicPartition
 from eoslog.errors import EoslogError
 from eoslog.model import OffsetAndMetadata
+from tests.torture.oracles import undecided
+from tests.torture.oracles.results import Known, Wrong, same
 
 START_MS = 1_700_000_000_000
 TICK_MS = 60_000
@@ -33,13 +35,8 @@ SETTINGS = {
 }
 PARTITIONS = (TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0))
 """Those that are read by partition, looked up by time, and deleted from."""
-Known = dict[str, Any]
 Operation = Callable[[eoslog.Log, Known], None]
 Row = tuple[str, int, int, int, bytes | None, bytes | None]
-
-
-class Wrong(AssertionError):
-    """A reader got what is not in the log, or a deletion took what was not due."""
 
 
 def timestamp_of(tick: int) -> int:
@@ -92,6 +89,7 @@ def fill(path: str | os.PathLike[str]) -> eoslog.Log:
     log.delete_records({TopicPartition("a", 1): 2})
     for tp in (*PARTITIONS, TopicPartition("c", 0)):
         log._engine.partition(tp.topic, tp.partition).flush()
+    undecided.fill(log)
     return log
 
 
@@ -100,12 +98,6 @@ def row_of(record: Any) -> Row:
     return (
         record.topic, record.partition, record.offset, record.timestamp, record.key, record.value,
     )  # fmt: skip
-
-
-def same(found: Any, wanted: Any, what: str) -> None:
-    """Raise where a result is another one."""
-    if found != wanted:
-        raise Wrong(f"{what}: {str(found)[:200]} instead of {str(wanted)[:200]}")
 
 
 def stream(records: Iterable[Any], wanted: list[Row], what: str) -> None:
@@ -238,6 +230,7 @@ READERS: dict[str, Operation] = {
     "groups": groups,
     "snapshot": snapshot,
     "segments": segments,
+    **undecided.READERS,
 }
 
 
@@ -341,7 +334,9 @@ DELETIONS: dict[str, Operation] = {
     "up to": up_to,
     "compacted": partial(compacted, "c"),
     "all cleaned": partial(compacted, None),
+    **undecided.DECISIONS,
 }
+"""What deletes or decides; the last one after readers."""
 
 
 # --- what is right --------------------------------------------------------------------------------
@@ -371,6 +366,7 @@ def learn(copy: Callable[[], Path]) -> Known:
             for tp in PARTITIONS
             for isolation in ("read_committed", "read_uncommitted")
         }
+        known |= undecided.learn(log)
     shutil.rmtree(path)
     known["starts after"] = {}
     for name in RETENTIONS:
@@ -394,6 +390,7 @@ def require_variety(known: Known) -> None:
     assert all(known["starts"][tp] < after[6][tp] < known["ends"][tp] for tp in PARTITIONS), after
     assert len(known["read"]) < len(known["uncommitted"])
     assert known["groups"] == {"g a-0": 22, "h a-1": 7}
+    undecided.require_variety(known)
 
 
 # --- trying them ----------------------------------------------------------------------------------

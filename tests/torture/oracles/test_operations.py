@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+import eoslog
 from tests.torture.harnesses.damaged import Templates
+from tests.torture.oracles import undecided
 from tests.torture.oracles.operations import DELETIONS, PARTITIONS, READERS, RETENTIONS, attempts
 
 pytestmark = pytest.mark.process
@@ -64,6 +66,16 @@ def changed(templates: Templates) -> dict[str, Any]:
     known["deleted to"] -= 1
     for name in RETENTIONS:  # what is deleted is one more than what is due
         known["starts after"][name][tp] -= 1
+    inline = next(token for token, found in known["pending"].items() if found[0] == "inline")
+    known["pending"][f"{inline}0"] = known["pending"][inline]
+    token = next(iter(known["outcomes"]))
+    opposite = {eoslog.Outcome.COMMIT: eoslog.Outcome.ABORT}
+    known["outcomes"][token] = opposite.get(known["outcomes"][token], eoslog.Outcome.COMMIT)
+    known["positions"][undecided.SOURCE] += 1
+    known["ids"][0] += 1
+    known["staged offset"] += 1
+    for rows in known["undecided"].values():
+        rows[-1] = (*rows[-1][:-1], b"another value")
     return known
 
 
