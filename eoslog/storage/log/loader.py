@@ -11,7 +11,8 @@ derived files, and then publishes the log end.
                 included: a power loss keeps any subset of unflushed pages |
 | a damaged batch that was flushed | raises CorruptRecord and changes nothing: there is no replica |
 | a gap between batches | raises CorruptRecord in the last segment: appends leave no gap, so a base
-                         offset is damaged |
+                         offset is damaged; also between segments, if a transaction is open
+                         there, because its end may be missing |
 | missing, stale or premature index entries | rebuilds the index from the scanned batches |
 | a torn producer snapshot | detects it by CRC, deletes it, and loads the next older one |
 | unflushed, intact bytes | flushes them before they are published |
@@ -45,7 +46,12 @@ from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.log.producer_expiry import last_in_use, written_before
 from eoslog.storage.log.segment_writer import FoldStart
 from eoslog.storage.log.settings import FOR_EVER
-from eoslog.storage.log.torn_tails import check_tail, lost_before, refuse_gap
+from eoslog.storage.log.torn_tails import (
+    check_tail,
+    lost_before,
+    refuse_gap,
+    refuse_lost_markers,
+)
 from eoslog.storage.segment import seals
 from eoslog.storage.segment.producer_snapshots import (
     agrees_with_snapshot,
@@ -230,6 +236,8 @@ def scan_for_reader(
     for i, base in enumerate(todo):
         if i and lost_before(log.context, base, last):
             break
+        if i:
+            refuse_lost_markers(log.context, base, os.path.join(path, file_name(todo[i - 1], LOG)))
         later = todo[i + 1 :]
         verify = distrust or (not last.clean and base >= verify_from)
         where = os.path.join(path, file_name(base, LOG))
@@ -279,6 +287,8 @@ def recover_for_writer(
         if i and lost_before(log.context, base, last):
             _drop_segments(path, todo[i:])
             break
+        if i:
+            refuse_lost_markers(log.context, base, os.path.join(path, file_name(todo[i - 1], LOG)))
         later = todo[i + 1 :]
         verify = distrust or (not last.clean and base >= verify_from)
         doubtful = verify and not last.clean and (log.strict or last.poisoned)

@@ -22,7 +22,7 @@ from eoslog.storage.segment.segment import HEADER_SIZE, LOG, file_name
 
 logger = get_logger("eoslog.storage")
 
-__all__ = ["check_tail", "lost_before", "refuse_gap", "valid_batch_after"]
+__all__ = ["check_tail", "lost_before", "refuse_gap", "refuse_lost_markers", "valid_batch_after"]
 
 
 def lost_before(context: LogContext, base: int, last: LastSession) -> bool:
@@ -71,6 +71,33 @@ def refuse_gap(
     if gap is None or gap.end <= context.cleaned_by_a_broker():
         return
     raise raised_base(context.name, path, gap)
+
+
+def refuse_lost_markers(context: LogContext, base: int, path: str) -> None:
+    """Raise CorruptRecord if the end of a transaction may be lost before a segment.
+
+    The fold would take the transaction as open: readers would wait at its first record, without an
+    error, or its records would share the outcome of a later transaction.
+
+    Args:
+        context: the partition's, with the fold at the end of the segment before.
+        base: the base of the segment.
+        path: the log file of the segment before.
+
+    Raises:
+        CorruptRecord: if offsets before `base` are missing, a transaction is open there, and no
+            cleaner of a broker has removed them; nothing was changed.
+    """
+    end = context.core.next_offset
+    if end >= base or base <= context.cleaned_by_a_broker() or not context.core.open_transactions():
+        return
+    raise CorruptRecord(
+        f"{context.name}: offsets {end} to {base - 1}, after {os.path.basename(path)}, are "
+        "missing, and may include the end of a transaction that began before them. Nothing was "
+        "changed; put the right file back, or run `eoslog repair`",
+        path=path,
+        position=files.size(path),
+    )
 
 
 def _known_durable(context: LogContext, last: LastSession) -> int:

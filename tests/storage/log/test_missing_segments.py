@@ -6,6 +6,7 @@ Segments that retention and compaction delete are not a loss: their own tests re
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,35 @@ def test_a_scan_that_starts_after_a_missing_segment_reads_to_the_end(log: Any) -
     take_away(log, bases[1])
     table = log.scan("t", start=bases[2]).to_table()
     assert table["offset"].to_pylist() == list(range(bases[2], 20))
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("how", ["removed", "emptied"])
+def test_field_A_a_lost_marker_is_reported_and_does_not_block_readers(
+    tmp_path: Path, how: str, read_only: bool
+) -> None:
+    """After a kill, its transaction would stay open, without an error."""
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("t", config=CONFIG)
+        part = log._engine.partition("t", 0)
+        producer = log.producer(transactional_id="p", linger_ms=0)
+        producer.init_transactions()
+        with producer.transaction() as tx:
+            tx.produce("t", b"x" * 400)
+            producer.flush()
+            part.roll()
+        for size in (300, 600, 10):
+            part.append(batch(1, size=size))
+        part.roll()
+        part.append(batch(1))
+        part.flush()
+        shutil.copytree(log.path, tmp_path / "killed")
+        producer.close()
+    file = sorted((tmp_path / "killed" / "t-0").glob("*.log"))[1]
+    file.unlink() if how == "removed" else file.write_bytes(b"")
+    with eoslog.open(tmp_path / "killed", read_only=read_only) as log:
+        with pytest.raises(CorruptRecord, match="offsets 1 to .* may include the end of a trans"):
+            list(log.read("t"))
 
 
 def test_check_names_the_offsets_of_a_missing_segment(log: Any) -> None:
