@@ -271,10 +271,18 @@ class StagedTransactions:
                 if now is None or now.state is not TransactionState.PREPARE_COMMIT:
                     return
                 self._leave_to_another(clog.get(name), name)
+                identity = transactions.init(name, _TIMEOUT_MS)
                 try:
-                    self._deliver(clog, name, transactions.init(name, _TIMEOUT_MS), now)
+                    self._deliver(clog, name, identity, now)
                 except _LOST:
                     attempts.again()
+                except BaseException:
+                    # Readers of the topics that took their part would wait for the timeout.
+                    with contextlib.suppress(EoslogError):
+                        transactions.end_txn(
+                            name, identity.producer_id, identity.producer_epoch, False
+                        )
+                    raise
 
     def _delivery_id(self, key: TransactionKey, number: int) -> str:
         """Return the id of the delivery, whose C partition must be that of the record."""

@@ -146,6 +146,23 @@ def test_row_N03_a_payload_of_another_transaction_is_not_delivered(tmp_path):
         assert committed(log, "orders") == [b"kept"]
 
 
+def test_a_delivery_that_fails_blocks_no_reader_of_the_other_topics(log):
+    producer = initialised(log)
+    producer.begin_transaction(mode="staged")
+    producer.produce("orders", b"1", partition=0)
+    producer.produce("paid", b"x" * 500, partition=0)
+    state = producer.prepare_transaction()
+    log.alter_topic("paid", {"max.message.bytes": 300})
+    with pytest.raises(errors.RecordTooLarge):
+        log.resolve(state.token, Outcome.COMMIT)
+    with producer.transaction() as tx:
+        tx.produce("orders", b"2", partition=0)
+    assert committed(log, "orders") == [b"2"]
+    log.alter_topic("paid", {"max.message.bytes": 1000})
+    log.resolve(state.token, Outcome.COMMIT)
+    assert committed(log, "orders") == [b"2", b"1"]
+
+
 def test_the_producer_commits_or_aborts_what_it_prepared_inline(log):
     producer = initialised(log)
     prepared(producer, "inline", b"1")
