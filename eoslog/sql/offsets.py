@@ -38,7 +38,9 @@ def all_offsets(session: DatabaseSession, tables: Tables) -> list[AppliedOffset]
         "ORDER BY consumer, topic, partition"
     )
     try:
-        return [AppliedOffset(*row) for row in session.execute(sql).rows]
+        with tables.reading(session):
+            tables.check(session, tables.offsets)
+            return [AppliedOffset(*row) for row in session.execute(sql).rows]
     finally:
         session.rollback()
 
@@ -49,13 +51,19 @@ def read_offsets(
     consumer: str,
     partitions: Mapping[TopicPartition, bytes],
 ) -> dict[TopicPartition, int]:
-    """Return the offsets of a consumer group, without partitions that have none."""
+    """Return the offsets of a consumer group, without partitions that have none.
+
+    Raises:
+        DatabaseError: if the table is damaged.
+    """
     found: dict[TopicPartition, int] = {}
     try:
-        for partition, topic_id in partitions.items():
-            offset = _offset(session, tables, consumer, partition, topic_id)
-            if offset is not None:
-                found[partition] = offset
+        with tables.reading(session):
+            tables.check(session, tables.offsets)
+            for partition, topic_id in partitions.items():
+                offset = _offset(session, tables, consumer, partition, topic_id)
+                if offset is not None:
+                    found[partition] = offset
     finally:
         session.rollback()
     return found

@@ -74,12 +74,14 @@ def decide(
 
     Raises:
         DatabaseUnavailable: if the transaction of the worker has not ended.
-        DatabaseError: if the tables have another id.
+        DatabaseError: if the tables have another id, or are damaged.
     """
     session.begin()
     try:
-        _insert(session, tables, database_id, token, "A")
-        found = _decision(session, tables, token)
+        with tables.reading(session):
+            tables.check(session, tables.outcome)
+            _insert(session, tables, database_id, token, "A")
+            found = _decision(session, tables, token)
         if found is None:
             raise DatabaseError(
                 f"{session.database}: the tables {tables.prefix}* were replaced while the database "
@@ -125,10 +127,14 @@ def all_outcomes(session: DatabaseSession, tables: Tables) -> list[OutcomeRow]:
 def _rows(session: DatabaseSession, tables: Tables, which: str) -> list[OutcomeRow]:
     sql = f"SELECT token, decision, at FROM {tables.outcome}{which}"
     try:
-        rows = session.execute(sql).rows
+        with tables.reading(session):
+            tables.check(session, tables.outcome)
+            return [
+                OutcomeRow(_text(token), _text(word) == "C", _ms(at))
+                for token, word, at in session.execute(sql).rows
+            ]
     finally:
         session.rollback()
-    return [OutcomeRow(_text(token), _text(word) == "C", _ms(at)) for token, word, at in rows]
 
 
 def _ms(at: object) -> int:

@@ -5,16 +5,22 @@
     offsets   the next offset to read of each consumer group and partition
 
 Tables are created in one transaction, which excludes other processes that create them.
+
+The pages of SQLite have no checksums: a changed byte can turn a decision, or make a row invisible
+to a look-up. So SQLite gets a second copy of the decisions and offsets, in an index. Before a row,
+or its absence, decides, `check` compares both copies (`PRAGMA integrity_check`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from eoslog._util.arguments import shown
-from eoslog.errors import ConfigError, DatabaseError
+from eoslog.errors import ConfigError, DatabaseError, EoslogError
 from eoslog.sql.dialect import Dialect
 from eoslog.sql.session import DatabaseSession
 
@@ -51,9 +57,10 @@ class Tables:
             DatabaseError: if the tables have another version.
         """
         try:
-            found = session.execute(f"SELECT key, value FROM {self.meta}").rows
-        except Exception as error:
-            if not session.dialect.missing_table(error):
+            with self.reading(session):
+                found = session.execute(f"SELECT key, value FROM {self.meta}").rows
+        except DatabaseError as error:
+            if error.__cause__ is None or not session.dialect.missing_table(error.__cause__):
                 raise
             return None
         finally:
@@ -83,8 +90,50 @@ class Tables:
             session.rollback()
             raise
 
+    @contextlib.contextmanager
+    def reading(self, session: DatabaseSession) -> Iterator[None]:
+        """Read the tables, whose values only eoslog writes.
+
+        Raises:
+            DatabaseError: if a table or a value is not as eoslog wrote it.
+        """
+        try:
+            yield
+        except Exception as error:
+            dialect = session.dialect
+            if isinstance(error, EoslogError) or not (
+                isinstance(error, ValueError)
+                or dialect.undecodable(error)
+                or dialect.missing_table(error)
+            ):
+                raise
+            raise DatabaseError(
+                f"{session.database}: the tables {self.prefix}* are damaged ({error}); restore the "
+                "database from a backup"
+            ) from error
+
+    def check(self, session: DatabaseSession, table: str) -> None:
+        """Check a table of a file without checksums.
+
+        Raises:
+            DatabaseError: if the table is damaged.
+        """
+        if session.dialect.name != "sqlite":
+            return
+        rows = session.execute(f"PRAGMA integrity_check({table})").rows
+        if [_text(text) for (text,) in rows] != ["ok"]:
+            raise DatabaseError(
+                f"{session.database}: the table {table} is damaged ({_text(rows[0][0])}); restore "
+                "the database from a backup, and compare it with the log by `eoslog audit`"
+            )
+
     def _statements(self, dialect: Dialect) -> tuple[str, ...]:
         time = f"{dialect.timestamp} NOT NULL DEFAULT CURRENT_TIMESTAMP"
+        copies = (
+            f"CREATE INDEX IF NOT EXISTS {self.outcome}_copy ON {self.outcome} (token, decision)",
+            f"CREATE INDEX IF NOT EXISTS {self.offsets}_copy ON {self.offsets} "
+            "(consumer, topic_id, partition, next_offset, leader_epoch, generation, topic)",
+        )
         return (
             f"CREATE TABLE IF NOT EXISTS {self.meta} (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
             f"CREATE TABLE IF NOT EXISTS {self.outcome} (token TEXT PRIMARY KEY, "
@@ -94,6 +143,7 @@ class Tables:
             "next_offset BIGINT NOT NULL, leader_epoch INTEGER NOT NULL, "
             f"generation INTEGER NOT NULL, updated {time}, "
             "PRIMARY KEY (consumer, topic_id, partition))",
+            *(copies if dialect.name == "sqlite" else ()),
         )
 
     def holds(self) -> str:

@@ -30,6 +30,8 @@ __all__ = ["SQLite"]
 _FULL, _EXTRA = 2, 3
 _LEVELS = ("OFF", "NORMAL", "FULL", "EXTRA")
 _BUSY, _LOCKED, _READONLY, _CORRUPT, _NOTADB = 5, 6, 8, 11, 26
+_OF_DAMAGE = ("no such column", "unknown function", "unsupported file format")
+"""Messages about a damaged schema; the columns of a table are checked before."""
 _RETRIABLE = {_BUSY, _LOCKED, 10, 13, 14}
 """Also IOERR, FULL and CANTOPEN: a full disk, a file system that is not mounted."""
 
@@ -144,6 +146,8 @@ class SQLite(DriverConnections):
 
     def error(self, error: BaseException, database: str) -> EoslogError | None:
         """See `Dialect.error`."""
+        if isinstance(error, UnicodeDecodeError):  # of a name in the schema, in SQLite's message
+            return _damaged(database, error)
         if not isinstance(error, sqlite3.Error):
             return None
         code = _primary(error)
@@ -161,11 +165,8 @@ class SQLite(DriverConnections):
             return DatabaseError(
                 f"{database}: the SQLite database is read-only ({error}); open it for writing"
             )
-        if code in (_CORRUPT, _NOTADB):
-            return DatabaseError(
-                f"{database}: the file is damaged or is not an SQLite database ({error}); restore "
-                "it from a backup"
-            )
+        if code in (_CORRUPT, _NOTADB) or any(text in str(error) for text in _OF_DAMAGE):
+            return _damaged(database, error)
         if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
             return IllegalState(
                 f"{database}: the connection is closed; eoslog closes its connections itself"
@@ -183,6 +184,13 @@ class SQLite(DriverConnections):
     def missing_table(self, error: BaseException) -> bool:
         """See `Dialect.missing_table`."""
         return isinstance(error, sqlite3.OperationalError) and "no such table" in str(error)
+
+
+def _damaged(database: str, error: BaseException) -> DatabaseError:
+    return DatabaseError(
+        f"{database}: the file is damaged or is not an SQLite database ({error}); restore it from "
+        "a backup"
+    )
 
 
 def _primary(error: BaseException) -> int:

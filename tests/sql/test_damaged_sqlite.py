@@ -1,0 +1,153 @@
+"""A damaged SQLite file leads to the right outcome and offset, or to an error."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eoslog import Outcome, TopicPartition
+from eoslog.descriptions import PreparedTransaction
+from eoslog.errors import EoslogError
+from eoslog.sql import Database
+from eoslog.sql.offsets import all_offsets, read_offsets
+from eoslog.sql.outcomes import all_outcomes
+
+TOKENS = [f"VjQWqSJ3TUWd1GBdSxIZyA:{number}:0:3" for number in range(40)]
+COMMITTED, ABORTED, UNKNOWN = TOKENS[6], TOKENS[7], "VjQWqSJ3TUWd1GBdSxIZyA:99:0:3"
+TOPIC_ID = b"\x17" * 16
+PARTITIONS = {TopicPartition("orders", number): TOPIC_ID for number in range(3)}
+PAGE = 4096
+FLIPS = 60
+
+
+def prepared(token: str, database_id: str) -> PreparedTransaction:
+    meta = {"eoslog.database": database_id}
+    return PreparedTransaction(token, "PREPARED", "inline", age=0.0, meta=meta)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[bytes, str]]:
+    """The bytes of a database with outcomes and offsets, and its id."""
+    path = tmp_path_factory.mktemp("sqlite") / "base.sqlite"
+    with Database(path) as database:
+        database.create()
+        database_id = database.id
+    connection = sqlite3.connect(path)
+    for number, token in enumerate(TOKENS):
+        connection.execute(
+            "insert into eoslog_outcome (token, decision) values (?, ?)",
+            (token, "A" if number % 4 == 3 else "C"),
+        )
+    for tp in PARTITIONS:
+        connection.execute(
+            "insert into eoslog_offsets (consumer, topic, topic_id, partition, next_offset, "
+            "leader_epoch, generation) values ('g', 'orders', ?, ?, ?, 0, 1)",
+            (TOPIC_ID.hex(), tp.partition, 1000 + tp.partition),
+        )
+    connection.commit()
+    connection.close()
+    yield path.read_bytes(), database_id
+
+
+def outcome(token: str) -> Callable[[Database, str], Any]:
+    return lambda database, database_id: database.resolve(prepared(token, database_id))
+
+
+def offsets(database: Database, _: str) -> Any:
+    with database._session() as session:
+        return read_offsets(session, database._tables, "g", PARTITIONS)
+
+
+def listed(database: Database, _: str) -> Any:
+    with database._session() as session:
+        rows = all_outcomes(session, database._tables)
+        applied = all_offsets(session, database._tables)
+    return {row.token: row.commit for row in rows}, [row.next_offset for row in applied]
+
+
+QUESTIONS: dict[str, tuple[Callable[[Database, str], Any], Any]] = {
+    "committed": (outcome(COMMITTED), Outcome.COMMIT),
+    "aborted": (outcome(ABORTED), Outcome.ABORT),
+    "unknown": (outcome(UNKNOWN), Outcome.ABORT),
+    "offsets": (offsets, {tp: 1000 + tp.partition for tp in PARTITIONS}),
+    "audit": (
+        listed,
+        ({token: n % 4 != 3 for n, token in enumerate(TOKENS)}, [1000, 1001, 1002]),
+    ),
+}
+
+
+def answers(path: Path, data: bytes, database_id: str) -> Iterator[tuple[str, Any]]:
+    """What a database with these bytes answers to each question."""
+    for name, (ask, right) in QUESTIONS.items():
+        for suffix in ("-journal", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        path.write_bytes(data)
+        try:
+            with Database(path) as database:
+                found = ask(database, database_id)
+        except EoslogError as error:
+            assert str(error)
+            yield name, "an error"
+            continue
+        if found is Outcome.UNKNOWN:
+            yield name, "no answer"
+        else:
+            assert found == right, f"{name}: {found}"
+            yield name, "the right answer"
+
+
+def flips(data: bytes, rng: random.Random) -> Iterator[tuple[str, bytes]]:
+    used = [at for at, byte in enumerate(data) if byte]
+    for at in sorted(rng.sample(used, FLIPS)):
+        bit = rng.randrange(8)
+        yield f"bit {bit} of byte {at}", data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+def decisions(data: bytes, _: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Each copy of a decision, and of a token, changed alone."""
+    for token in (COMMITTED, ABORTED):
+        at = data.find(token.encode())
+        assert at >= 0
+        while at >= 0:
+            end = at + len(token)
+            letter = data[end : end + 1]
+            other = {b"C": b"A", b"A": b"C"}.get(letter)
+            if other:
+                yield f"the decision at byte {end}", data[:end] + other + data[end + 1 :]
+            yield f"the token at byte {at}", data[:at] + b"W" + data[at + 1 :]
+            at = data.find(token.encode(), end)
+
+
+def pages(data: bytes, rng: random.Random) -> Iterator[tuple[str, bytes]]:
+    count = len(data) // PAGE
+    for number in range(count):
+        begin, end = number * PAGE, (number + 1) * PAGE
+        other = rng.randrange(count) * PAGE
+        yield f"page {number} zeroed", data[:begin] + bytes(PAGE) + data[end:]
+        yield f"page {number} torn", data[: begin + 2048] + bytes(2048) + data[end:]
+        yield f"page {number} lost", data[:begin] + data[other : other + PAGE] + data[end:]
+        if begin:  # an empty file is a new database
+            yield f"the end from page {number} on cut", data[:begin]
+
+
+@pytest.mark.parametrize("damages", [decisions, flips, pages])
+def test_field_A_a_damaged_sqlite_file_never_leads_to_a_wrong_answer(tmp_path, whole, damages):
+    data, database_id = whole
+    assert [found for _, found in answers(tmp_path / "base", data, database_id)] == [
+        "the right answer"
+    ] * len(QUESTIONS)
+    seen: Counter[str] = Counter()
+    for what, damaged in damages(data, random.Random(1)):
+        try:
+            for _, found in answers(tmp_path / "base", damaged, database_id):
+                seen[found] += 1
+        except Exception as error:
+            raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+    assert seen["an error"] and seen["the right answer"]
