@@ -370,8 +370,9 @@ class Consumer(_core.RecordPolling, Closing):
         transaction either, so offsets that are committed after this call do not.
 
         A transaction is held back until all its records in the assigned partitions are readable,
-        in paused partitions too. The first call reads the headers of all batches after the
-        positions. Later calls read those of new batches.
+        in paused partitions too. So calls read the headers of batches ahead of the positions, up to
+        the end of the log. The memory for that does not grow with the history: a long one is read
+        ahead several times.
 
         Positions that already split a transaction, for example after `seek` or `poll`, give the
         rest of it.
@@ -389,8 +390,8 @@ class Consumer(_core.RecordPolling, Closing):
             RecordTooLarge: if no cut has at most `max_records` records. The positions stay, and the
                 message has the number that is needed.
             ConfigError: if `isolation.level` is read_uncommitted.
-            CorruptRecord: if a batch after the positions is damaged, because it could belong to any
-                transaction. The positions stay.
+            CorruptRecord: if a batch ahead of the positions is damaged, because it could belong to
+                any transaction. The positions stay.
             EoslogError: as `poll`.
         """
         most = max_records

@@ -13,6 +13,13 @@ marker. First the readable ends are read, then all batch headers up to the log e
 a readable end belongs to a decided transaction, so its markers come after all of its records, and
 these were seen. A piece that is not below its partition's readable end holds the transaction back.
 
+**Why the memory is bounded.** The pieces of a window of each partition are kept. Batches after the
+windows are only searched for parts of the transactions in the windows, up to a higher epoch of the
+producer or the log end. A transaction with such a part waits until the windows contain it: its cut
+contains all batches before that part, too. While a part of a log is after its window, the readable
+ends stay as they were before the search, because what it has found is true for them. When no cut is
+left in the windows, all of this is done again from the new positions.
+
 Source: Kafka has no such call. See KIP-98, "Consumer guarantees", and row G09.
 """
 
@@ -24,7 +31,11 @@ from eoslog import _core
 from eoslog.client.consumer.fetcher import Fetcher
 from eoslog.client.consumer.partition_state import TopicPartitionState
 from eoslog.client.consumer.subscription import SubscriptionState
-from eoslog.client.consumer.transaction_pieces import TransactionPiece, TransactionPieces
+from eoslog.client.consumer.transaction_pieces import (
+    FarPieces,
+    TransactionPiece,
+    TransactionPieces,
+)
 from eoslog.config.keys import ConsumerConfig
 from eoslog.errors import EoslogError, OffsetOutOfRange, RecordTooLarge, UnknownTopicOrPartition
 from eoslog.model import TopicPartition
@@ -32,6 +43,10 @@ from eoslog.model import TopicPartition
 __all__ = ["WholeTransactions"]
 
 _ALL = 1 << 62
+_WINDOW = 4096
+"""The pieces that are kept for all partitions together."""
+_LEAST = 64
+"""The pieces that are kept for each partition."""
 
 
 class WholeTransactions:
@@ -53,6 +68,10 @@ class WholeTransactions:
         self._all: dict[TopicPartition, TransactionPieces] = {}
         self._states: dict[TopicPartition, TopicPartitionState] = {}
         self._seen: dict[TopicPartition, int] = {}  # the readable ends of the last search
+        self._far: FarPieces = {}
+        self._searched = False  # whether the windows are known, and batches after them exist
+        self._short = False  # whether a transaction is readable, and not in the windows
+        self._factor = 1
         self._turn = 0
 
     def collect(self, limit: int, most: int | None = None) -> list[Any]:
@@ -67,10 +86,20 @@ class WholeTransactions:
             EoslogError: as `Fetcher.collect`, and if a batch before the log end is damaged. The
                 positions stay.
         """
+        self._factor = 1
         while True:
+            searched = self._searched
             turns = self._refresh()
-            if turns is None or not self._extend_up_to(turns, limit):
+            if turns is None:
                 return []
+            if not self._extend_up_to(turns, limit):
+                if not searched:
+                    if not self._short:
+                        return []
+                    self._factor *= 2
+                self._searched = False
+                continue
+            self._factor = 1
             try:
                 found = self._read(most)
             except RecordTooLarge:
@@ -83,6 +112,7 @@ class WholeTransactions:
                     return []
                 found = self._read(most)
             if found is None:
+                self._searched = False
                 return []
             self._turn += 1
             if found:
@@ -96,16 +126,15 @@ class WholeTransactions:
     # The pieces of transactions.
 
     def _refresh(self) -> list[TransactionPieces] | None:
-        """Know the pieces of all partitions up to their ends.
+        """Know the pieces in the windows of all partitions.
 
         Returns:
             The partitions, beginning with the one whose turn it is; None if a partition has no
             position, or after an interrupt.
         """
-        fetcher, states = self._fetcher, self._subscription.states
-        self._seen = {}
+        states = self._subscription.states
         for tp in [tp for tp in self._all if tp not in states]:
-            self._all.pop(tp).forget_all()
+            self._forget(tp)
         self._states = dict(states)
         for tp, state in list(self._states.items()):
             try:
@@ -116,27 +145,50 @@ class WholeTransactions:
                 # The topic was deleted: the next group step revokes the partition.
                 del self._states[tp]
                 if tp in self._all:
-                    self._all.pop(tp).forget_all()
+                    self._forget(tp)
                 continue
             if log is None or state.position is None:
                 return None
-            kept_from = state.position
-            if state.committed is not None:
-                kept_from = min(kept_from, state.committed)
             if tp not in self._all:
                 check = self._config.check_crcs
                 self._all[tp] = TransactionPieces(tp, self._by_key, check=check)
-            self._all[tp].start(log, state.position, kept_from)
+            self._searched &= self._all[tp].start(log, state.position)
         present = [(self._all[tp], state) for tp, state in self._states.items()]
-        for pieces, state in present:  # all ends before any header
-            pieces.bound = pieces.position if state.paused else fetcher.bound(state)
+        if not self._searched and not self._search(present):
+            return None
         for pieces, state in present:
-            while pieces.scan(state.log):
-                if self._use.interrupted:
-                    return None
-        self._seen = {pieces.partition: pieces.bound for pieces, _ in present}
+            pieces.limit = pieces.position if state.paused else pieces.readable
+            pieces.bound = min(pieces.limit, pieces.scanned)
         turn = self._turn % max(len(present), 1)
         return [pieces for pieces, _ in present[turn:] + present[:turn]]
+
+    def _forget(self, tp: TopicPartition) -> None:
+        self._all.pop(tp).forget_all()
+        self._searched = False
+
+    def _search(self, present: list[tuple[TransactionPieces, TopicPartitionState]]) -> bool:
+        """Read the windows, and search what comes after them; False after an interrupt."""
+        for pieces, state in present:  # all ends before any header
+            pieces.readable = self._fetcher.bound(state)
+        self._seen = {pieces.partition: pieces.readable for pieces, _ in present}
+        most = max(_WINDOW // max(len(present), 1), _LEAST) * self._factor
+        for pieces, state in present:
+            while pieces.scan(state.log, most):
+                if self._use.interrupted:
+                    return False
+        self._far = {}
+        epochs: dict[int, int] | None = None
+        if len(present) > 1:
+            epochs = {}
+            for producer_id, epoch in self._by_key:
+                epochs[producer_id] = max(epoch, epochs.get(producer_id, -1))
+        for pieces, state in present:
+            if not pieces.complete:
+                pieces.look_ahead(state.log, epochs, self._far, lambda: self._use.interrupted)
+        if self._use.interrupted:
+            return False
+        self._searched = any(not pieces.complete for pieces, _ in present)
+        return True
 
     def _located(self, state: TopicPartitionState) -> Any:
         """Return the partition's log, and have a position in it.
@@ -168,6 +220,7 @@ class WholeTransactions:
             Whether the cut has moved.
         """
         taken = 0
+        self._short = False
         for pieces in turns:
             while taken < max(limit, 1) and pieces.cut < pieces.bound:
                 moved = self._step(pieces, max(limit - taken, 1), first=not taken)
@@ -218,8 +271,15 @@ class WholeTransactions:
             for one in pieces.enter():
                 if one.key in entered:
                     continue
-                same = self._by_key[one.key]
-                if any(other.pieces is not pieces for other in same):
+                same, far = self._by_key[one.key], self._far.get(one.key, {})
+                spread = any(part is not pieces for part in [*(o.pieces for o in same), *far])
+                ends = far if spread else {pieces: one.more} if one.more > one.end else {}
+                if ends:
+                    self._short |= all(end <= part.limit for part, end in ends.items())
+                    for changed, place in before.items():
+                        changed.put_back(place)
+                    return 0
+                if spread:
                     entered.add(one.key)
                     todo += same
                 else:  # several transactions of one epoch in one partition are several pieces

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eoslog.client.consumer import transaction_pieces, whole_transactions
 from eoslog.errors import ConfigError, CorruptRecord, RecordTooLarge, SerializationError
 from tests.client.consumer.helpers import consumer, values
 from tests.client.consumer.transaction_world import PLAIN, World
@@ -92,9 +93,20 @@ def run(world, steps, reading=None):
     reading.finish()
 
 
+@pytest.fixture(scope="module", params=[None, 1, 3], ids=["all", "one", "three"])
+def window(request):
+    """How many pieces the consumer keeps of each partition; None means all."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param is not None:
+            patch.setattr(whole_transactions, "_WINDOW", request.param)
+            patch.setattr(whole_transactions, "_LEAST", request.param)
+            patch.setattr(transaction_pieces, "_WINDOW_BYTES", 1)
+        yield request.param
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(STEPS, max_size=60))
-def test_row_G09_no_interleaving_splits_a_transaction(steps):
+def test_row_G09_no_interleaving_splits_a_transaction(window, steps):
     run(World(), steps)
 
 
@@ -116,7 +128,7 @@ def test_row_G09_a_transaction_over_partitions_is_returned_whole(limit):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(STEPS, max_size=60))
-def test_transactions_of_one_epoch_are_not_split(steps):
+def test_transactions_of_one_epoch_are_not_split(window, steps):
     """Brokers before transaction version 2 keep the epoch."""
     world = World(same_epoch=True)
     run(world, steps, Reading(world, exact=False))

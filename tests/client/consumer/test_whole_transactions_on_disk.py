@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -14,6 +15,8 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition
+from eoslog.client.consumer import transaction_pieces, whole_transactions
+from eoslog.client.consumer.transaction_pieces import TransactionPiece
 from tests.captures import extract
 
 T = [TopicPartition("t", number) for number in range(3)]
@@ -137,6 +140,33 @@ def test_threads_that_write_split_nothing(log, seed):
     transactions = written(log)
     assert sum(whole(transactions, records) for records in polls) > 50
     assert sorted(places(r for records in polls for r in records)) == sorted(visible(log))
+
+
+def test_a_long_history_is_returned_whole_and_not_kept_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(whole_transactions, "_WINDOW", 200)
+    monkeypatch.setattr(transaction_pieces, "_WINDOW_BYTES", 4096)
+    with eoslog.open(tmp_path / "log", durability="os") as log:
+        log.create_topic("t", 3)
+        for name in ("a", "b", "c"):  # one after the other, and c in one partition alone
+            with log.producer(transactional_id=name, linger_ms=0) as producer:
+                producer.init_transactions()
+                for number in range(400):
+                    producer.begin_transaction()
+                    for partition in {number % 3, number // 7 % 3} if name != "c" else {2}:
+                        producer.produce("t", b"x", partition=partition)
+                    producer.abort_transaction() if number % 9 == 8 else producer.commit_transaction()
+        for group in (None, "g"):  # with a group, offsets that are never committed
+            consumer = reader(log, max_poll_records=20, **({"group_id": group} if group else {}))
+            polls, most = [], 0
+            while records := consumer.poll_transactions(0):
+                polls.append(records)
+                most = max(most, sum(type(o) is TransactionPiece for o in gc.get_objects()))
+            assert most < 600
+            transactions = [one for one in written(log) if one]
+            assert sum(whole(transactions, records) for records in polls) == len(transactions)
+            got = [place for records in polls for place in places(records)]
+            assert sorted(got) == sorted(visible(log))
+            consumer.close()
 
 
 def test_offsets_that_a_transaction_commits_split_nothing(log, producer):
