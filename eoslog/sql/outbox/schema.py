@@ -20,7 +20,10 @@ from eoslog.errors import ConfigError
 from eoslog.sql.outbox.columns import created, quoted
 from eoslog.sql.session import DatabaseSession
 
-__all__ = ["as_content", "channel_of", "columns_of", "count_aside", "create", "set_aside"]
+__all__ = [
+    "as_content", "channel_of", "columns_of", "count_aside", "create", "set_aside",
+    "why_never_null",
+]  # fmt: skip
 
 _ERROR, _AT = "set_aside_error", "set_aside_at"
 _POSTGRESQL = "postgresql"
@@ -37,6 +40,8 @@ _TYPES = {
     },
 }  # fmt: skip
 _LONGEST_CHANNEL = 63
+_HIDDEN = 1
+"""The mark of a column that `SELECT *` leaves out; generated columns have others."""
 
 
 def channel_of(table: str) -> str:
@@ -63,9 +68,31 @@ def columns_of(session: DatabaseSession, table: str) -> dict[str, str]:
     else:
         database, _, name = table.rpartition(".")
         within = f"{quoted(database)}." if database else ""
-        rows = session.execute(f"PRAGMA {within}table_info({quoted(name)})").rows
-        rows = [(row[1], row[2]) for row in rows]
+        rows = session.execute(f"PRAGMA {within}table_xinfo({quoted(name)})").rows
+        rows = [(row[1], row[2]) for row in rows if row[6] != _HIDDEN]
     return {_text(name): _text(kind) for name, kind in rows}
+
+
+def why_never_null(session: DatabaseSession, table: str, column: str) -> str | None:
+    """Why a new row does not have NULL in a column; None if it can have it."""
+    if session.dialect.name == _POSTGRESQL:
+        rows = session.execute(
+            "SELECT attnotnull, pg_get_expr(adbin, adrelid) FROM pg_attribute LEFT JOIN pg_attrdef "
+            "ON adrelid = attrelid AND adnum = attnum "
+            "WHERE attrelid = to_regclass(?) AND attname = ?",
+            (quoted(table), column),
+        ).rows
+    else:
+        database, _, name = table.rpartition(".")
+        within = f"{quoted(database)}." if database else ""
+        rows = session.execute(f"PRAGMA {within}table_info({quoted(name)})").rows
+        rows = [(row[3], row[4]) for row in rows if _text(row[1]) == column]
+    for not_null, default in rows:
+        if not_null:
+            return "is NOT NULL"
+        if default is not None and not _text(default).upper().startswith("NULL"):
+            return f"has the default {_text(default)}"
+    return None
 
 
 def as_content(column: str, kind: str) -> str:

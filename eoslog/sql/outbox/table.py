@@ -62,7 +62,8 @@ class OutboxTable:
         """Find the columns of the table.
 
         Raises:
-            ConfigError: if the table does not exist, or lacks columns.
+            ConfigError: if the table does not exist, or lacks columns, or has a column `published`
+                that is not NULL in new rows.
         """
         if self._columns is None:
             has = schema.columns_of(session, self.name)
@@ -72,9 +73,19 @@ class OutboxTable:
                     "with relay.create()"
                 )
             columns = found(self.name, self._names, has)
+            self._check_published(session, columns.published)
             self._prepare(columns, has)
             self._columns = columns
         return self._columns
+
+    def _check_published(self, session: DatabaseSession, column: str | None) -> None:
+        why = column and schema.why_never_null(session, self.name, column)
+        if why:
+            raise ConfigError(
+                f"table {self.name}: the column {column!r} {why}, so new rows would count as "
+                "published; pass a column that is NULL until a row is published, or none, so that "
+                "rows are deleted"
+            )
 
     def _prepare(self, columns: OutboxColumns, has: Mapping[str, str]) -> None:
         names = [getattr(columns, field) for field in FIELDS]

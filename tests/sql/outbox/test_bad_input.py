@@ -169,6 +169,35 @@ def test_a_column_that_takes_no_mark_is_refused(place, log, database):
     assert values(log) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("text not null", "is NOT NULL"),
+        ("text default 'no'", "has the default 'no'"),
+        ("boolean default false", "has the default false"),
+    ],
+)
+def test_a_mark_that_new_rows_have_already_is_refused(place, log, database, kind, why):
+    """Otherwise the relay would publish nothing, without an error."""
+    place.run(f"create table mine (id integer primary key, topic text, value text, done {kind})")
+    columns = {"published": "done"}
+    with OutboxRelay(database, log, name="mine", table="mine", columns=columns) as relay:
+        with pytest.raises(ConfigError, match=f"the column 'done' {why}"):
+            relay.step()
+
+
+def test_a_mark_with_the_default_null_and_a_generated_value_are_accepted(place, log, database):
+    place.run(
+        "create table mine (id integer primary key, topic text, raw text, done text default null, "
+        "value text generated always as (raw || '!') stored)",
+        "insert into mine (id, topic, raw) values (1, 'out', 'x')",
+    )
+    columns = {"published": "done"}
+    with OutboxRelay(database, log, name="mine", table="mine", columns=columns) as relay:
+        assert relay.run("caught_up") == 1
+    assert values(log) == ["x!"]
+
+
 @pytest.mark.parametrize("place", ["postgresql"], indirect=True)
 @pytest.mark.parametrize(("kind", "left"), [("double precision", 1), ("numeric", 0)])
 def test_a_row_with_a_nan_is_rejected_or_published_once(place, log, database, kind, left):
