@@ -17,7 +17,6 @@ commits in between is not a disagreement.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -241,18 +240,16 @@ class _Audit:
 
 def _contents(database: Database) -> tuple[str, list[OutcomeRow], list[AppliedOffset]]:
     """Read the tables of a database, without creating them."""
-    source = database._source
-    is_path = source.dialect == "sqlite" and not source.text.startswith("file:")
-    if is_path and not os.path.exists(source.text):
-        raise ConfigError(f"audit: the SQLite file {source.text} does not exist; name another")
+    database._require_file("audit")
     session = database._connect()
     try:
         tables = database._tables
         found = tables.read_id(session)
         if found is None:
             raise DatabaseError(
-                f"{source.text}: it has no tables {tables.prefix}*, so it was never used with "
-                "eoslog, or is a copy from before; check the name of the database and the prefix"
+                f"{database._source.text}: it has no tables {tables.prefix}*, so it was never used "
+                "with eoslog, or is a copy from before; check the name of the database and the "
+                "prefix"
             )
         outcomes = all_outcomes(session, tables)
         return found, outcomes, all_offsets(session, tables)

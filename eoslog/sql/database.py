@@ -349,10 +349,22 @@ class Database(Closing):
         finally:
             self._give(session)
 
+    def _require_file(self, what: str) -> None:
+        """Check that a file of SQLite exists, which a connection would create.
+
+        Raises:
+            ConfigError: if it does not.
+        """
+        path = self._source.text
+        if self._source.dialect == "sqlite" and os.path.isabs(path) and not os.path.exists(path):
+            raise ConfigError(f"{what}: the SQLite file {path} does not exist; name another")
+
     def _take(self) -> DatabaseSession:
         if self._closed:
             raise IllegalState(f"{self._source.text}: the database is closed; create a new one")
         idle: list[DatabaseSession] = self._idle()
+        while idle and idle[-1].replaced():  # by a restored backup, for example
+            self._discard(idle.pop())
         session = idle.pop() if idle else self._open()
         try:
             if self._id is None:
@@ -374,7 +386,10 @@ class Database(Closing):
     def _give(self, session: DatabaseSession) -> None:
         if session.rollback() and not self._closed:
             self._idle().append(session)
-            return
+        else:
+            self._discard(session)
+
+    def _discard(self, session: DatabaseSession) -> None:
         with self._lock:
             self._sessions.discard(session)
         session.close()
@@ -419,6 +434,7 @@ class Database(Closing):
         try:
             with session.errors():
                 found.check(connection)
+                session.note_file()
         except BaseException:
             session.close()
             raise

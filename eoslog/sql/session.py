@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from eoslog.errors import EoslogError, IllegalState
+from eoslog.errors import DatabaseError, EoslogError, IllegalState
 from eoslog.sql.dialect import Dialect, StatementResult
 
 __all__ = ["DatabaseSession"]
@@ -29,6 +29,7 @@ class DatabaseSession:
         self.database = database
         self.pid = os.getpid()
         self._mark: str | None = None
+        self._file: tuple[str, int, int] | None = None
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -42,6 +43,32 @@ class DatabaseSession:
             if known is None:
                 raise
             raise known from error
+
+    def note_file(self) -> None:
+        """Remember which file the connection has open, if it is one of SQLite."""
+        if self.dialect.name != "sqlite" or self.dialect.pooled:
+            return
+        path = self.execute("PRAGMA database_list").rows[0][2]
+        path = path.decode() if isinstance(path, bytes) else path
+        status = os.stat(path)
+        self._file = path, status.st_dev, status.st_ino
+
+    def replaced(self) -> bool:
+        """Whether another file has the name of the file that the connection has open.
+
+        Raises:
+            DatabaseError: if no file has it; SQLite would create an empty one.
+        """
+        if self._file is None:
+            return False
+        path, *numbers = self._file
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            raise DatabaseError(
+                f"{self.database}: the file was removed while it was in use; put it back"
+            ) from None
+        return [status.st_dev, status.st_ino] != numbers
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> StatementResult:
         """Run one statement; `?` marks a value."""

@@ -31,6 +31,14 @@ def test_rows_are_published_and_those_that_wait_are_counted(shop, place, tmp_pat
         assert len(list(log.read("sold"))) == 2
 
 
+def test_a_missing_database_is_named_and_not_created(shop, tmp_path):
+    base = tmp_path / "none.sqlite"
+    for words in (("status",), ("run", "--caught-up")):
+        found = shop("outbox", *words, str(base), "--name", "shop")
+        assert found.code == 2 and "none.sqlite does not exist" in found.err
+        assert not base.exists()
+
+
 def test_columns_are_given_by_field_and_name(shop, place, tmp_path):
     base = str(tmp_path / "base.sqlite")
     with eoslog.open(place) as log:

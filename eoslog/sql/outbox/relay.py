@@ -190,6 +190,7 @@ class OutboxRelay(Closing):
             DatabaseUnavailable: if the database is down or too slow; call again.
             ConfigError: if the table does not exist, or lacks columns.
         """
+        self._database._require_file("outbox")
         with self._database._session() as session:
             waiting = self._table.waiting(session)
             aside = self._table.aside(session)
@@ -281,6 +282,7 @@ class OutboxRelay(Closing):
     def _step(self) -> _Step:
         with self._lock:
             self._check_open()
+            self._database._require_file("outbox")
             try:
                 producer = self._leadership.producer(self._recover)
                 if producer is None:

@@ -39,6 +39,8 @@ class ChangeWaiter:
     def arm(self) -> None:
         """Make the next wait return for a commit after this call."""
         try:
+            if self._session is not None and self._session.replaced():
+                self.close()
             if self._session is None:
                 self._session = self._open()
             if self._session.dialect.name == "postgresql":

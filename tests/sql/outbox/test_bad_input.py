@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 import eoslog
 from eoslog.errors import (
     ConfigError,
+    DatabaseError,
     InvalidTopic,
     OutboxRowRejected,
     RecordTooLarge,
@@ -249,6 +253,33 @@ def test_times_in_the_table_do_not_change_the_order(place, log, database):
     with OutboxRelay(database, log, name="timed", table="timed") as relay:
         assert relay.run("caught_up") == 2
     assert values(log) == ["1", "2"]
+
+
+@pytest.mark.parametrize("place", ["wal"], indirect=True)
+@pytest.mark.parametrize("by_path", [True, False])
+def test_the_rows_of_a_restored_copy_are_published(place, log, tmp_path, by_path):
+    """The connections of the relay have the removed file open."""
+    base, copy = Path(place.where), tmp_path / "copy.sqlite"
+    with Database(base if by_path else place.connect) as database:
+        with OutboxRelay(database, log, name="shop") as relay:
+            relay.create()
+            insert(place, GOOD[0])
+            with contextlib.closing(place.connect()) as one, sqlite3.connect(copy) as two:
+                one.backup(two)
+            two.close()
+            assert relay.run("caught_up") == 1
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{base}{suffix}").unlink(missing_ok=True)
+            for call in (relay.step, relay.status, relay.step):
+                with pytest.raises(
+                    (ConfigError, DatabaseError), match="does not exist|was removed"
+                ):
+                    call()
+            assert not base.exists()
+            copy.rename(base)
+            insert(place, GOOD[1])
+            assert relay.run("caught_up") == 2
+    assert values(log) == ["1", "1", "2"]
 
 
 def test_a_table_that_does_not_exist_is_refused(log, database):
