@@ -75,7 +75,8 @@ def found(table: str, names: Mapping[str, str | None], has: Mapping[str, str]) -
     """Return the columns that a table with the columns `has` offers.
 
     Raises:
-        ConfigError: if a column is missing that is required, or that `names` has.
+        ConfigError: if a column is missing that is required, or that `names` has; or if the mark
+            has another meaning, too.
     """
     columns: dict[str, str | None] = {}
     for field in _KNOWN:
@@ -88,6 +89,12 @@ def found(table: str, names: Mapping[str, str | None], has: Mapping[str, str]) -
                 )
             name = None
         columns[field] = name
+    published = columns["published"]
+    if published is not None and list(columns.values()).count(published) > 1:
+        raise ConfigError(
+            f"columns: published: the column {published!r} has another meaning, too; pass a column "
+            "of its own, or none, so that rows are deleted"
+        )
     return OutboxColumns(**columns)  # type: ignore[arg-type]
 
 

@@ -158,6 +158,11 @@ class OutboxRelay(Closing):
         self._stops = on_error == "stop"
         self._records = records
         self._alone = 0  # rows that are published one by one, to find the one that is rejected
+        for key in ("transactional.id", "transactional_id", "name"):
+            if key in (config or {}):
+                raise ConfigError(
+                    f"config: {key}: the relay sets it from its own name; leave it out"
+                )
         self._config = {**(config or {}), "transactional.id": f"eoslog-outbox-{name}"}
         self._leadership = Leadership(log, name, lambda: log.producer(self._config))
         self._lock = threading.RLock()

@@ -293,6 +293,7 @@ def test_a_table_that_does_not_exist_is_refused(log, database):
     [
         (None, "there is no column 'topic' for the topic; it has id, value"),
         ({"topic": "value", "key": "who"}, "there is no column 'who' for the key"),
+        ({"topic": "value", "published": "id"}, "the column 'id' has another meaning, too"),
     ],
 )
 def test_a_table_without_the_columns_is_refused(place, log, database, columns, message):
@@ -315,6 +316,7 @@ def test_a_table_without_the_columns_is_refused(place, log, database, columns, m
         ({"columns": {"key": "a%s"}}, "columns: key: expected the name of a column"),
         ({"on_error": "skip"}, 'on_error: expected "stop" or "set_aside"'),
         ({"records": 0}, "records: expected 1 or more, got 0"),
+        ({"config": {"transactional.id": "x"}}, "config: transactional.id: the relay sets it"),
     ],
 )
 def test_wrong_arguments_are_refused(log, tmp_path, arguments, message):
