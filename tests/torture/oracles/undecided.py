@@ -19,6 +19,7 @@ from typing import Any
 
 import eoslog
 from eoslog import Outcome, Producer, TopicPartition
+from eoslog.client.producer.named.producer import NamedProducer
 from eoslog.errors import (
     ConcurrentTransactions,
     EoslogError,
@@ -51,7 +52,7 @@ def fill(log: eoslog.Log) -> dict[str, Outcome]:
     log.create_topic("d", 2, small)
     log.create_topic("e", 2, small)
     tokens: dict[str, Outcome] = {}
-    with log.producer(name=NAME, linger_ms=60_000) as named:
+    with _named(log) as named:
         for number in IDS:
             named.produce("d", b"id %d" % number, partition=number // 10 % 2, publishing_id=number)
             if number % 30 == 0:
@@ -84,6 +85,10 @@ def fill(log: eoslog.Log) -> dict[str, Outcome]:
     for tp in PARTITIONS:
         log._engine.partition(tp.topic, tp.partition).flush()
     return tokens
+
+
+def _named(log: eoslog.Log) -> NamedProducer:
+    return NamedProducer({"log.dir": str(log.path), "name": NAME, "linger.ms": 60_000})
 
 
 @contextlib.contextmanager
@@ -283,7 +288,7 @@ def repeat(log: eoslog.Log, known: Known) -> None:
     new: list[Any] = []
     failed = None
     try:
-        with log.producer(name=NAME, linger_ms=60_000) as named:
+        with _named(log) as named:
             again = [named.send("d", b"again", partition=n // 10 % 2, publishing_id=n) for n in IDS]
             new = [named.send("d", b"new", partition=p, publishing_id=IDS.stop + p) for p in (0, 1)]
             named.flush()
