@@ -202,7 +202,7 @@ def _copy(source: str, target: str) -> None:
 
 
 class Damaged:
-    """Some two hundred pairs per step."""
+    """Some seven hundred pairs per step."""
 
     name, goal = "damaged files", ("pairs", 100_000)
 
