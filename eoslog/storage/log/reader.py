@@ -277,6 +277,8 @@ class LogReader:
                 position, HEADER_SIZE, HEADER_SIZE, partial(self._published_end, base)
             )
             head = _sub(buffer, at, at + HEADER_SIZE)
+            if len(head) < HEADER_SIZE:  # the file is cut: the next read reports it
+                break
             found, length, magic, delta = _BATCH_START.unpack_from(head)
             if found < expected:
                 raise CorruptRecord(
