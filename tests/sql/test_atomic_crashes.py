@@ -11,9 +11,9 @@ import eoslog
 from eoslog import Outcome
 from eoslog.errors import PreparedTransactionPending
 from eoslog.sql import Database
-from tests.sql.atomic_process import KILLED, STOPPED, Orders, start
 from tests.sql.conftest import place_of
 from tests.sql.databases import ASYNC_KINDS, KINDS, Place
+from tests.sql.processes.atomic import KILLED, STOPPED, Orders, start
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

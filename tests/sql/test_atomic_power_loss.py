@@ -13,8 +13,8 @@ import eoslog
 from eoslog.errors import PreparedTransactionPending
 from eoslog.sql import Database
 from tests.reference import codec
-from tests.sql.atomic_process import STOPPED, Orders, start
 from tests.sql.databases import Place
+from tests.sql.processes.atomic import STOPPED, Orders, start
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

@@ -150,9 +150,9 @@ def test_a_database_that_is_down_at_an_assignment_is_asked_again(base, log):
 def test_a_zombie_of_a_real_group_is_fenced_by_the_offsets(place, log, tmp_path):
     place.run("create table applied (run integer, partition_no integer, place integer)")
     Database(place.connect).create()
-    program = ROOT / "tests/sql/zombie_process.py"
+    program = ROOT / "tests/sql/processes/zombie.py"
     zombie = subprocess.Popen(
-        [sys.executable, "-m", "tests.sql.zombie_process", log.path, json.dumps(place)],
+        [sys.executable, "-m", "tests.sql.processes.zombie", log.path, json.dumps(place)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
     assert program.exists()

@@ -233,7 +233,7 @@ def test_a_sink_ended_at_every_statement_applies_each_record_once(log, table, ac
     Database(table.connect).create()
     log.close()
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sql.sink_process", log.path, json.dumps(table), action],
+        [sys.executable, "-m", "tests.sql.processes.sink", log.path, json.dumps(table), action],
         capture_output=True, text=True, check=False, timeout=500, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ from eoslog import errors
 from eoslog.storage.fs.files import arm_failpoint
 from tests.paths import ROOT
 from tests.sql.databases import Place, end_here
-from tests.sql.sink_process import child, ended
+from tests.sql.processes.sink import child, ended
 from tests.tpc.banks import connect, move
 
 STEPS_OF_AN_ABORT = ("tpc.aborted", "tpc.rolled_back")

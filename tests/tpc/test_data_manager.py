@@ -11,7 +11,7 @@ import eoslog
 from eoslog import Outcome
 from eoslog.errors import ConfigError, IllegalState, OutcomeConflict, PreparedTransactionPending
 from eoslog.storage.fs.files import arm_failpoint, disarm_failpoints
-from tests.sql.sink_process import child, ended
+from tests.sql.processes.sink import child, ended
 
 transaction = pytest.importorskip("transaction")
 

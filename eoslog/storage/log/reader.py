@@ -195,8 +195,8 @@ class LogReader:
             if size and position < published:
                 if needed:  # no CRC covers the length
                     raise CorruptRecord(
-                        f"{self.name}: the header says {needed} bytes, but only {published - position} "
-                        "are published; run `eoslog repair`",
+                        f"{self.name}: the header says {needed} bytes, but only "
+                        f"{published - position} are published; run `eoslog repair`",
                         path=segment.path(),
                         position=position,
                     )

@@ -17,7 +17,7 @@ from eoslog.errors import (
     UnknownToken,
 )
 from eoslog.storage.fs.files import arm_failpoint
-from tests.sql.sink_process import child, ended
+from tests.sql.processes.sink import child, ended
 
 MODES = ["inline", "staged"]
 

@@ -1,4 +1,4 @@
-"""The order of `atomic_process`, and the sink of `sink_process`, as coroutines."""
+"""The order of `processes.atomic`, and the sink of `processes.sink`, as coroutines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eoslog.sql import Database
 from eoslog.storage.fs.files import arm_failpoint
 from tests.sql.coroutines.engines import act_at_statement, engine_of, run
 from tests.sql.databases import Place, end_here
-from tests.sql.exit_codes import CODES, SIGNALS, code_of
+from tests.sql.processes.exit_codes import CODES, SIGNALS, code_of
 
 
 def order_async(path: str, place: Place, number: int, point: str, action: str, name: str) -> int:

@@ -20,7 +20,7 @@ from eoslog.sql import Database, OutboxRelay
 from eoslog.sql.outbox import leader
 from eoslog.storage.fs.files import arm_failpoint
 from tests.sql.databases import Place, end_here
-from tests.sql.sink_process import LOCKED, child, ended
+from tests.sql.processes.sink import LOCKED, child, ended
 
 ROWS = 2
 

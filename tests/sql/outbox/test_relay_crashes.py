@@ -12,7 +12,7 @@ import eoslog
 from eoslog.sql import Database, OutboxRelay
 from tests.paths import ROOT
 from tests.sql.outbox.relay_process import ROWS, at_point, insert, publish
-from tests.sql.sink_process import child, ended
+from tests.sql.processes.sink import child, ended
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

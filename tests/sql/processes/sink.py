@@ -1,6 +1,6 @@
 """Run a sink that is killed or stopped at its n-th statement, for each n.
 
-python -m tests.sql.sink_process LOG '["wal", "base.sqlite", 0.3]' kill|stop
+python -m tests.sql.processes.sink LOG '["wal", "base.sqlite", 0.3]' kill|stop
 
 Each n has its own group. Prints the number of runs; the last one was not ended.
 A stopped sink is a zombie: a second one applies its records before it resumes.

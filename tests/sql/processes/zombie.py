@@ -1,6 +1,6 @@
 """A sink that reads a batch, waits for a line, then applies the batch.
 
-python -m tests.sql.zombie_process LOG '["wal", "base.sqlite", 0.3]'
+python -m tests.sql.processes.zombie LOG '["wal", "base.sqlite", 0.3]'
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from eoslog.sql import Database
 from eoslog.storage.fs.files import arm_failpoint
 from tests.paths import ROOT
 from tests.sql.databases import Place, end_here
-from tests.sql.exit_codes import CODES, SIGNALS, code_of
-from tests.sql.sink_process import child, ended
+from tests.sql.processes.exit_codes import CODES, SIGNALS, code_of
+from tests.sql.processes.sink import child, ended
 
 KILLED, STOPPED = -signal.SIGKILL, -signal.SIGSTOP
 
@@ -113,7 +113,7 @@ class Orders:
 
 def start() -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.sql.atomic_process"],
+        [sys.executable, "-m", "tests.sql.processes.atomic"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(ROOT),
     )  # fmt: skip
 
