@@ -72,7 +72,7 @@ def fill(log: eoslog.Log) -> dict[str, Outcome]:
             staged = _prepared(other, "staged", number, meta=b"%d" % number, resolver="half")
             tokens[staged.token] = Outcome.UNKNOWN
         log._engine.transactions.prepared.note_check(
-            staged.token, log._engine.transactions.prepared.find(staged.token)[1],
+            staged.token, log._engine.transactions.prepared.index.find(staged.token)[1],
             3, _FAR_MS, parked=True,
         )  # fmt: skip
         later = _prepared(other, "staged", 14, deliver_at=_FAR_MS)
@@ -212,7 +212,7 @@ def decide(outcome: Outcome, log: eoslog.Log, known: Known) -> None:
     for token in known["pending"]:
         try:
             log._engine.transactions.prepared.resolve(token, commit)
-            if log._engine.transactions.prepared.find(token)[1].commit is not None:
+            if log._engine.transactions.prepared.index.find(token)[1].commit is not None:
                 log._engine.transactions.prepared.resolve(token, commit)  # delivers
             done.add(token)
         except (UnknownToken, OutcomeConflict) as error:
