@@ -111,7 +111,7 @@ def _use_indexes_as_they_are(stack: contextlib.ExitStack) -> None:
 def _recover_without_sync(stack: contextlib.ExitStack) -> None:
     """Neither before it reads nor after it wrote again: one alone is all but enough."""
     _put(stack, log_loader, "_core", But(_core, os_sync=_nothing))
-    _put(stack, log_loader.files, "forget_cached", _nothing)
+    _put(stack, log_loader.files, "forget_cached", lambda _fd: True)
 
 
 def _stage_without_flush(stack: contextlib.ExitStack) -> None:
