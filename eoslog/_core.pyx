@@ -82,7 +82,7 @@ __all__ = (
     "fault_count",
     "fork_generation",
     "guard_across_fork",
-    "os_cached",
+    "os_forget",
     "os_open",
     "os_pread",
     "os_pwrite",

@@ -14,17 +14,10 @@ from libc.stdint cimport uint16_t, uint64_t
 from eoslog._core.sys.os_table cimport *
 
 cdef extern from "<sys/mman.h>" nogil:
-    enum: MADV_DONTFORK, MAP_SHARED, PROT_READ
+    enum: MADV_DONTFORK
     void* MAP_FAILED
-    void* mmap(void*, size_t, int, int, int, int64_t)
     int munmap(void*, size_t)
-    int mincore(void*, size_t, unsigned char*)
     int madvise(void*, size_t, int)
-
-cdef extern from "<sys/vfs.h>" nogil:
-    ctypedef struct file_system_t "struct statfs":
-        long f_type
-    int fstatfs(int, file_system_t*)
 
 cdef extern from "<fcntl.h>" nogil:
     enum: F_RDLCK, F_WRLCK, F_UNLCK

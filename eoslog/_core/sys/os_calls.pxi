@@ -1,7 +1,6 @@
 # The OS call table for Python. Only `storage/fs/files.py` calls these functions.
 
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
-from posix.unistd cimport _SC_PAGESIZE, sysconf
 
 def os_open(str path, int flags, int mode=0o600):
     cdef bytes raw = path.encode("utf-8", "surrogateescape")
@@ -81,37 +80,14 @@ def os_writeback(int fd, int64_t position, int64_t size):
         raise OSError(errno, errno_text(errno))
 
 
-cdef enum:
-    TMPFS = 0x01021994          # statfs(2); it has no disk that could differ from the cache
-
-def os_cached(int fd, size_t size):
-    """Whether the page cache has bytes of a file that its disk may lack.
-
-    For a file that the process may not write, the kernel reports all pages as cached (mincore(2))."""
-    cdef size_t page = <size_t>sysconf(_SC_PAGESIZE)
-    cdef bytearray resident = bytearray((size + page - 1) // page)
-    cdef unsigned char* pages = <unsigned char*><char*>resident
-    cdef size_t i, count = len(resident)
-    cdef file_system_t where
-    cdef void* place
+def os_forget(int fd):
+    """Drop a file from the page cache. Returns whether nothing stays that the disk may lack."""
     cdef int rc
-    if count == 0:
-        return False
     with nogil:
-        rc = fstatfs(fd, &where)
-        if rc == 0 and where.f_type != TMPFS:
-            place = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0)
-            if place == MAP_FAILED:
-                rc = -1
-            else:
-                rc = mincore(place, size, pages)
-                munmap(place, size)
+        rc = eoslog_os.forget(fd)
     if rc < 0:
         raise OSError(errno, errno_text(errno))
-    for i in range(count):
-        if pages[i] & 1:
-            return True
-    return False
+    return rc == 0
 
 
 def os_truncate(int fd, int64_t size):

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -144,13 +145,32 @@ static int real_mkdir(const char *path, int mode) {
     errno = why;
     return -1;
 }
+/* The kernel reports all pages as cached to a process that may not write the file (mincore(2)). */
+static int real_forget(int fd) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    struct statfs where;
+    struct stat about;
+    int rc = posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), stay = 0;
+    if (rc) { errno = rc; return -1; }
+    if (fstatfs(fd, &where) < 0 || fstat(fd, &about) < 0) return -1;
+    if (where.f_type == 0x01021994 /* tmpfs has no disk */ || about.st_size == 0) return 0;
+    const size_t size = (size_t)about.st_size, count = (size + page - 1) / page;
+    unsigned char *cached = malloc(count);
+    if (!cached) return -1;
+    void *place = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    rc = place == MAP_FAILED ? -1 : mincore(place, size, cached);
+    for (size_t i = 0; rc == 0 && i < count; i++) stay |= cached[i] & 1;
+    if (place != MAP_FAILED) munmap(place, size);
+    free(cached);
+    return rc < 0 ? -1 : stay;
+}
 static void *real_map(int fd, int64_t at, size_t size, int writable) {
     return mmap(NULL, size, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, at);
 }
 static int real_wait(uint32_t **words, const uint32_t *expected, int n, int64_t timeout_ns);
 
 #define REAL_TABLE { real_open, real_pread, real_pwrite, fdatasync, fsync, real_ftruncate, rename, unlink, real_lock, \
-                     real_point, real_mkdir, rmdir, real_writeback, real_map, real_clock_ns, real_wait }
+                     real_point, real_mkdir, rmdir, real_writeback, real_forget, real_map, real_clock_ns, real_wait }
 static const eoslog_os_table real_table = REAL_TABLE;
 eoslog_os_table eoslog_os = REAL_TABLE;
 
@@ -209,7 +229,7 @@ static int faulty_writeback(int fd, int64_t at, int64_t n) { FAULTY(EOSLOG_WRITE
 static const eoslog_os_table faulty_table = {
     faulty_open, faulty_pread, faulty_pwrite, faulty_fdatasync, faulty_fsync, faulty_ftruncate,
     faulty_rename, faulty_unlink, faulty_lock, faulty_point, faulty_mkdir, faulty_rmdir,
-    faulty_writeback, real_map, real_clock_ns, real_wait,
+    faulty_writeback, real_forget, real_map, real_clock_ns, real_wait,
 };
 
 void eoslog_fault_arm(int kind, int64_t nth, int error) {

@@ -29,6 +29,8 @@ typedef struct {
     int (*rmdir)(const char *path);
     /* begin to write a range's pages to the disk, wait for none of them, promise nothing */
     int (*writeback)(int fd, int64_t position, int64_t size);
+    /* drop a file's pages from the cache; 1 if some stay that the disk may lack, else 0; -1 with errno */
+    int (*forget)(int fd);
     /* a shared mapping, MAP_FAILED with errno on error */
     void *(*map)(int fd, int64_t at, size_t size, int writable);
     /* CLOCK_MONOTONIC, or the wall clock */

@@ -20,6 +20,7 @@ cdef extern from "os_table.h" nogil:
         int (*mkdir)(const char*, int) noexcept nogil
         int (*rmdir)(const char*) noexcept nogil
         int (*writeback)(int, int64_t, int64_t) noexcept nogil
+        int (*forget)(int) noexcept nogil
         void* (*map)(int, int64_t, size_t, int) noexcept nogil
         int64_t (*clock_ns)(int) noexcept nogil
         int (*wait)(uint32_t**, const uint32_t*, int, int64_t) noexcept nogil

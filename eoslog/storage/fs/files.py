@@ -185,10 +185,9 @@ def forget_cached(fd: int) -> bool:
     with contextlib.suppress(OSError):  # a later read finds the bytes that could not be written
         _core.os_sync(fd)
     try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    except OSError:  # a simulated descriptor: its cache stays
+        return _core.os_forget(fd)
+    except OSError:
         return False
-    return not _core.os_cached(fd, os.fstat(fd).st_size)
 
 
 def read_past_cache(fd: int, size: int, position: int) -> bytes:

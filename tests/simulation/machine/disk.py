@@ -75,6 +75,17 @@ class File:
         if self.lost:
             self.lost.difference_update(range(at // PAGE, (at + max(size, 1) - 1) // PAGE + 1))
 
+    def forget(self) -> None:
+        """Drop the pages of a failed fsync from the cache: the disk's bytes come back."""
+        now = self.bytes()
+        assert isinstance(self.live, str)
+        with open(self.live, "r+b", buffering=0) as file:
+            for at in (page * PAGE for page in sorted(self.lost)):
+                size = len(now[at : at + PAGE])
+                file.seek(at)
+                file.write(self.durable[at : at + size].ljust(size, b"\0"))
+        self.lost.clear()
+
     def dirty_pages(self, now: bytes) -> list[int]:
         if now == self.durable:
             return []

@@ -54,6 +54,7 @@ _SIGNATURES: list[tuple[str, tuple[Any, ...]]] = [  # in the order of eoslog_os_
     ("mkdir", (c_int, c_char_p, c_int)),
     ("rmdir", (c_int, c_char_p)),
     ("writeback", (c_int, c_int, c_int64, c_int64)),
+    ("forget", (c_int, c_int)),
     ("map", (c_void_p, c_int, c_int64, c_size_t, c_int)),
     ("clock_ns", (c_int64, c_int)),
     ("wait", (c_int, c_void_p, c_void_p, c_int, c_int64)),
@@ -292,6 +293,15 @@ class Calls:
 
     def writeback(self, fd: int, at: int, size: int) -> int:
         """Promises nothing: the pages of this disk reach it by themselves, or don't."""
+        return 0
+
+    def forget(self, fd: int) -> int:
+        """Drop the pages that a failed sync kept from the disk, or keep them as if mapped."""
+        node = self.world.fds.get(fd)
+        if isinstance(node, File) and node.lost:
+            if self.world.rng.random() < 0.5:
+                return 1
+            node.forget()
         return 0
 
     def clock_ns(self, wall: int) -> int:
