@@ -362,7 +362,7 @@ class MetadataLog:
 
         Durability: durable on return.
         """
-        unset = {key.replace("_", ".") for key, value in config.items() if value is None}
+        unset = {str(key).replace("_", ".") for key, value in config.items() if value is None}
         changed = {key: value for key, value in config.items() if value is not None}
         known = TopicConfig.parsers()
         # Reject unknown keys to reset in the same way as unknown keys to set.
