@@ -46,7 +46,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"eoslog\.coordinator\.positions\.records\.Unchecked"),  # the type of a default
     (r"py:.*", r"eoslog\.(aio\.client\.[CT]|app\.app\.F)"),  # type variables
     # The options of a call: its page lists them, and the configuration has each key.
-    (r"py:.*", r"(eoslog\..*\.)?(\w+Options|Watch)"),
+    (r"py:.*", r"(eoslog\..*\.)?(\w+Options|TopicChanges|Watch)"),
+    (r"py:.*", r"(eoslog\.options\.)?(Format|BatchFormat|Guarantee|OnError)"),  # type aliases
     # What a call returns: the description of the call says how to use it.
     (r"py:.*", r"(eoslog\..*\.)?(OffsetStore|HalfTransaction|NamedTransaction)"),
     (r"py:.*", r"(eoslog\..*\.)?(AtomicTransaction|Sink|AsyncSink)"),
@@ -60,7 +61,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(Any|Awaitable|Callable|Iterable|Iterator|Mapping|Sequence|Self|Literal|NamedTuple|TypeVar"
         r"|bool|bytes|bytearray|dict|float|frozenset|int|list|memoryview|object|optional|set|str"
-        r"|T|Moved|tuple|type|Enum|IntEnum|Exception|OSError|Path|PathLike|TracebackType|UUID|datetime"
+        r"|F|T|Moved|tuple|type|Enum|IntEnum|Exception|OSError|Path|PathLike|TracebackType|UUID|datetime"
         r"|FileNotFoundError|KeyError|TypeError|ValueError|KeyboardInterrupt|RuntimeError"
         r"|TimeoutError|ImportError|LookupError|BaseException|StopIteration|NotImplementedError)",
     ),
