@@ -96,8 +96,8 @@ class Endings:
             spans, written = self.spans(current, commit, claimed or {})
             if extra:
                 spans |= extra
-            if commit and self.flush(written):
-                continue  # the flush took time: read the newest state again before deciding
+            if commit and self.flush(written) and not (clog.refresh() == end and may(current)):
+                continue  # the flush took time, and the state has changed or is overdue
             exhausted = current.exhausted
             if exhausted and goes_on and new_id == NO_ID:
                 new_id = self._new_id()
