@@ -24,9 +24,9 @@ from eoslog.engine.checkpointer import Checkpointer, LogStarts
 from eoslog.engine.cleaner_manager import Cleaning
 from eoslog.engine.dropped_consumers import DroppedConsumers
 from eoslog.engine.first_use_topics import FirstUseTopics
-from eoslog.engine.flush_pool import FlushPool
 from eoslog.engine.inline_limit import InlineLimit
 from eoslog.engine.log_manager import OpenPartitions, PartitionEvents
+from eoslog.engine.parallel_flush import flush_in_parallel
 from eoslog.engine.partition_opener import PartitionOpener, Place
 from eoslog.engine.prepared_warnings import LOOK_EVERY_S as WARNINGS_EVERY_S
 from eoslog.engine.prepared_warnings import PreparedWarnings
@@ -133,8 +133,6 @@ class Engine:
                 self.session, self.metadata, self.partitions, self.for_writing
             )
             held.callback(self.partitions.close)
-            self._flush_pool = FlushPool()
-            held.callback(self._flush_pool.close)
             held.callback(self._background.close)
             self.metadata.refresh()
             transactions = sorted(internal[TRANSACTION_STATE_TOPIC].partitions.items())
@@ -478,7 +476,7 @@ class Engine:
 
     def flush_many(self, targets: Sequence[tuple[PartitionLog, int]]) -> None:
         """Flush several partitions in parallel, each up to its offset."""
-        self._flush_pool.flush(targets)
+        flush_in_parallel(targets)
 
     def wait_any(
         self,

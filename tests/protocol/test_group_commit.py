@@ -22,6 +22,7 @@ from eoslog import _core
 from eoslog.errors import EoslogError, TooManyOpenFiles
 from eoslog.storage.fs import files
 from eoslog.storage.log import flusher as log_flusher
+from eoslog.storage.log.flusher import Steps
 from tests.faults.harness import Child, live
 from tests.storage.helpers import batch, opened
 
@@ -186,12 +187,12 @@ def test_a_waiter_is_woken_after_another_thread_failed_to_get_the_lock(
         in_vain, go_on = threading.Event(), threading.Event()
         real = one.flusher._flush_if_free
 
-        def slowly(target: int, *, late: bool) -> bool:
-            taken = real(target, late=late)
+        def slowly(target: int, *, late: bool) -> Steps[bool]:
+            taken = yield from real(target, late=late)
             if not in_vain.is_set():
                 in_vain.set()
                 assert go_on.wait(PATIENCE_S)
-            return bool(taken)
+            return taken
 
         monkeypatch.setattr(one.flusher, "_flush_if_free", slowly)
         served = flushing(one, 1)
@@ -303,7 +304,7 @@ def test_an_interrupt_leaves_no_flush_under_way(
                 flushed = flusher._flush_segments
                 patch.setattr(flusher, "_flush_segments", lambda *at: interrupt_after(flushed, *at))
             with pytest.raises(KeyboardInterrupt):
-                flusher._flush_now(leads=True)
+                flusher._run(flusher._flush_now(leads=True))
         assert not under_way(log)
 
 
@@ -344,8 +345,8 @@ def test_an_interrupt_leaves_no_lock_held(tmp_path: Path) -> None:
     assert live(interrupt, str(tmp_path)).fine().of("left") == [0]
 
 
-def interrupt_after(call: Callable[..., None], *args: int) -> None:
-    call(*args)
+def interrupt_after(call: Callable[..., Steps[None]], *args: Any) -> Steps[None]:
+    yield from call(*args)
     raise KeyboardInterrupt
 
 

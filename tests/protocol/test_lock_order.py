@@ -27,6 +27,7 @@ LOCKS = {
     "append": ("eoslog.lock-00", APPEND),
     "other append": ("eoslog.lock-00", 2),
     "flush": ("eoslog.lock-00", FLUSH),
+    "other flush": ("eoslog.lock-00", 3),
 }
 
 
@@ -61,6 +62,11 @@ def test_locks_in_the_required_order_are_taken_and_timed(tmp_path, names):
         names, 1
     )
     assert all(0 < most <= total for count, total, most in times.values() if count)
+
+
+def test_a_thread_may_have_the_flush_locks_of_several_partitions(tmp_path):
+    (times,) = live(take, tmp_path, "flush", "other flush").fine().of("times")
+    assert times["flush"][0] == 2
 
 
 @pytest.mark.parametrize(

@@ -434,16 +434,9 @@ cdef class Partition:
         end_round(self.state.slot)
 
     def sync(self, int fd):
-        """Call fdatasync, and poison the partition if it fails, before any Python code runs (even a signal
-        handler). The next fdatasync would succeed in spite of the lost bytes (protocol.md row 7)."""
-        cdef int rc, failed
-        self.control.check()
-        with nogil:
-            rc = eoslog_os.fdatasync(fd)
-            failed = errno
-            if rc < 0 and not atomic_load_u32(&self.state.slot.deleted):
-                atomic_store_u32(&self.state.slot.poison, 1)
-        if rc < 0:
+        """Call fdatasync; see `sync_together`."""
+        (failed,) = sync_together([(self, fd)])
+        if failed:
             raise OSError(failed, errno_text(failed))
 
     def poison(self):
@@ -493,3 +486,31 @@ cdef class Partition:
     def publish_apart(self, bytes topic_id, int64_t log_start):
         """Publish the fold's bounds in the private slot. Returns False if a writer has recovered by now."""
         return self.slot() != NULL and publish_apart(&self.state, topic_id, log_start)
+
+
+def sync_together(list syncs):
+    """Call fdatasync for several partitions at a time. Poison each whose call fails, before any Python code
+    runs, even a signal handler (protocol.md row 7).
+
+    Args:
+        syncs: (partition, descriptor) pairs.
+
+    Returns:
+        The errno of each, 0 for success.
+    """
+    cdef int count = <int>len(syncs), i
+    cdef Partition partition
+    cdef eoslog_sync* calls = <eoslog_sync*>malloc((count + 1) * sizeof(eoslog_sync))
+    if calls == NULL:
+        raise MemoryError()
+    try:
+        for i in range(count):
+            partition, calls[i].fd = syncs[i]
+            partition.control.check()
+            calls[i].poison = &partition.state.slot.poison
+            calls[i].deleted = &partition.state.slot.deleted
+        with nogil:
+            eoslog_sync_all(calls, count)
+        return [calls[i].error for i in range(count)]
+    finally:
+        free(calls)

@@ -62,6 +62,11 @@ void eoslog_fork_release(int fd);
 /* The process's id, with a system call only at the first use in a process. */
 int eoslog_pid(void);
 
+/* One fdatasync of several (sync_pool.c): its file, its errno or 0, and the partition's words. A failure sets `poison` unless
+ * the topic is deleted, before any other code runs: the next fdatasync would succeed in spite of the lost bytes. */
+typedef struct { int fd, error; uint32_t *poison; const uint32_t *deleted; } eoslog_sync;
+void eoslog_sync_all(eoslog_sync *syncs, int count);
+
 uint64_t eoslog_monotonic_ns(void);
 int eoslog_futex_wake(uint32_t *word, int count);
 #endif

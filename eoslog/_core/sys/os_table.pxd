@@ -34,6 +34,11 @@ cdef extern from "os_table.h" nogil:
     int eoslog_fork_guard(int fd)
     void eoslog_fork_release(int fd)
     int eoslog_pid()
+    ctypedef struct eoslog_sync:
+        int fd, error
+        uint32_t* poison
+        const uint32_t* deleted
+    void eoslog_sync_all(eoslog_sync*, int)
     uint64_t eoslog_monotonic_ns()
     int eoslog_futex_wake(uint32_t* word, int count)
 

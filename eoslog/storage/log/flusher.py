@@ -22,8 +22,9 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import pairwise
+from typing import TypeVar
 
 from eoslog import _core
 from eoslog.errors import (
@@ -46,6 +47,12 @@ _JOIN_S = 0.005
 """Longest wait for a round before the locks are tried: its leader may have died."""
 _LISTINGS = 8
 """Attempts of one flush, each with a new list of segments because some were removed or replaced."""
+
+
+T = TypeVar("T")
+Steps = Generator[int, None, T]
+"""The steps of a flush. It yields each descriptor that must be synced before the next step. The
+caller syncs it, and throws an OSError into the generator if that fails."""
 
 
 class _ReadOtherwise(OSError):
@@ -188,7 +195,7 @@ class LogFlusher:
                     with _core.TryMutex(self._flushing) as mine:
                         if mine:
                             owes = True
-                            taken = owes = self._flush_if_free(target, late=late)
+                            taken = owes = self._run(self._flush_if_free(target, late=late))
                     if mine:
                         break
                     self._met = True  # then try again: the owner may have read `_met` before this
@@ -206,7 +213,42 @@ class LogFlusher:
                 self._met = False
                 self._core.pass_flush_on()
 
-    def _flush_if_free(self, target: int, *, late: bool) -> bool:
+    def lead(self, target: int) -> Steps[None]:
+        """Flush if both locks are free now; otherwise do nothing.
+
+        Never waits for a lock, because the caller may have the locks of other partitions.
+        """
+        mine = False
+        try:
+            with _core.TryMutex(self._flushing) as mine:
+                if mine:
+                    with _core.TryFileLock(self._lock_fd, self._flush_at) as free:
+                        if free and self._core.durable_end < target:
+                            with contextlib.suppress(SwapUnderWay):
+                                yield from self._flush_now(leads=True)
+        finally:
+            if self._closed:  # while this flush was running
+                self.close_retired()
+            if mine:
+                self._met = False
+                self._core.pass_flush_on()
+
+    def _run(self, steps: Steps[T]) -> T:
+        """Sync what a flush yields, one file after another."""
+        with contextlib.closing(steps):  # an interrupt ends the flush before its locks are free
+            try:
+                fd = next(steps)
+                while True:
+                    try:
+                        self._core.sync(fd)
+                    except OSError as error:
+                        fd = steps.throw(error)
+                    else:
+                        fd = next(steps)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    def _flush_if_free(self, target: int, *, late: bool) -> Steps[bool]:
         """Flush if the flush lock is free; if `late`, flush anyway, because its holder may be
         suspended.
 
@@ -215,11 +257,11 @@ class LogFlusher:
         with _core.TryFileLock(self._lock_fd, self._flush_at) as free:
             if not free:
                 if late:
-                    self._flush_now()
+                    yield from self._flush_now()
                 return late
             try:
                 if self._core.durable_end < target:
-                    self._flush_now(leads=True)
+                    yield from self._flush_now(leads=True)
                 return True
             except SwapUnderWay:
                 pass
@@ -231,7 +273,7 @@ class LogFlusher:
         try:
             with self._flushing:
                 if self._core.durable_end < self._core.log_end:
-                    self._flush_now()
+                    self._run(self._flush_now())
         finally:
             if self._closed:  # while this flush was running
                 self.close_retired()
@@ -281,9 +323,9 @@ class LogFlusher:
         finally:
             files.close(fd)
 
-    def _flush_now(self, *, leads: bool = False) -> None:
+    def _flush_now(self, *, leads: bool = False) -> Steps[None]:
         try:
-            self._flush_all(leads)
+            yield from self._flush_all(leads)
         except OSError as error:
             if self._core.deleted:
                 raise self._context.topic_deleted() from error
@@ -291,7 +333,7 @@ class LogFlusher:
         if not leads:  # this flush belongs to no round: wake the waiters of both
             self._session.control.wake(self._context.slot)
 
-    def _flush_all(self, leads: bool) -> None:
+    def _flush_all(self, leads: bool) -> Steps[None]:
         if self._core.poisoned:  # the kernel reports an error once: the next sync would succeed
             self._session.directory.refuse()
             raise self._poisoned()
@@ -300,7 +342,7 @@ class LogFlusher:
         try:
             if leads:
                 self._core.begin_flush(target)
-            self._flush_remaining(done, target, wait=not leads)
+            yield from self._flush_remaining(done, target, wait=not leads)
             self._core.publish_durable(target, time.monotonic_ns() - started)
         except BaseException:
             if leads:
@@ -308,7 +350,7 @@ class LogFlusher:
             raise
         self._release(target)
 
-    def _flush_remaining(self, done: int, target: int, *, wait: bool) -> None:
+    def _flush_remaining(self, done: int, target: int, *, wait: bool) -> Steps[None]:
         """Flush [done, target), except for what others have made durable or deleted in the
         meantime.
 
@@ -320,7 +362,7 @@ class LogFlusher:
             version = self._core.published_segments_version
             bases = self._covering(done, target, wait)
             try:
-                self._flush_segments(bases, done, target, wait)
+                yield from self._flush_segments(bases, done, target, wait)
                 return
             except (TooManyOpenFiles, LockTimeout):
                 raise  # no disk error: the caller can retry
@@ -340,7 +382,7 @@ class LogFlusher:
             if done >= target:
                 return
 
-    def _flush_segments(self, bases: list[int], done: int, target: int, wait: bool) -> None:
+    def _flush_segments(self, bases: list[int], done: int, target: int, wait: bool) -> Steps[None]:
         files.failpoint("flush.before")
         for base, end in zip(bases, [*bases[1:], target], strict=False):
             fd, opened_at = self._write_fd(base)
@@ -349,7 +391,7 @@ class LogFlusher:
             begin, older = max(base, done), min(opened_at, end)
             if older > begin:
                 self._rewrite(base, fd, begin, older, wait)
-            self._core.sync(fd)
+            yield fd
             if older > begin:
                 self._read_back(base, fd, begin, older, wait)
         if (

@@ -114,7 +114,7 @@ class Threading:
 
 
 class Pool:
-    """A pool that runs each task immediately: participants are flushed in sequence."""
+    """A pool that runs each task immediately, in the calling thread."""
 
     def __init__(self, *args: Any) -> None:
         pass

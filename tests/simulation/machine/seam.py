@@ -29,7 +29,7 @@ from typing import Any
 import eoslog.log  # noqa: F401
 from eoslog import _core
 from eoslog.client.producer import sender
-from eoslog.engine import dropped_consumers, flush_pool, registry
+from eoslog.engine import dropped_consumers, registry
 from eoslog.engine import scheduler as background
 from eoslog.shown_paths import DESCRIPTORS
 from eoslog.storage.directory import cleaner_lock
@@ -78,7 +78,6 @@ STARTS_THREADS = (background, dropped_consumers, sender)
 """The modules whose threads do not run: the process does their work in steps."""
 _REPLACED = (time, random, secrets, uuid)
 WAITS_FOR_EVENTS = (cleaner_lock,)
-_FLUSHES_IN_A_POOL = flush_pool
 _NULL = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 _BLOCK = 64 << 10
 _ZEROS = bytes(_BLOCK)
@@ -410,7 +409,6 @@ def installed(world: World, only: tuple[str, ...] = ()) -> Iterator[World]:
     for module in (*STARTS_THREADS, *WAITS_FOR_EVENTS):
         used = getattr(module, "threading", None)
         assert used is threading, f"{module.__name__} uses no threads of its own"
-    assert _FLUSHES_IN_A_POOL.ThreadPoolExecutor is ThreadPoolExecutor
     calls = Calls(world)
     entries = {
         n: _guarded(world, n, getattr(calls, n))
