@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
 
-from eoslog._util.arguments import as_int, as_names, shown
+from eoslog._util.arguments import as_int, as_mapping, as_names, shown
 from eoslog.aio.call_thread import CallThread
 from eoslog.aio.client import AsyncClient, refuse_coroutine_function
 from eoslog.client.consumer.consumer import Consumer
 from eoslog.client.consumer.subscription import Listener, Topics
-from eoslog.client.offset_arguments import Offsets, as_list
+from eoslog.client.offset_arguments import Offsets, as_list, as_partition
 from eoslog.config.keys import ConsumerConfig
 from eoslog.descriptions import GroupMetadata
 from eoslog.errors import ConfigError, IllegalState
@@ -25,6 +25,7 @@ from eoslog.model import TopicPartition
 
 if TYPE_CHECKING:
     from eoslog._core import Record
+    from eoslog.storage.log.partition_log import PartitionLog
 
 __all__ = ["AsyncConsumer", "UndoableConsumer", "consumer_of"]
 
@@ -89,6 +90,11 @@ class UndoableConsumer(Consumer):
 
         self._before = None
         return super()._find(noting, limit, timeout, wait)
+
+    def bounds(self, partition: TopicPartition) -> tuple[PartitionLog, int]:
+        """Return the log of any partition, and its readable end now."""
+        log = self._engine.partition(partition.topic, partition.partition)
+        return log, self._fetcher.readable_end(log)
 
     def put_back(self) -> None:
         """Read again what the last call has returned.
@@ -483,6 +489,59 @@ class AsyncConsumer(AsyncClient[UndoableConsumer]):
             EoslogError: as `Consumer.current_lag`.
         """
         return await self.call(lambda consumer: consumer.current_lag(partitions))
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """Return the log start of each partition.
+
+        Args:
+            partitions: partitions of any topic; they need not be assigned.
+
+        Raises:
+            UnknownTopicOrPartition: if a partition does not exist.
+        """
+        wanted = as_list(partitions)
+        return await self.call(lambda c: {tp: c.bounds(tp)[0].log_start for tp in wanted})
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the readable end of each partition, by the isolation level.
+
+        Args:
+            partitions: partitions of any topic; they need not be assigned.
+
+        Raises:
+            UnknownTopicOrPartition: if a partition does not exist.
+        """
+        wanted = as_list(partitions)
+        return await self.call(lambda c: {tp: c.bounds(tp)[1] for tp in wanted})
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | None]:
+        """Return the first offset at or after a time, for each partition.
+
+        Args:
+            timestamps: the time of each partition, in ms since the epoch. The partitions need not
+                be assigned.
+
+        Returns:
+            The offsets; None for a partition without such a record below its readable end.
+
+        Raises:
+            ConfigError: if `timestamps` is not a mapping of partitions to integers.
+            UnknownTopicOrPartition: if a partition does not exist.
+        """
+        wanted = {
+            as_partition(tp): as_int(str(tp), time_ms, "ms since 1970 as int")
+            for tp, time_ms in as_mapping("timestamps", timestamps).items()
+        }
+
+        def found(consumer: UndoableConsumer, tp: TopicPartition) -> int | None:
+            log, end = consumer.bounds(tp)
+            return log.offset_for_time(wanted[tp], end)
+
+        return await self.call(lambda c: {tp: found(c, tp) for tp in wanted})
 
     async def group_metadata(self) -> GroupMetadata:
         """Return the group, member and generation that fence a transactional commit.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import anyio
@@ -10,8 +11,9 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition
-from eoslog.errors import ConfigError, IllegalState, NoOffset
+from eoslog.errors import ConfigError, IllegalState, NoOffset, UnknownTopicOrPartition
 from tests.aio.conftest import Run, client_threads
+from tests.paths import ROOT
 
 READING = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
 IN = [TopicPartition("in", 0), TopicPartition("in", 1)]
@@ -363,3 +365,62 @@ def test_a_dropped_consumer_leaves_no_thread(log: eoslog.Log) -> None:
             break
         time.sleep(0.01)
     assert client_threads() == []
+
+
+def test_offsets_of_any_partition_are_those_that_the_consumer_can_read(
+    log: eoslog.Log, run: Run
+) -> None:
+    with log.producer(transactional_id="open") as producer:
+        producer.init_transactions()
+        for time_ms in (100, 200, 300):
+            producer.begin_transaction()
+            producer.produce("in", b"x", partition=0, timestamp=time_ms)
+            producer.flush()
+            if time_ms < 300:
+                producer.commit_transaction()
+        log.delete_records({IN[0]: 2})
+
+        async def main() -> None:
+            for isolation, end, at_300 in (
+                ("read_committed", 4, None),
+                ("read_uncommitted", 5, 4),
+            ):
+                async with log.async_consumer(isolation_level=isolation) as consumer:
+                    assert await consumer.beginning_offsets(IN) == {IN[0]: 2, IN[1]: 0}
+                    assert await consumer.end_offsets(IN) == {IN[0]: end, IN[1]: 0}
+                    times = {IN[0]: 150, IN[1]: 0}
+                    assert await consumer.offsets_for_times(times) == {IN[0]: 2, IN[1]: None}
+                    assert await consumer.offsets_for_times({IN[0]: 300}) == {IN[0]: at_300}
+
+        run(main)
+
+
+def test_offsets_of_a_missing_partition_raise_an_error(log: eoslog.Log, run: Run) -> None:
+    missing = TopicPartition("in", 2)
+
+    async def main() -> None:
+        async with log.async_consumer() as consumer:
+            for call in (
+                consumer.beginning_offsets([missing]),
+                consumer.end_offsets([missing]),
+                consumer.offsets_for_times({missing: 0}),
+            ):
+                with pytest.raises(UnknownTopicOrPartition, match="partition 2"):
+                    await call
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("AIOKafkaConsumer", eoslog.AsyncConsumer), ("AIOKafkaProducer", eoslog.AsyncProducer)],
+)
+def test_every_method_of_aiokafka_exists_or_is_a_documented_difference(
+    theirs: str, ours: type
+) -> None:
+    aiokafka = pytest.importorskip("aiokafka")
+    page = (ROOT / "docs/how-to/asyncio.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`\w+`.*?) \|", page, re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    names = {name for name in dir(getattr(aiokafka, theirs)) if not name.startswith("_")}
+    assert {name for name in names if not hasattr(ours, name)} <= documented

@@ -106,7 +106,11 @@ class Fetcher:
 
     def bound(self, state: TopicPartitionState) -> int:
         """The readable end now."""
-        return self._end.of(self.log(state))
+        return self.readable_end(self.log(state))
+
+    def readable_end(self, log: PartitionLog) -> int:
+        """The readable end of any partition now."""
+        return self._end.of(log)
 
     def lags(self, states: list[TopicPartitionState]) -> dict[TopicPartition, int | None]:
         """The lag of each partition; None without a position."""
