@@ -42,6 +42,7 @@ def create_topics(log: Log, app_id: str, tasks: Iterable[Task], partitions: int)
 
     for task in tasks:
         create(task.topic, partitions)
+    _check_inputs(log, app_id, tasks)
     for task in tasks:
         count = len(log.partitions_of(task.topic))
         for table in task.tables:
@@ -57,8 +58,8 @@ def check_topics(log: Log, app_id: str, tasks: Iterable[Task]) -> None:
 
     Raises:
         UnknownTopicOrPartition: if a topic does not exist.
-        ConfigError: if the topic of a table is not compacted, or has another number of partitions
-            than a topic of its tasks.
+        ConfigError: if the topics of a table's tasks have different numbers of partitions, or the
+            topic of a table has another number than they have, or is not compacted.
     """
     tasks = list(tasks)
     known = set(log.topics())
@@ -70,20 +71,46 @@ def check_topics(log: Log, app_id: str, tasks: Iterable[Task]) -> None:
                     f"the missing topics with app.create_topics(), or this one with "
                     f"log.create_topic({topic!r})"
                 )
+    _check_inputs(log, app_id, tasks)
     for task in tasks:
         count = len(log.partitions_of(task.topic))
         for table in task.tables:
             _check_table(log, f"app {app_id!r}, task {task.name!r}", task.topic, count, table.topic)
 
 
+def _check_inputs(log: Log, app_id: str, tasks: Iterable[Task]) -> None:
+    """Check that the topics whose tasks share a table have as many partitions."""
+    first_of: dict[str, tuple[str, int]] = {}
+    for task in tasks:
+        count = len(log.partitions_of(task.topic))
+        for table in task.tables:
+            other, others = first_of.setdefault(table.topic, (task.topic, count))
+            if others != count:
+                raise ConfigError(
+                    f"app {app_id!r}, task {task.name!r}: topic {task.topic!r} has {count} "
+                    f"partitions, and topic {other!r} has {others}, but their tasks share table "
+                    f"{table.topic!r}; write the records of one of them to a topic with as many "
+                    "partitions as the other"
+                )
+
+
 def _check_table(log: Log, subject: str, topic: str, count: int, table: str) -> None:
     description = log.describe_topic(table)
     found = len(description.partitions)
     if found != count:
+        if any(partition.offsets.log_end for partition in description.partitions):
+            remedy = (
+                "its rows stay in the partitions of that number, so name another topic for the "
+                "table, and give the application another id, which reads the input from the start"
+            )
+        else:
+            remedy = (
+                f"it is empty: delete it with log.delete_topic({table!r}), and create it again "
+                "with app.create_topics()"
+            )
         raise ConfigError(
             f"{subject}: topic {topic!r} has {count} partitions, and table {table!r} has {found}; "
-            "a table needs as many partitions as the topics of its tasks: create the table's "
-            "topic again with app.create_topics()"
+            f"a table needs as many partitions as the topics of its tasks; {remedy}"
         )
     if "compact" not in description.config.get("cleanup.policy", ""):
         raise ConfigError(

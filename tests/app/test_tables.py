@@ -231,7 +231,10 @@ def test_topics_of_tables_are_checked(words):
     app = counter(words)
     words.create_topic("counts", partitions=3, config={"cleanup.policy": "compact"})
     for call in (app.run, app.create_topics):
-        with pytest.raises(ConfigError, match="'words' has 2 partitions, and table 'counts' has 3"):
+        with pytest.raises(
+            ConfigError,
+            match=r"'words' has 2 partitions, and table 'counts' has 3.*log.delete_topic\('counts'\)",
+        ):
             call()
     words.delete_topic("counts")
     words.create_topic("counts", partitions=2)
@@ -240,6 +243,35 @@ def test_topics_of_tables_are_checked(words):
     words.alter_topic("counts", {"cleanup.policy": "compact"})
     app.run(until="caught_up")
     assert dict(words.table("counts")) == expected()
+
+
+def test_a_table_with_rows_is_not_to_be_deleted_when_its_input_grows(words):
+    app = counter(words)
+    app.create_topics()
+    app.run(until="caught_up")
+    words.create_partitions("words", 3)
+    for call in (app.run, app.create_topics):
+        with pytest.raises(
+            ConfigError, match="'words' has 3 .* 'counts' has 2.* another id"
+        ) as error:
+            call()
+        assert "delete_topic" not in str(error.value)
+
+
+def test_topics_that_share_a_table_must_have_as_many_partitions(words):
+    words.create_topic("more", partitions=3)
+    app = eoslog.App(words, "both")
+    counts = app.table("counts")
+
+    @app.task("words", tables=[counts])
+    def count(record, ctx): ...
+
+    @app.task("more", tables=[counts])
+    def count_more(record, ctx): ...
+
+    with pytest.raises(ConfigError, match="'more' has 3 partitions, and topic 'words' has 2"):
+        app.create_topics()
+    assert "counts" not in words.topics()
 
 
 def test_invalid_tables_are_rejected(words):
