@@ -92,6 +92,7 @@ Watch = Callable[[Sequence[ProcessStatus]], object]
 class SupervisedApp(Protocol):
     """The part of an `App` that its processes use."""
 
+    _running: bool
     _supervisor: Any
     _worker: Any
     _tasks: Any
@@ -295,8 +296,10 @@ class Supervisor:
                 logger.error("app %r: %s", self._app.id, error)
 
     def _show(self) -> None:
-        if self._watch is not None:
-            self._watch([child.status for child in self._children])
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch([child.status for child in self._children])
+            self._watch = watch  # not after an error: the processes still have to end
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -355,7 +358,8 @@ def _work(
     app: SupervisedApp, until: str | None, pipe: Any, others: list[Any], clock: SharedTime
 ) -> None:
     """Run the app in a process of its own."""
-    app._supervisor = None
+    app._supervisor, app._running = None, False
+    mine = os.getpid()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))  # until the run handles them
     for other in others:  # else the parent's end of a pipe would stay open after the parent
@@ -377,6 +381,8 @@ def _work(
         last: tuple[str, Any] = ("report", app.run(until=until))
     except Exception as error:
         last = ("error", _portable(error))
+    if os.getpid() != mine:
+        os._exit(1)  # a fork of a task, which has returned instead of ending
     ended.set()
     sender.join()
     with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ import pytest
 
 import eoslog
 from eoslog.app.dead_letters import dead_letters
-from eoslog.errors import TaskFailed, UnknownTopicOrPartition
+from eoslog.errors import IllegalState, TaskFailed, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.process
 
@@ -216,3 +216,59 @@ def test_a_watcher_gets_the_status_of_each_process(path):
     doing = {status.doing for statuses in seen for status in statuses}
     assert "work numbers-1 at offset 9" in doing
     assert {status.lag for statuses in seen for status in statuses if status.lag} <= set(range(21))
+
+
+def test_a_fork_of_a_task_that_returns_does_not_end_the_run(path):
+    app = eoslog.App(path, "shop")
+
+    @app.task("numbers", value="json", to="out")
+    def work(record, ctx):
+        if record.value != 7:
+            return record.value
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+        return record.value if child else "of the child"
+
+    report = app.run(processes=2, until="caught_up")
+    assert report.records == 20
+    assert values(path) == list(range(20))
+
+
+def test_an_error_of_a_watcher_ends_the_run_and_its_processes(path):
+    app = eoslog.App(path, "shop")
+
+    @app.task("numbers", value="json")
+    def work(record, ctx): ...
+
+    pids = []
+
+    def watch(statuses):
+        pids.extend(status.pid for status in statuses)
+        raise ZeroDivisionError("watch")
+
+    with pytest.raises(ZeroDivisionError, match="watch"):
+        app.run(processes=2, watch=watch)
+    for pid in pids:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def test_an_app_that_runs_in_processes_does_not_run_twice(path):
+    app = eoslog.App(path, "shop")
+
+    @app.task("numbers", value="json")
+    def work(record, ctx): ...
+
+    refused = []
+
+    def watch(statuses):
+        for call in (lambda: app.run(2), app.run, app.step, app.close):
+            with pytest.raises(IllegalState, match="app 'shop'") as error:
+                call()
+            refused.append(error)
+        app.stop()
+
+    app.run(processes=2, watch=watch)
+    assert refused
+    assert app.run(processes=2, until="caught_up").records <= 20
