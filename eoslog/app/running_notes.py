@@ -27,6 +27,7 @@ import zlib
 from dataclasses import dataclass
 
 from eoslog.errors import StorageError
+from eoslog.storage.fs import files
 
 __all__ = ["Note", "RunningNotes", "task_number"]
 
@@ -130,13 +131,13 @@ class RunningNotes:
     def _map(self, topic: str, size: int) -> memoryview:
         path = os.path.join(self._folder, f"{topic}.running")
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = files.open_file(path, create=True)  # with the permissions of the log
             try:
                 # Allocated, because a store into a hole of a full disk would kill the process.
                 os.posix_fallocate(fd, 0, size)
                 return memoryview(mmap.mmap(fd, os.fstat(fd).st_size))
             finally:
-                os.close(fd)
+                files.close(fd)
         except OSError as error:
             raise StorageError(
                 "the note of the running record cannot be written; free space, or check the "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+import eoslog
 from eoslog.app.running_notes import RunningNotes, task_number
 from eoslog.errors import StorageError
 
@@ -79,3 +81,25 @@ def test_more_partitions_extend_the_file_under_its_readers(tmp_path: Path):
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
     with pytest.raises(StorageError, match=r"orders\.running"):
         RunningNotes(str(tmp_path / "missing")).claim("orders", 0)
+
+
+@pytest.mark.parametrize(("mode", "files"), [(0o700, 0o600), (0o770, 0o660)])
+def test_all_files_of_an_application_have_the_permissions_of_the_log(
+    tmp_path: Path, mode: int, files: int
+):
+    umask = os.umask(0o022)
+    try:
+        with eoslog.open(tmp_path / "log", mode=mode, durability="os") as log:
+            app = eoslog.App(log, "shop")
+            rows = app.table("rows", store="sqlite")
+            app.task("in", tables=[rows])(lambda record, ctx: rows.update({"a": 1}))
+            app.create_topics()
+            with log.producer() as producer:
+                producer.produce("in", b"1")
+            app.step()
+            found = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("shop/*")}
+            assert len(found) >= 3
+            assert set(found.values()) == {files}, found
+            app.close()
+    finally:
+        os.umask(umask)
