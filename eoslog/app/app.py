@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import os
@@ -213,11 +214,16 @@ class App(Closing):
                     "or take another guarantee"
                 )
             for other in self._tasks.values():
-                if other.topic == topic or other.name == task.name:
-                    what = f"topic {topic!r}" if other.topic == topic else f"name {task.name!r}"
+                if other.topic == topic:
                     raise ConfigError(
-                        f"app {self._id!r}, task {task.name!r}: {what} has task {other.name!r}; "
-                        "call both from one function, or declare another application"
+                        f"app {self._id!r}, task {task.name!r}: topic {topic!r} has task "
+                        f"{other.name!r}; call both from one function, or declare another "
+                        "application"
+                    )
+                if other.name == task.name:
+                    raise ConfigError(
+                        f"app {self._id!r}, task {task.name!r}: the task of topic "
+                        f"{other.topic!r} has the same name; use functions with other names"
                     )
             self._tasks[task.name] = task
             return handler
@@ -325,8 +331,7 @@ class App(Closing):
             raise ConfigError(f"until: expected 'caught_up' or None, got {shown(until)}")
         if as_int("processes", processes, "1 or more") < 1:
             raise ConfigError(f"processes: expected 1 or more, got {processes}")
-        if self._running:
-            raise IllegalState(f"app {self._id!r}: the application runs already; stop it first")
+        self._refuse_while_running()
         if processes > 1 or watch is not None:
             return self._supervise(processes, until, watch)
         began = time.monotonic()
@@ -353,9 +358,11 @@ class App(Closing):
             raise ConfigError(f"app {self._id!r}: it has no task; declare one with @app.task")
         self.close()  # the processes open the log themselves
         self._supervisor = Supervisor(self, processes, until, watch)
+        self._running = True
         try:
             return self._supervisor.run()
         finally:
+            self._running = False
             self._supervisor = None
 
     def step(self) -> int:
@@ -367,9 +374,20 @@ class App(Closing):
         Raises:
             EoslogError: as `run`.
         """
+        self._refuse_while_running()
+        worker = self._begun()
+        self._running = True
+        try:
+            return worker.step(0, linger=False)
+        finally:
+            self._running = False
+            if self._stopping.is_set():
+                self._stopping.clear()
+                self.close()
+
+    def _refuse_while_running(self) -> None:
         if self._running:
             raise IllegalState(f"app {self._id!r}: the application runs already; stop it first")
-        return self._begun().step(0, linger=False)
 
     def stop(self) -> None:
         """End a run after its current transaction; any thread can call it.
@@ -386,9 +404,15 @@ class App(Closing):
             self.close()
 
     def close(self) -> None:
-        """Leave the group, and close the log if the application has opened it."""
+        """Leave the group, and close the log if the application has opened it.
+
+        Raises:
+            IllegalState: if the application runs, for example if a task calls it; use `stop`.
+        """
         if self._pid != os.getpid():
             return
+        if self._running:
+            raise IllegalState(f"app {self._id!r}: close was called during a run; call stop first")
         worker, self._worker = self._worker, None
         opened, self._opened = self._opened, None
         with contextlib.ExitStack() as stack:
@@ -404,6 +428,8 @@ class App(Closing):
             tasks = list(self._tasks.values())
             if not tasks:
                 raise ConfigError(f"app {self._id!r}: it has no task; declare one with @app.task")
+            if any(task.is_async for task in tasks):
+                self._refuse_in_event_loop()
             check_topics(log, self._id, tasks)
             topology = described(tasks, self._tables.values())
             instance = Instance(folder_of(log.path, self._id), self._id, topology)
@@ -416,6 +442,16 @@ class App(Closing):
                 instance.close()
                 raise
         return self._worker
+
+    def _refuse_in_event_loop(self) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise IllegalState(
+            f"app {self._id!r}: a task is a coroutine function, which cannot run in a thread that "
+            "runs an event loop already, as in a notebook; use await asyncio.to_thread(app.run)"
+        )
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from eoslog._core import Record
 from eoslog.app import retry_topic
 from eoslog.app.error_policy import delay_after
-from eoslog.app.failed_records import FailedRecord, dead_topic, place_key
+from eoslog.app.failed_records import FailedRecord, cause_of, dead_topic, place_key
 from eoslog.app.instance import folder_of
 from eoslog.app.retry_queue import RetryQueue, WaitingRecord
 from eoslog.app.retry_topic import Deaths, Place, RetryTopic, StoredRecord
@@ -89,6 +89,8 @@ class Failures:
         """The record that `due` returned last, until it is settled."""
         self._next_look = 0.0
         self._created: set[int] = set()
+        """Partitions of the retry topic that are known to exist."""
+        self._has_dead_topic = False
 
     # Ownership of input partitions.
 
@@ -267,12 +269,12 @@ class Failures:
             self._bury(task, record, attempt, failure.error, transaction)
 
     def _warn(self, failure: Failure, follows: str) -> None:
-        record, error = failure.records[0], failure.error
+        record, cause = failure.records[0], cause_of(failure.error)[0]
         more = "" if len(failure.records) == 1 else f" and {len(failure.records) - 1} more records"
         logger.warning(
-            "app %r, task %r: attempt %d of %s-%d at offset %d%s failed: %s: %s; %s",
+            "app %r, task %r: attempt %d of %s-%d at offset %d%s failed: %s; %s",
             self._app_id, failure.task.name, failure.attempt, record.topic, record.partition,
-            record.offset, more, type(error).__name__, error, follows,
+            record.offset, more, cause, follows,
         )  # fmt: skip
 
     def _wait(
@@ -301,9 +303,9 @@ class Failures:
         """Send a record to the dead letters."""
         dead = FailedRecord.of(self._app_id, task.name, record, attempts, error)
         name = dead_topic(self._app_id)
-        if name not in self._log.topics():
-            largest = retry_topic.largest_message(self._log, self._inputs)
-            self._log.create_topic(name, 1, {"max.message.bytes": largest}, exist_ok=True)
+        if not self._has_dead_topic:
+            retry_topic.ensure_dead_topic(self._log, self._app_id, self._inputs)
+            self._has_dead_topic = True
         transaction.produce(name, dead.value, dead.key, headers=dead.all_headers(), partition=0)
         self._settle(dead.place, transaction)
         self.decided["dead_letters"] += 1
@@ -408,6 +410,8 @@ class Failures:
 
     def aborted(self) -> None:
         """Note that the transaction was aborted: its records are read again."""
+        self._created.clear()  # a topic that was deleted since may be the cause
+        self._has_dead_topic = False
         self._queue.abort()
         self._survived.clear()
         self._given.clear()
@@ -418,11 +422,11 @@ def task_failed(app_id: str, failure: Failure) -> TaskFailed:
     """Return the error that names the application, the task and the record."""
     if isinstance(failure.error, TaskFailed):
         return failure.error
-    record, error = failure.records[0], failure.error
+    record, cause = failure.records[0], cause_of(failure.error)[0]
     more = "" if len(failure.records) == 1 else f" in a batch of {len(failure.records)} records"
     return TaskFailed(
         f"app {app_id!r}, task {failure.task.name!r}: {record.topic}-{record.partition} at offset "
-        f"{record.offset}{more} failed: {type(error).__name__}: {error}; nothing of it was "
-        "committed: correct the task and run it again, or set on_error",
+        f"{record.offset}{more} failed: {cause}; nothing of it was committed: correct "
+        "the task and run it again, or set on_error",
         app_id, failure.task.name, record.topic, record.partition, record.offset,
     )  # fmt: skip

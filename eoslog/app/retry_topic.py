@@ -24,8 +24,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eoslog.app.failed_records import FailedRecord, retry_topic
+from eoslog.app.failed_records import FailedRecord, dead_topic, retry_topic
 from eoslog.app.retry_queue import WaitingRecord
+from eoslog.config.topic_keys import TopicConfig
 from eoslog.errors import InvalidPartitions, RequestTimedOut
 from eoslog.model import TopicPartition
 from eoslog.shown_paths import get_logger
@@ -33,8 +34,17 @@ from eoslog.shown_paths import get_logger
 if TYPE_CHECKING:
     from eoslog._core import Record
     from eoslog.client.consumer.consumer import Consumer
+    from eoslog.descriptions import TopicDescription
 
-__all__ = ["Deaths", "RetryTopic", "Stored", "StoredRecord", "encoded", "ensure_topic"]
+__all__ = [
+    "Deaths",
+    "RetryTopic",
+    "Stored",
+    "StoredRecord",
+    "encoded",
+    "ensure_dead_topic",
+    "ensure_topic",
+]
 
 logger = get_logger("eoslog.app")
 
@@ -113,8 +123,7 @@ def ensure_topic(log: Any, app: str, partitions: int, inputs: Iterable[str]) -> 
         inputs: the input topics, whose largest records must fit.
     """
     name = retry_topic(app)
-    config = {"cleanup.policy": "compact", "max.message.bytes": largest_message(log, inputs)}
-    found = log.create_topic(name, partitions, config, exist_ok=True)
+    found = _ensured(log, name, partitions, {"cleanup.policy": "compact"}, inputs)
     if len(found.partitions) < partitions:
         try:
             log.create_partitions(name, partitions)
@@ -123,18 +132,34 @@ def ensure_topic(log: Any, app: str, partitions: int, inputs: Iterable[str]) -> 
     return name
 
 
-def largest_message(log: Any, inputs: Iterable[str]) -> int:
+def ensure_dead_topic(log: Any, app: str, inputs: Iterable[str]) -> None:
+    """Create the topic of dead letters, or let larger records in."""
+    _ensured(log, dead_topic(app), 1, {}, inputs)
+
+
+def _ensured(
+    log: Any, name: str, partitions: int, config: dict[str, Any], inputs: Iterable[str]
+) -> TopicDescription:
+    """Return a topic that takes the records of inputs."""
+    largest = _largest_message(log, inputs)
+    config = {**config, "max.message.bytes": largest}
+    found: TopicDescription = log.create_topic(name, partitions, config, exist_ok=True)
+    if TopicConfig.of(dict(found.config)).max_message_bytes < largest:
+        log.alter_topic(name, {"max.message.bytes": largest})
+    return found
+
+
+def _largest_message(log: Any, inputs: Iterable[str]) -> int:
     """Return a message size that fits the records of inputs with more headers."""
     known = set(log.topics())
     sizes = [
-        int(log.describe_topic(topic).config.get("max.message.bytes", _DEFAULT_LARGEST))
+        TopicConfig.of(dict(log.describe_topic(topic).config)).max_message_bytes
         for topic in inputs
         if topic in known
     ]
-    return max(sizes, default=_DEFAULT_LARGEST) + _HEADERS_LARGEST
+    return max(sizes, default=TopicConfig().max_message_bytes) + _HEADERS_LARGEST
 
 
-_DEFAULT_LARGEST = 1_048_588  # Kafka's default of max.message.bytes
 _HEADERS_LARGEST = 65_536
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any
 
 from eoslog._core import Record
@@ -17,9 +19,10 @@ from eoslog.serializers import Deserializer, Serializer, deserializer, serialize
 if TYPE_CHECKING:
     from eoslog.app.tables.table import AppTable
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Format", "Task", "task_of"]
+__all__ = ["DEFAULT_TIMEOUT_S", "NEVER_RUNS", "Format", "Task", "task_of"]
 
 DEFAULT_TIMEOUT_S = 60.0
+NEVER_RUNS = "the function yields, so it runs only with a topic for its results; set to="
 _POLICIES = ("stop", "skip", "retry", "dead_letter")
 _BATCH_FORMATS = ("records", "arrow")
 
@@ -27,7 +30,7 @@ _BATCH_FORMATS = ("records", "arrow")
 class Format:
     """How keys or values become bytes and back; bytes stay bytes without a format."""
 
-    __slots__ = ("decode", "encode", "spec")
+    __slots__ = ("decode", "encode", "spec", "what")
 
     def __init__(self, what: str, spec: Any) -> None:
         """Look up a format by its name, or take a function that decodes.
@@ -35,19 +38,38 @@ class Format:
         Raises:
             ConfigError: if the format is unknown.
         """
+        self.what = what
         self.spec = spec
         self.decode: Deserializer | None = deserializer(what, spec)
         named = not callable(spec) or spec is bytes or spec is str
         self.encode: Serializer | None = serializer(what, spec) if named else None
 
     def bytes_of(self, value: Any) -> Any:
-        """Encode a value; None and bytes stay as they are."""
-        if value is None or type(value) is bytes or self.encode is None:
+        """Encode a value; None and bytes stay as they are.
+
+        Raises:
+            SerializationError: if it is not in the format; without one, if it is not bytes or text.
+        """
+        if value is None or type(value) is bytes:
             return value
-        return self.encode(value)
+        if self.encode is not None:
+            return self.encode(value)
+        if not isinstance(value, str):
+            _check_buffer(self.what, value)
+        return value
 
     def __repr__(self) -> str:
         return repr(self.spec)
+
+
+def _check_buffer(what: str, value: Any) -> None:
+    try:
+        memoryview(value)
+    except TypeError:
+        raise SerializationError(
+            f"{what}: expected bytes, str or None, got {type(value).__name__}; set {what}= of the "
+            "task to a format, for example 'json'"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +91,7 @@ class Task:
         max_deaths: the number of processes that a record may end.
         task_timeout: the longest call, in seconds.
         number: the number of the name in notes of running records.
-        is_async: whether the function is a coroutine function.
+        is_async: whether the function is a coroutine function, or an asynchronous generator.
     """
 
     name: str
@@ -123,9 +145,14 @@ def task_of(
     Raises:
         ConfigError: if an option is invalid; the message names the task.
     """
-    name = getattr(handler, "__name__", repr(handler))
+    function = handler
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", type(function).__name__)
+    if not inspect.isroutine(function):
+        function = type(function).__call__
     try:
-        return _checked(name, handler, topic, options, tables)
+        return _checked(name, handler, function, topic, options, tables)
     except (ConfigError, SerializationError) as error:
         raise ConfigError(f"task {name!r}: {error}") from None
 
@@ -133,6 +160,7 @@ def task_of(
 def _checked(
     name: str,
     handler: Callable[..., Any],
+    function: Callable[..., Any],
     topic: str,
     options: dict[str, Any],
     tables: Sequence[AppTable],
@@ -157,6 +185,8 @@ def _checked(
         raise ConfigError(f"retries: expected a list of delays in seconds, got {shown(retries)}")
     if options["to"] is not None and not isinstance(options["to"], str):
         raise ConfigError(f"to: expected the name of a topic, got {shown(options['to'])}")
+    if options["to"] is None and (isgeneratorfunction(function) or isasyncgenfunction(function)):
+        raise ConfigError(NEVER_RUNS)
     return Task(
         name=name,
         topic=topic,
@@ -172,5 +202,5 @@ def _checked(
         max_deaths=options["max_deaths"],
         task_timeout=seconds,
         number=task_number(name),
-        is_async=inspect.iscoroutinefunction(handler),
+        is_async=iscoroutinefunction(function) or isasyncgenfunction(function),
     )

@@ -100,8 +100,8 @@ def _check_table(log: Log, subject: str, topic: str, count: int, table: str) -> 
     if found != count:
         if any(partition.offsets.log_end for partition in description.partitions):
             remedy = (
-                "its rows stay in the partitions of that number, so name another topic for the "
-                "table, and give the application another id, which reads the input from the start"
+                "its rows have their keys in other partitions now, so use another topic for the "
+                "table, and another id for the application, which then reads the input again"
             )
         else:
             remedy = (

@@ -21,7 +21,8 @@ import contextlib
 import contextvars
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eoslog.app.batches import Batches, argument_of
@@ -31,6 +32,8 @@ from eoslog.app.error_policy import delay_after
 from eoslog.app.failures import Failure, Failures
 from eoslog.app.log_context import running
 from eoslog.app.tables.owned import OwnedTables
+from eoslog.app.tasks import NEVER_RUNS, Task
+from eoslog.app.topology import check_topics
 from eoslog.errors import (
     CommitOutcomeUnknown,
     ConfigError,
@@ -53,7 +56,6 @@ if TYPE_CHECKING:
     from eoslog._core import Record
     from eoslog.app.instance import Instance
     from eoslog.app.tables.table import AppTable
-    from eoslog.app.tasks import Task
     from eoslog.client.consumer.consumer import Consumer
     from eoslog.log import Log
 
@@ -74,7 +76,7 @@ Place = tuple[str, int, int]
 
 
 class _OutputRejected(Exception):
-    """A record that a task has sent is invalid; some of its output was sent."""
+    """Invalid output of a task, after other output that is in the transaction."""
 
     def __init__(self, place: Place, error: Exception) -> None:
         super().__init__(place, error)
@@ -130,6 +132,8 @@ class AppWorker:
         """Records of the transaction whose commit has begun."""
         self._rejected: dict[Place, Exception] = {}
         self._recoveries = 0
+        self._rebalanced = False
+        """Whether partitions came or went, because a topic was deleted or grew, for example."""
         self._runner: asyncio.Runner | None = None
         self._calling: tuple[float, Task, Record, int] | None = None
         """When the call that runs began, its task, first record and attempt."""
@@ -153,11 +157,13 @@ class AppWorker:
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         logger.info("app %s: assigned %s", self._app_id, _names(partitions))
+        self._rebalanced = True
         self._failures.assigned(partitions)
         self._pause(set(consumer.assignment()))
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         logger.info("app %s: released %s", self._app_id, _names(partitions))
+        self._rebalanced = True
         self._failures.revoked(partitions)
         for partition in partitions:
             self._tables.release(self._tasks[partition.topic].tables, partition.partition)
@@ -202,8 +208,12 @@ class AppWorker:
 
         Raises:
             TaskFailed: if a task has failed, and the application must stop.
+            UnknownTopicOrPartition: if a topic was deleted.
             EoslogError: if the log cannot be used.
         """
+        if self._rebalanced:
+            self._rebalanced = False
+            check_topics(self._log, self._app_id, self._tasks.values())
         try:
             done = self._step(wait, linger)
         except _OutputRejected as rejected:
@@ -319,6 +329,8 @@ class AppWorker:
         surely = self._clients.usable and not isinstance(error, CommitOutcomeUnknown)
         before, decided, committing = self._clients, self._failures.decided, self._doubtful
         self._roll_back(surely=surely)
+        self._rejected.clear()
+        check_topics(self._log, self._app_id, self._tasks.values())  # one may be the cause
         self._recoveries += 1
         if self._recoveries > _RECOVERIES:
             raise error
@@ -379,17 +391,21 @@ class AppWorker:
                 error = failed
             else:
                 notes.end(note)
-                if outputs:
-                    self._produce(first, outputs, transaction)
+                error = self._produce(first, outputs, transaction) if outputs else None
+            if error is None:
+                if task.tables:
+                    self._tables.keep(task.tables, first.partition)
                 if busy:
                     failures.succeeded(task, records, transaction)
                 return
+            if task.tables:
+                self._tables.forget(task.tables, first.partition)
         failures.failed(Failure(task, records, attempt, error), transaction)
 
     def _rejected_of(self, records: list[Record]) -> Exception | None:
         """Return why the log has rejected the output of a call with one of these records."""
         for record in records:
-            error = self._rejected.pop((record.topic, record.partition, record.offset), None)
+            error = self._rejected.get((record.topic, record.partition, record.offset))
             if error is not None:
                 return error
         return None
@@ -411,8 +427,12 @@ class AppWorker:
                 if result is not None:
                     if hasattr(result, "__await__"):
                         result = self._awaited(task, first, result)
+                    elif type(result) is AsyncGeneratorType and task.to is not None:
+                        result = _each(self._awaited(task, first, _all_of(result)))
                     if task.to is not None:
                         ctx._send_result(task.to, result, first.key)
+                    elif type(result) in (GeneratorType, AsyncGeneratorType):
+                        raise ConfigError(NEVER_RUNS)
             finally:
                 running.reset(token)
                 outputs = ctx._end()
@@ -458,15 +478,30 @@ class AppWorker:
             self._app_id, task.name, record.topic, record.partition, record.offset,
         )  # fmt: skip
 
-    def _produce(self, record: Record, outputs: list[Any], transaction: OutputTransaction) -> None:
+    def _produce(
+        self, record: Record, outputs: list[Any], transaction: OutputTransaction
+    ) -> Exception | None:
+        """Send the output of a call.
+
+        Returns:
+            Why the log rejects the output, if it rejects the first record; None if all is sent.
+
+        Raises:
+            _OutputRejected: if it rejects a later one, so that the transaction must abort.
+        """
+        sent = False
         try:
             for topic, value, key, headers, partition, timestamp in outputs:
                 transaction.produce(
                     topic, value, key, headers=headers, partition=partition, timestamp=timestamp
                 )
+                sent = True
         except _OUTPUT_ERRORS as error:
+            if not sent:
+                return error
             place = (record.topic, record.partition, record.offset)
             raise _OutputRejected(place, error) from error
+        return None
 
     # The end.
 
@@ -528,6 +563,14 @@ def _shared(tasks: dict[str, Task]) -> list[set[str]]:
             tables |= group[1]
         groups.append((topics, tables))
     return [topics for topics, _ in groups if len(topics) > 1]
+
+
+async def _all_of(results: AsyncGeneratorType[Any, None]) -> list[Any]:
+    return [result async for result in results]
+
+
+def _each(results: list[Any]) -> Iterator[Any]:
+    yield from results
 
 
 def _names(partitions: list[TopicPartition]) -> str:

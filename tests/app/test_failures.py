@@ -226,6 +226,64 @@ def test_output_that_the_log_rejects_is_a_failure_of_the_record(log):
     assert letter.record.cause.startswith("UnknownTopicOrPartition: ")
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["alone", "after valid output"])
+@pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
+def test_every_record_whose_output_is_rejected_is_settled(log, on_error, before):
+    """The calls are at most the square of the records, not a power of two."""
+    app, calls = eoslog.App(log, "shop"), []
+    table = app.table("rows", default=int)
+
+    @app.task("numbers", key="string", tables=[table], on_error=on_error)
+    def work(record, ctx):
+        calls.append(record.offset)
+        table[record.key] += 1
+        if before:
+            ctx.send("out", "valid")
+        ctx.send("nowhere", record.value)
+
+    log.create_topic("out")
+    app.create_topics()
+    report = app.run(until="caught_up")
+    assert report.skipped + report.dead_letters == 20
+    assert len(calls) <= (20 * 21 if before else 20)
+    assert list(log.read("out")) == []
+    assert dict(log.table("rows")) == {}
+
+
+class Unreadable(Exception):
+    """An error without a text."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
+def test_errors_are_named_although_their_text_is_unreadable_or_long(log, on_error, caplog):
+    app = eoslog.App(log, "shop")
+
+    @app.task("numbers", value="json", on_error=on_error)
+    def work(record, ctx):
+        raise Unreadable if record.value % 2 else ValueError("x" * 100_000 + "\n")
+
+    report = app.run(until="caught_up")
+    assert report.skipped + report.dead_letters == 20
+    about = [line for line in caplog.messages if "at offset" in line]
+    assert len(about) == 20
+    assert all("Unreadable: <its text" in line or "ValueError: xxx" in line for line in about)
+    assert max(map(len, about)) < 2000
+
+
+def test_the_error_of_a_run_is_raised_although_its_text_is_unreadable(log):
+    app = eoslog.App(log, "shop")
+
+    @app.task("numbers")
+    def work(record, ctx):
+        raise Unreadable
+
+    with pytest.raises(TaskFailed, match="at offset 0 failed: .*Unreadable: <its text"):
+        app.run(until="caught_up")
+
+
 def test_a_record_of_the_largest_size_can_wait_and_die(log):
     log.create_topic("big", config={"max.message.bytes": 2_000_000})
     with log.producer(max_request_size=3_000_000) as producer:

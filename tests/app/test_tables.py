@@ -118,19 +118,23 @@ def test_changes_of_a_skipped_record_are_not_in_its_transaction(words, store):
 
 @pytest.mark.parametrize("store", STORES)
 def test_changes_before_output_that_the_log_rejects_are_rolled_back(words, store):
-    """The records before it are read again by the same worker."""
+    """After valid output, the records before it are read again by the same worker."""
+    words.create_topic("out")
     app = eoslog.App(words, "counter")
     counts = app.table("counts", default=int, store=store)
 
     @app.task("words", key="string", value="json", tables=[counts], on_error="skip")
     def count(record, ctx):
         counts[record.key] += 1
+        if record.value == 40:
+            ctx.send("out", 1)
         if record.value in (15, 40):
             ctx.send("missing", 1)
 
     app.create_topics()
     report = app.run(until="caught_up")
-    assert (report.records, report.skipped, report.aborted) == (60, 2, 2)
+    assert (report.records, report.skipped, report.aborted) == (60, 2, 1)
+    assert list(words.read("out")) == []
     left = {word: count - (word in ("w1", "w5")) for word, count in expected().items()}
     assert dict(words.table("counts")) == left
 
@@ -225,6 +229,24 @@ def test_a_table_is_used_in_tasks_that_name_it_only(words):
         app.run(until="caught_up")
     with pytest.raises(IllegalState, match=r"log.table\('counts'\)"):
         counts["a"]
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_a_value_that_is_too_large_for_the_topic_fails_its_record(words, on_error):
+    app = eoslog.App(words, "large")
+    table = app.table("large", value="string")
+
+    @app.task("words", key="string", tables=[table], on_error=on_error)
+    def work(record, ctx):
+        table[record.key] = "x" * (2_000_000 if record.key == "w1" else 1_048_000)
+
+    app.create_topics()
+    if on_error == "stop":
+        with pytest.raises(TaskFailed, match=r"words-. at offset .*'w1'.* max.message.bytes = 10"):
+            app.run(until="caught_up")
+    else:
+        assert app.run(until="caught_up").skipped
+        assert set(words.table("large", value="string")) == {"w0", "w2", "w3", "w4", "w5", "w6"}
 
 
 def test_topics_of_tables_are_checked(words):

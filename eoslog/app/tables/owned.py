@@ -62,8 +62,11 @@ class OwnedTables:
             except BaseException:
                 store.close()
                 raise
-            count = len(self._log.partitions_of(table.topic))
-            self._partitions[key] = TablePartition(table.topic, number, count, store)
+            description = self._log.describe_topic(table.topic)
+            largest = TopicConfig.of(dict(description.config)).max_message_bytes
+            self._partitions[key] = TablePartition(
+                table.topic, number, len(description.partitions), largest, store
+            )
         return True
 
     def _open(self, table: AppTable, number: int) -> Store:
@@ -131,18 +134,24 @@ class OwnedTables:
 
     @contextlib.contextmanager
     def call(self, tables: Sequence[AppTable], number: int) -> Iterator[None]:
-        """Let a call of a task use these tables; drop its changes if it raises."""
-        used = [self._partitions[table.topic, number] for table in tables]
-        for table, partition in zip(tables, used, strict=True):
-            table._current = partition
+        """Let a call of a task use these tables; `keep` or `forget` its changes then."""
+        for table in tables:
+            table._current = self._partitions[table.topic, number]
         try:
             yield
-            for partition in used:
-                partition.keep()
         finally:
-            for table, partition in zip(tables, used, strict=True):
+            for table in tables:
                 table._current = None
-                partition.forget()
+
+    def keep(self, tables: Sequence[AppTable], number: int) -> None:
+        """Add the changes of a call that has succeeded to the transaction."""
+        for table in tables:
+            self._partitions[table.topic, number].keep()
+
+    def forget(self, tables: Sequence[AppTable], number: int) -> None:
+        """Drop the changes of a call that has failed."""
+        for table in tables:
+            self._partitions[table.topic, number].forget()
 
     # Transactions.
 

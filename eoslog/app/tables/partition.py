@@ -56,16 +56,18 @@ class TablePartition:
     Attributes:
         number: the number of the partition.
         count: the number of partitions of the table.
+        largest: the `max.message.bytes` of the table's topic.
         changes: the changes of the current call.
         checked: keys that belong to this partition.
         end: the offset after the changes that were sent; None before they are.
     """
 
-    def __init__(self, topic: str, number: int, count: int, store: Store) -> None:
+    def __init__(self, topic: str, number: int, count: int, largest: int, store: Store) -> None:
         """Begin without changes."""
         self.topic = topic
         self.number = number
         self.count = count
+        self.largest = largest
         self.changes: Changes = {}
         self.checked: set[bytes] = set()
         self.end: int | None = None
@@ -93,13 +95,13 @@ class TablePartition:
         return len(self.store) - stored + sum(value is not None for value in changed.values())
 
     def keep(self) -> None:
-        """Add the changes of a call that has succeeded to the transaction."""
+        """See `OwnedTables.keep`."""
         if self.changes:
             self.pending.update(self.changes)
             self.changes = {}
 
     def forget(self) -> None:
-        """Drop the changes of a call that has raised."""
+        """See `OwnedTables.forget`."""
         self.changes = {}
 
     def roll_back(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from eoslog._util.arguments import shown
 from eoslog._util.mapping_views import DocumentedMapping
 from eoslog.client.producer.partitioner import partition_for_key
-from eoslog.errors import ConfigError, IllegalState, SerializationError
+from eoslog.errors import ConfigError, IllegalState, RecordTooLarge, SerializationError
 from eoslog.serializers import deserializer, serializer
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ __all__ = ["AppTable"]
 
 _STORES = ("memory", "sqlite")
 _NOT_GIVEN: Any = object()
+_OVERHEAD = 100
+"""At least what a batch of one record has besides its key and value."""
 
 
 class AppTable(DocumentedMapping, MutableMapping[Any, Any]):
@@ -42,6 +44,7 @@ class AppTable(DocumentedMapping, MutableMapping[Any, Any]):
         IllegalState: from any method, if it is called outside of a task, or in a task that does not
             name the table in `tables`; or if the key belongs to another partition than the record.
         SerializationError: from any method, if a key or value is not in the format of the table.
+        RecordTooLarge: if a key and its value are larger than `max.message.bytes` of the topic.
     """
 
     def __init__(
@@ -114,7 +117,14 @@ class AppTable(DocumentedMapping, MutableMapping[Any, Any]):
                 "without a value deletes the key; use del, or store another value"
             )
         partition, data = self._of(key)
-        partition.changes[data] = self._bytes_of("value", value, self._encode)
+        stored = self._bytes_of("value", value, self._encode)
+        size = len(data) + len(stored) + _OVERHEAD
+        if size > partition.largest:
+            raise RecordTooLarge(
+                f"table {self._topic!r}: key {shown(key)}: a record of about {size} bytes exceeds "
+                f"max.message.bytes = {partition.largest} of the topic"
+            )
+        partition.changes[data] = stored
 
     def __delitem__(self, key: Any) -> None:
         partition, data = self._of(key)
