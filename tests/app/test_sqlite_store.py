@@ -128,6 +128,12 @@ def test_a_file_with_a_damaged_header_is_filled_again(log, statement):
     count_more(log)
 
 
+def test_a_file_without_its_rows_is_filled_again(log):
+    with closing(sqlite3.connect(file_of(log))) as base, base:
+        base.execute("drop table eoslog_rows")
+    count_more(log)
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -39,9 +39,9 @@ logger = get_logger("eoslog.app")
 _VERSION = 2
 _BUSY_S = 10.0
 _SCHEMA = (
-    "create table if not exists eoslog_table (version integer, topic blob, topic_id blob, "
+    "create table eoslog_table (version integer, topic blob, topic_id blob, "
     "partition integer, applied integer, last blob, at_ms integer, settled integer, crc integer)",
-    "create table if not exists eoslog_rows (key blob primary key, value blob not null, "
+    "create table eoslog_rows (key blob primary key, value blob not null, "
     "crc integer not null) without rowid",
 )  # fmt: skip
 _HEADER = (
@@ -99,9 +99,10 @@ class SQLiteStore:
             self._execute("pragma journal_mode=wal")
             self._execute("pragma synchronous=normal")
             with self._transaction():
-                for statement in _SCHEMA:
-                    self._execute(statement)
-                self._execute(f"{_ROW} limit 0")  # raises if the columns are other ones
+                if self._execute("select 1 from sqlite_master").fetchone() is None:
+                    for statement in _SCHEMA:
+                        self._execute(statement)
+                self._execute(f"{_ROW} limit 0")  # raises if the table or a column is missing
                 found = self._execute(_HEADER).fetchall()
                 if [row[:4] for row in found] != [self._identity] or not _verified(found[0]):
                     if found:
