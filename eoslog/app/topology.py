@@ -26,7 +26,7 @@ def described(tasks: Iterable[Task], tables: Iterable[AppTable]) -> dict[str, An
             }
             for task in tasks
         },
-        "table": {table.topic: {"store": table.store} for table in tables},
+        "table": {table.topic: {"store": table.store, **table._formats} for table in tables},
     }
 
 

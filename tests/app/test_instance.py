@@ -61,6 +61,21 @@ def test_apps_of_one_id_with_other_tasks_do_not_run_together(log):
     second.stop()
 
 
+def test_apps_of_one_id_with_other_formats_of_a_table_do_not_run_together(log):
+    """They would write values that the other one cannot read."""
+    apps = []
+    for value in ("json", "integer"):
+        app = app_of(log)
+        app.table("counts", value=value)
+        apps.append(app)
+    apps[0].step()
+    with pytest.raises(TopologyChanged, match="table 'counts' is .*'json'.* there and .*'integer'"):
+        apps[1].step()
+    apps[0].stop()
+    apps[1].step()
+    apps[1].stop()
+
+
 def test_a_forked_child_does_not_hold_the_number_of_its_parent(log):
     first = app_of(log)
     first.step()

@@ -22,6 +22,12 @@ _OVERHEAD = 100
 """At least what a batch of one record has besides its key and value."""
 
 
+def _format_name(spec: Any) -> str:
+    if spec is str:
+        return "string"
+    return "bytes" if spec in (None, bytes) else str(spec)
+
+
 class AppTable(DocumentedMapping, MutableMapping[Any, Any]):
     """A table of an application: a mapping that commits with the position.
 
@@ -79,6 +85,7 @@ class AppTable(DocumentedMapping, MutableMapping[Any, Any]):
         self._default = default
         self._encode_key, self._decode_key = serializer("key", key), deserializer("key", key)
         self._encode, self._decode = serializer("value", value), deserializer("value", value)
+        self._formats = {"key": _format_name(key), "value": _format_name(value)}
         self._current: TablePartition | None = None
 
     @property
