@@ -17,12 +17,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from eoslog._core import Record
 from eoslog.app import retry_topic
-from eoslog.app.error_policy import delay_after
+from eoslog.app.error_policy import SteadyClock, delay_after, longest_delay
 from eoslog.app.failed_records import FailedRecord, cause_of, dead_topic, place_key
 from eoslog.app.instance import folder_of
 from eoslog.app.retry_queue import RetryQueue, WaitingRecord
@@ -82,6 +82,7 @@ class Failures:
         self.decided: Counter[str] = Counter()
         self._topic = RetryTopic(log, app_id)
         self._queue = RetryQueue()
+        self._now_ms = SteadyClock(log._engine.clock_ms)
         self._deaths: dict[Place, Deaths] = {}
         self._survived: list[Place] = []
         """Places whose count ends with the open transaction."""
@@ -114,8 +115,11 @@ class Failures:
             self.notes.clear(at.topic, at.partition)
 
     def _load(self, waiting: WaitingRecord) -> None:
-        if waiting.record.task in self._tasks:
-            self._queue.load(waiting)
+        task = self._tasks.get(waiting.record.task)
+        if task is not None:
+            # If the clock was set back since, the time is too far in the future.
+            latest = self._now_ms() + round(1000 * longest_delay(task))
+            self._queue.load(replace(waiting, due=min(waiting.due, latest)))
         else:
             logger.warning(
                 "app %r: %s waits for task %r, which the app does not have; it is kept in %s",
@@ -288,7 +292,7 @@ class Failures:
     ) -> None:
         """Keep a record in the retry topic until its time."""
         failed = FailedRecord.of(self._app_id, task.name, record, failures, error)
-        due = time.time_ns() // 1_000_000 + round(delay * 1000) if delay else 0
+        due = self._now_ms() + round(delay * 1000) if delay else 0
         before = self._given.pop(failed.place, None)
         later = WaitingRecord(failed, due, place_key(failed.place) if before is None else before.id)
         if before is None:
@@ -346,7 +350,7 @@ class Failures:
 
     def due(self) -> Iterator[tuple[Task, Record]]:
         """Yield the records that wait and are due, each after the one before is settled."""
-        while (waiting := self._queue.due(time.time_ns() // 1_000_000)) is not None:
+        while (waiting := self._queue.due(self._now_ms())) is not None:
             of = waiting.record
             self._given[of.place] = waiting
             yield (
@@ -362,7 +366,7 @@ class Failures:
 
     def first_due(self) -> tuple[Task, int] | None:
         """The task and the partition of the first record that is due; None without one."""
-        waiting = self._queue.due(time.time_ns() // 1_000_000)
+        waiting = self._queue.due(self._now_ms())
         if waiting is None:
             return None
         return self._tasks[waiting.record.task], waiting.record.partition
@@ -379,7 +383,7 @@ class Failures:
         due = self._queue.next_due()
         if due is None:
             return most
-        return min(most, max(0.0, due / 1000 - time.time()))
+        return min(most, max(0.0, (due - self._now_ms()) / 1000))
 
     def waiting(self) -> int:
         """The number of records that wait for another attempt."""

@@ -132,12 +132,12 @@ class RunningNotes:
         path = os.path.join(self._folder, f"{topic}.running")
         try:
             fd = files.open_file(path, create=True)  # with the permissions of the log
-            try:
-                # Allocated, because a store into a hole of a full disk would kill the process.
-                os.posix_fallocate(fd, 0, size)
-                return memoryview(mmap.mmap(fd, os.fstat(fd).st_size))
-            finally:
-                files.close(fd)
+        except FileNotFoundError as error:
+            raise files.storage_error(error, path) from error
+        try:
+            # Allocated, because a store into a hole of a full disk would kill the process.
+            os.posix_fallocate(fd, 0, size)
+            return memoryview(mmap.mmap(fd, os.fstat(fd).st_size))
         except OSError as error:
             raise StorageError(
                 "the note of the running record cannot be written; free space, or check the "
@@ -145,3 +145,5 @@ class RunningNotes:
                 error.errno or 0,
                 path,
             ) from error
+        finally:
+            files.close(fd)

@@ -22,7 +22,8 @@ _LONGEST_S = 10.0
 class Clock:
     """The wall clock of logs in a test, ahead of the system's by what `advance` adds.
 
-    It decides when records with `deliver_at` appear, what retention and compaction delete, and when
+    It decides when records with `deliver_at` appear, when an application tries a failed record
+    again, what retention and compaction delete, and when
     transactional ids, groups and outcomes expire. Timeouts do not use it, nor do the timestamps of
     produced records: pass `timestamp=clock.ms`. Other processes use the system's clock.
     """

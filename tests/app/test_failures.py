@@ -190,7 +190,7 @@ def test_records_that_wait_are_found_by_the_next_run(log):
             pass
     assert len(waiting(log)) == 2
     assert values(log) == [n for n in range(20) if n not in (5, 6)]
-    later = Failing(log, {})
+    later = Failing(log, {}, retries=(3600,))
     with later.app:
         later.app.step()
         assert len(waiting(log)) == 2  # not due
@@ -313,6 +313,44 @@ def test_other_guarantees_retry_and_bury_too(log, guarantee):
     app.run(until="caught_up")
     assert values(log) == [n for n in range(20) if n != 3]
     assert [letter.record.offset for letter in dead_letters(log, "shop")] == [1]
+
+
+def test_a_retry_comes_although_the_clock_was_set_back(log):
+    shift = [7200.0]
+    log._engine.use_clock(lambda: time.time() + shift[0])
+    app = Failing(log, {5: 1, 6: 1}, retries=(SHORT,), on_error="dead_letter")
+    with app.app as running:
+        while not running._begun().waiting():
+            running.step()
+        shift[0] = 0.0
+        assert running.run(until="caught_up").dead_letters == 0
+    assert values(log) == list(range(20))
+
+
+def test_a_retry_of_an_earlier_run_comes_although_the_clock_was_set_back(log):
+    app = Failing(log, {5: 1, 6: 1}, retries=(3600.0,), on_error="dead_letter")
+    with app.app as running:
+        while running._begun().waiting() < 2:
+            running.step()
+    again = Failing(log, {}, retries=(SHORT,), on_error="dead_letter")
+    again.run()
+    assert values(log) == list(range(20))
+
+
+def test_a_clock_of_a_test_moves_the_retries_of_an_app(eoslog_factory):
+    log = eoslog_factory()
+    log.create_topic("numbers")
+    with log.producer() as producer:
+        producer.produce("numbers", "5", "5")
+    app = Failing(log, {5: 1}, retries=(60.0,))
+    with app.app as running:
+        while not running._begun().waiting():
+            running.step()
+        running.step()
+        assert app.calls == [(5, 1)]
+        eoslog_factory.clock.advance(60)
+        running.step()
+    assert app.calls == [(5, 1), (5, 2)]
 
 
 def test_a_thread_that_sends_after_its_task_changes_nothing(log):

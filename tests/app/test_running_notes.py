@@ -83,6 +83,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
         RunningNotes(str(tmp_path / "missing")).claim("orders", 0)
 
 
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path):
+    (tmp_path / "orders.running").mkdir()
+    with pytest.raises(StorageError, match=r"^\[21\] Is a directory \(.*orders.running\)$"):
+        RunningNotes(str(tmp_path)).claim("orders", 0)
+
+
 @pytest.mark.parametrize(("mode", "files"), [(0o700, 0o600), (0o770, 0o660)])
 def test_all_files_of_an_application_have_the_permissions_of_the_log(
     tmp_path: Path, mode: int, files: int
