@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from eoslog._util.arguments import shown
 from eoslog.client.arrow import schema as arrow
 from eoslog.client.arrow.formats import BadValue, ColumnFormat
-from eoslog.client.scan.scan import Scan, Source, records_of
+from eoslog.client.scan.scan import Scan, Source, keeping_errors, records_of
 from eoslog.errors import ConfigError, EoslogError
 from eoslog.model import TopicPartition
 from eoslog.serializers import undecodable
@@ -134,4 +134,6 @@ class FormattedScan(Scan):
         return self.schema.__arrow_c_schema__()
 
     def _stream(self, failed: Callable[[EoslogError], object] | None = None) -> object:
-        return self.reader().__arrow_c_stream__()
+        batches = keeping_errors(self, failed)
+        pa = arrow.require_pyarrow()
+        return pa.RecordBatchReader.from_batches(self.schema, batches).__arrow_c_stream__()

@@ -11,27 +11,13 @@ from typing import TYPE_CHECKING, Any
 from eoslog._util.arguments import shown
 from eoslog._util.extras import package
 from eoslog.client.arrow import schema as arrow
-from eoslog.client.scan.scan import Scan
+from eoslog.client.scan.scan import Scan, StreamKeepingErrors
 from eoslog.errors import ConfigError, EoslogError, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["query"]
-
-
-class _View:
-    """A topic as DuckDB reads it; keeps the error that a reader gets as text only."""
-
-    def __init__(self, scan: Scan, failed: list[EoslogError]) -> None:
-        self._scan = scan
-        self._failed = failed
-
-    def __arrow_c_schema__(self) -> object:
-        return self._scan.__arrow_c_schema__()
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        return self._scan._stream(self._failed.append)
 
 
 def query(
@@ -54,7 +40,7 @@ def query(
             names = _topics_of(connection.get_table_names(sql), set(topics))
             for name, scan in scans(set(names.values())).items():
                 for written in (one for one, topic in names.items() if topic == name):
-                    connection.register(written, _View(scan, failed))
+                    connection.register(written, StreamKeepingErrors(scan, failed))
             result = connection.sql(sql)
             return arrow.require_pyarrow().table({}) if result is None else result.to_arrow_table()
         except duckdb.Error as error:

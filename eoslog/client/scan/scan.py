@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from eoslog import _core
 from eoslog._util.argument_types import explained_calls
@@ -42,8 +42,17 @@ if TYPE_CHECKING:
 
     from eoslog._core import Record
 
-__all__ = ["Bound", "Scan", "Source", "is_committed", "records_of"]
+__all__ = [
+    "Bound",
+    "Scan",
+    "Source",
+    "StreamKeepingErrors",
+    "is_committed",
+    "keeping_errors",
+    "records_of",
+]
 
+T = TypeVar("T")
 Bound = int | Mapping[TopicPartition, int] | None
 """One offset for all partitions, or one for each; None means the partition's own bound."""
 
@@ -254,7 +263,14 @@ class Scan:
             ConfigError: if polars is not installed.
             EoslogError: as an iteration.
         """
-        return package("polars", "to_polars").DataFrame(self)  # type: ignore[no-any-return]
+        frames: Any = package("polars", "to_polars")
+        failed: list[EoslogError] = []
+        try:
+            return frames.DataFrame(StreamKeepingErrors(self, failed))  # type: ignore[no-any-return]
+        except frames.exceptions.PolarsError as error:
+            if failed:
+                raise failed[0] from error
+            raise
 
     def to_pandas(self) -> pandas.DataFrame:
         """Read all records into a pandas data frame; keys and values are bytes.
@@ -307,17 +323,8 @@ class Scan:
         Args:
             failed: takes an error; the interface passes its text only.
         """
-
-        def columns() -> Iterator[arrow.ArrowColumn]:
-            try:
-                for _, part in self._sourced_batches():
-                    yield part.column
-            except EoslogError as error:
-                if failed is not None:
-                    failed(error)
-                raise
-
-        return _core.arrow_stream(self._fields, columns())
+        columns = (part.column for _, part in self._sourced_batches())
+        return _core.arrow_stream(self._fields, keeping_errors(columns, failed))
 
     def __repr__(self) -> str:
         return f"Scan({len(self._sources)} partitions, columns={self._columns})"
@@ -327,6 +334,33 @@ class Scan:
         rows = ((f"{s.topic}-{s.partition}", s.start, s.end) for s in self._sources)
         caption = f"Scan of {', '.join(self._columns)}"
         return html_table(caption, ("partition", "start", "end"), rows, len(self._sources))
+
+
+def keeping_errors(
+    items: Iterable[T], failed: Callable[[EoslogError], object] | None
+) -> Iterator[T]:
+    """Yield the items, and pass an error to `failed` before it is raised."""
+    try:
+        yield from items
+    except EoslogError as error:
+        if failed is not None:
+            failed(error)
+        raise
+
+
+class StreamKeepingErrors:
+    """A scan for a library that passes only the text of an error; keeps the error."""
+
+    def __init__(self, scan: Scan, failed: list[EoslogError]) -> None:
+        """Append errors to `failed`."""
+        self._scan = scan
+        self._failed = failed
+
+    def __arrow_c_schema__(self) -> object:
+        return self._scan.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self._scan._stream(self._failed.append)
 
 
 def records_of(

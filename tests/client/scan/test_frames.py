@@ -70,3 +70,24 @@ def test_a_missing_package_is_named_with_its_command(log, tmp_path, monkeypatch,
     arguments = [tmp_path / "x"] if call == "to_parquet" else []
     with pytest.raises(errors.ConfigError, match=f"{call} needs the package .*pip install"):
         getattr(log.scan("orders"), call)(*arguments)
+
+
+@pytest.mark.parametrize("call", ["to_polars", "to_pandas", "to_parquet"])
+def test_a_record_that_does_not_parse_is_the_error_of_each_call(log, tmp_path, call):
+    with log.producer() as producer:
+        producer.produce("orders", b"{", partition=1)
+    scan = log.scan("orders", value="json", schema=pyarrow.schema([("n", pyarrow.int64())]))
+    arguments = [tmp_path / "orders.parquet"] if call == "to_parquet" else []
+    with pytest.raises(errors.SerializationError, match="orders-. at offset"):
+        getattr(scan, call)(*arguments)
+
+
+def test_an_error_of_polars_itself_is_raised_as_it_is(log, monkeypatch):
+    polars = pytest.importorskip("polars")
+
+    def fail(data):
+        raise polars.exceptions.ShapeError("theirs")
+
+    monkeypatch.setattr(polars, "DataFrame", fail)
+    with pytest.raises(polars.exceptions.ShapeError, match="theirs"):
+        log.scan("orders").to_polars()
