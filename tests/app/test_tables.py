@@ -294,6 +294,9 @@ def test_topics_that_share_a_table_must_have_as_many_partitions(words):
     with pytest.raises(ConfigError, match="'more' has 3 partitions, and topic 'words' has 2"):
         app.create_topics()
     assert "counts" not in words.topics()
+    words.create_topic("counts", partitions=2, config={"cleanup.policy": "compact"})
+    with pytest.raises(ConfigError, match="'more' has 3 partitions, and topic 'words' has 2"):
+        app.run()
 
 
 def test_invalid_tables_are_rejected(words):
