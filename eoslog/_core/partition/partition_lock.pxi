@@ -107,7 +107,7 @@ cdef int enter_lock(PartitionState* state, uint64_t deadline, const Expected* ex
 
     Returns APPENDED with the lock held, the fold at the published end, the indexes open and the log
     file exactly as long as the fold says. Any other status means that the lock is released."""
-    cdef stat_t st
+    cdef int64_t size
     cdef int rc, i
     if state.gated:
         return GONE
@@ -140,12 +140,14 @@ cdef int enter_lock(PartitionState* state, uint64_t deadline, const Expected* ex
         rc = repair_after_dead_holder(state)
     if rc == 0 and state.slot.active_base != state.segment.base:
         rc = NEXT_SEGMENT
-    if rc == 0 and fstat(state.files.log, &st) < 0:
-        rc = IO_FAILED
-    if rc == 0 and st.st_size != state.segment.position:
-        if st.st_size < state.segment.position:
+    if rc == 0:
+        # Not `fstat`: since Linux 6.13, a write to a file whose times were read stores new times.
+        size = c_lseek(state.files.log, 0, SEEK_END)
+        if size < 0:
+            rc = IO_FAILED
+        elif size < state.segment.position:
             rc = CORRUPT                     # another program truncated published bytes
-        elif eoslog_os.ftruncate(state.files.log, state.segment.position) < 0:
+        elif size > state.segment.position and eoslog_os.ftruncate(state.files.log, state.segment.position) < 0:
             rc = IO_FAILED
     if rc != 0:
         unlock_partition(state)

@@ -16,13 +16,10 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_trylock(pthread_mutex_t*)
     int pthread_mutex_unlock(pthread_mutex_t*)
 
-cdef extern from "<sys/stat.h>" nogil:
-    struct stat_t "stat":
-        int64_t st_size
-    int fstat(int, stat_t*)
-
 cdef extern from "<unistd.h>" nogil:
+    enum: SEEK_END
     int c_close "close"(int)
+    int64_t c_lseek "lseek"(int, int64_t, int)
 
 cdef extern from "<fcntl.h>" nogil:
     enum: O_RDWR, O_CREAT
