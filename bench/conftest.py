@@ -64,5 +64,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.write_line(line)
         for curve in ratios.curves(found):
             terminalreporter.write_line(f"growth of {curve}")
+        for line in ratios.table_of_latencies(found):
+            terminalreporter.write_line(line)
         for what in ratios.left_out(found):
             terminalreporter.write_line(f"not measured: {what}")

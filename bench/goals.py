@@ -8,7 +8,7 @@ from __future__ import annotations
 from bench.row import Row
 
 _BUILDER, _BROKER = "aiokafka builder", "confluent-kafka"
-_RAW = "write+fdatasync"
+_RAW, _CEILING = "write+fdatasync", "the same in C"
 _BULK = "test_produce:test_produce_in_bulk"
 
 ROWS = (
@@ -45,8 +45,8 @@ ROWS = (
     # --- in bulk ---
     Row("produce_many to durable / raw", f"{_BULK}[produce_many-strict]", (_RAW,), least=0.9),
     Row("produce_arrow to durable / raw", f"{_BULK}[produce_arrow-strict]", (_RAW,), least=0.9),
-    Row("produce_many in os / pwrite", f"{_BULK}[produce_many-os]", ("pwrite",), least=0.8),
-    Row("produce_arrow in os / pwrite", f"{_BULK}[produce_arrow-os]", ("pwrite",), least=0.8),
+    Row("produce_many in os / pwrite", f"{_BULK}[produce_many-os]", ("pwrite",), least=0.6),
+    Row("produce_arrow in os / pwrite", f"{_BULK}[produce_arrow-os]", ("pwrite",), least=0.6),
     Row(
         "produce_many / produce()", "test_produce:test_produce_many_against_produce", ("produce()",),
         floor=2.0,
@@ -74,11 +74,23 @@ ROWS = (
     ),
     Row(
         "commit of one record : 4 KiB append+fdatasync", "test_transactions:test_commit_of_one_record",
-        ("4 KiB append+fdatasync",), most=2.2, plus_us=100,
+        ("4 KiB append+fdatasync",), most=1.6,
+    ),
+    Row(
+        "commit on two partitions / SQLite", "test_transactions:test_commit_on_two_partitions",
+        ("sqlite",), least=0.5,
+    ),
+    Row(
+        "commit over ten partitions : ten parallel appends", "test_transactions:test_commit_over_ten_partitions",
+        ("10 parallel appends",), most=1.6,
     ),
     Row(
         "commit of one record in os", "test_transactions:test_commit_of_one_record_to_the_page_cache",
         limit=60e-6,
+    ),
+    Row(
+        "consume-transform-produce of 100 / confluent-kafka", "test_pipeline:test_consume_transform_produce",
+        (_BROKER,), least=8.0,
     ),
     # --- across systems ---
     *(
@@ -110,7 +122,15 @@ ROWS = (
     # --- many writers ---
     Row(
         "durable produce to a blocked consumer : fdatasync", "test_latency:test_to_a_blocked_consumer[strict]",
-        ("fdatasync",), most=1.0, plus_us=200,
+        ("fdatasync",), most=1.0, plus_us=120,
+    ),
+    Row(
+        "8 writers / append+fdatasync of one", "test_group_commit:test_8_writers",
+        ("append+fdatasync",), least=4.0, instead=(_CEILING, 0.7),
+    ),
+    Row(
+        "16 writers / append+fdatasync of one", "test_group_commit:test_16_writers",
+        ("append+fdatasync",), least=6.0, instead=(_CEILING, 0.7),
     ),
     Row("64 writers / one writer", "test_group_commit:test_64_writers", ("1 writers, strict",)),
     # The goal is the smaller of 15 times one writer and half of `os`: that is the half by far.
@@ -126,10 +146,10 @@ ROWS = (
         "open lazily, cold : all", "test_scale:test_open_of_many_partitions", ("",),
         ours="lazily, cold", most=0.99,
     ),
-    Row("unclean restart in os / CRC", "test_scale:test_restart_in_os", ("crc32c",), least=0.8),
+    Row("unclean restart in os / CRC", "test_scale:test_restart_in_os", ("crc32c",), least=0.6),
     Row(
         "unclean restart / CRC from the disk", "test_scale:test_restart_in_strict",
-        ("crc32c from the disk",), least=0.8,
+        ("crc32c from the disk",), least=0.6,
     ),
     Row("anonymous memory of a scan", "test_scale:test_memory_of_a_scan", limit=64 << 20, in_bytes=True),
     Row(

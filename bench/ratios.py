@@ -89,6 +89,10 @@ def measured(row: Row, contest: Contest) -> Line:
         peers.append(theirs)
     ours = 1 / contest.per_unit(row.ours, statistics.median)
     verdict, missed = _judged(row, ratios, peers)
+    if missed and row.instead is not None and row.instead[0] in contest.seconds:
+        peer, share = row.instead
+        other = measured(Row(row.what, row.test, (peer,), row.ours, least=share), contest)
+        verdict, missed = f"{other.medians:.2f} of {peer}, {other.verdict}", other.missed
     broken = row.floor is not None and max(ratios) < row.floor
     return Line(
         row.what, ours, 1 / peers[1], ratios[0], ratios[1], row.goal,
@@ -150,6 +154,27 @@ def curves(found: dict[str, Contest]) -> list[str]:
     return made
 
 
+PERCENTILES = ("", "p50", "p99", "p99.9")
+
+
+def latencies(found: dict[str, Contest]) -> list[tuple[str, ...]]:
+    """Rows of PERCENTILES: how long a commit takes, ours and the peers'."""
+    made = []
+    for test, contest in found.items():
+        if not test.startswith("test_commit_latency:"):
+            continue
+        what = test.split(":test_")[1].replace("_", " ")
+        for name, seconds in contest.seconds.items():
+            ordered = sorted(seconds)
+            times = (
+                ordered[min(len(ordered) - 1, int(len(ordered) * of))] for of in (0.5, 0.99, 0.999)
+            )
+            made.append(
+                (f"{what}, {name or 'eoslog'}", *(Row("", "").figure(one) for one in times))
+            )
+    return made
+
+
 def left_out(found: dict[str, Contest]) -> list[str]:
     """The goals that this run did not measure."""
     return [row.what for row in ROWS if row.test not in found]
@@ -177,11 +202,21 @@ def cells(line: Line) -> tuple[str, ...]:
 
 def table(found: Iterable[Line], *, markdown: bool = False) -> list[str]:
     """The lines to print."""
-    rows = [HEADER, *map(cells, found)]
+    return _table([HEADER, *map(cells, found)], markdown=markdown)
+
+
+def table_of_latencies(found: dict[str, Contest], *, markdown: bool = False) -> list[str]:
+    """The lines to print; none if no row measured latencies."""
+    rows = latencies(found)
+    return _table([PERCENTILES, *rows], markdown=markdown) if rows else []
+
+
+def _table(rows: list[tuple[str, ...]], *, markdown: bool) -> list[str]:
     if markdown:
         made = ["| " + " | ".join(row) + " |" for row in rows]
-        return [made[0], "|---|---:|---:|---:|---:|---|---|", *made[1:]]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
+        rule = "|".join("---:" if 1 <= i <= 4 else "---" for i in range(len(rows[0])))
+        return [made[0], f"|{rule}|", *made[1:]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(
             text.rjust(width) if 1 <= i <= 4 else text.ljust(width)

@@ -195,6 +195,8 @@ def page(text: str, results: dict[str, Any]) -> str:
             *(f"Not measured in this run: {what}." for what in ratios.left_out(found)), "",
             "The time of one call by size (median):", "",
             *(f"- {curve}" for curve in ratios.curves(found)), "",
+            "How long a commit of one record takes:", "",
+            *ratios.table_of_latencies(found, markdown=True), "",
             "Peers without a goal:", "",
             *ratios.table(others, markdown=True),
         ],

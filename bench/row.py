@@ -20,6 +20,7 @@ class Row:
         `least`: our speed over the peer's must be at least this.
         `most`: our time over the peer's must be at most this.
         `plus_us`: ... or at most the peer's time plus so many microseconds, whichever is more.
+        `instead`: a ceiling and a share: `least` is reached too if our speed is this share of it.
         `limit`: without peers: at most so many seconds per unit, or the contest's own unit.
         `floor`: a lower minimum for `least`, reached already; a value below it is a defect.
         `in_bytes`: what `limit` counts, rather than seconds.
@@ -32,6 +33,7 @@ class Row:
     least: float | None = None
     most: float | None = None
     plus_us: float | None = None
+    instead: tuple[str, float] | None = None
     limit: float | None = None
     floor: float | None = None
 
@@ -49,7 +51,8 @@ class Row:
     def goal(self) -> str:
         """The goal in words."""
         if self.least is not None:
-            return f">= {self.least:g}"
+            other = f" or {self.instead[1]:g} of {self.instead[0]}" if self.instead else ""
+            return f">= {self.least:g}{other}"
         if self.most is not None:
             plus = f" or +{self.plus_us:g} us" if self.plus_us else ""
             return f"time <= {self.most:g}{plus}"

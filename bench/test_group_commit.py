@@ -21,7 +21,9 @@ from bench.contest import Contender, Contest
 from bench.peers import limits
 from tests.faults.harness import Child, live, start
 
-RECORDS = {1: 200, 8: 100, 64: 100}
+RECORDS = {1: 200, 8: 200, 16: 200, 64: 100}
+BATCH = 170
+"""Bytes that a record takes in the log, in a batch of its own."""
 VALUE = b"x" * 100
 
 
@@ -129,12 +131,23 @@ def test_64_writers(contest: Contest, place: Path) -> None:
     )  # fmt: skip
 
 
-def test_8_writers(contest: Contest, place: Path) -> None:
+def of_one_partition(contest: Contest, place: Path, number: int) -> None:
+    """Compare so many processes with plain appends and with the same in C."""
+    count = RECORDS[number]
     contest(
-        writers(place, 8, "strict"),
-        limits.appends(place, 50, 170, name="append+fdatasync"),
-        units=8 * RECORDS[8], disk=True, rounds=3, warm=False,
+        writers(place, number, "strict"),
+        limits.appends(place, count, BATCH, name="append+fdatasync"),
+        ("the same in C", lambda: limits.group_commit(place, number, count, BATCH)),
+        units=number * count, disk=True, rounds=7, warm=False,
     )  # fmt: skip
+
+
+def test_8_writers(contest: Contest, place: Path) -> None:
+    of_one_partition(contest, place, 8)
+
+
+def test_16_writers(contest: Contest, place: Path) -> None:
+    of_one_partition(contest, place, 16)
 
 
 def test_64_threads(contest: Contest, place: Path) -> None:

@@ -149,6 +149,13 @@ def test_commit_of_one_record_to_the_page_cache(contest: Contest, place: Path) -
     contest(commits(place, "os", 500), units=500, unit="commits")
 
 
+def test_commit_over_ten_partitions(contest: Contest, place: Path) -> None:
+    contest(
+        commits(place, "strict", COMMITS, 10), limits.parallel_appends(place, COMMITS, 10),
+        units=COMMITS, unit="commits", disk=True, rounds=15,
+    )  # fmt: skip
+
+
 def sqlite_commits(place: Path, count: int) -> Contender:
     """One row into each of two tables."""
 

@@ -102,11 +102,12 @@ def filled_topic(broker: Any, count: int) -> str:
 
 
 @contextlib.contextmanager
-def _consumer(broker: Any) -> Iterator[Any]:
+def reader(broker: Any, group: str = "bench") -> Iterator[Any]:
+    """A consumer that checks CRCs and commits only when called."""
     from confluent_kafka import Consumer
 
     client = Consumer({
-        "bootstrap.servers": broker.bootstrap, "group.id": "bench", "enable.auto.commit": False,
+        "bootstrap.servers": broker.bootstrap, "group.id": group, "enable.auto.commit": False,
         "check.crcs": True, "auto.offset.reset": "error",
     })  # fmt: skip
     try:
@@ -146,7 +147,7 @@ def consumer(
         assert data.checksum(kept) == data.expected(count)
 
     return Contender(
-        "confluent-kafka", poll if one_by_one else consume, lambda: _consumer(broker), check, count
+        "confluent-kafka", poll if one_by_one else consume, lambda: reader(broker), check, count
     )
 
 
@@ -167,7 +168,7 @@ def end_of(broker: Any, topic: str) -> int:
     """The high watermark of partition 0."""
     from confluent_kafka import TopicPartition
 
-    with _consumer(broker) as client:
+    with reader(broker) as client:
         return int(client.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1])
 
 
@@ -176,7 +177,7 @@ def values_of(broker: Any, topic: str, count: int) -> list[bytes]:
     from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
     found: list[bytes] = []
-    with _consumer(broker) as client:
+    with reader(broker) as client:
         client.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
         while len(found) < count:
             messages = client.consume(1000, 10)

@@ -109,16 +109,20 @@ def lmdb_bare_cursor(place: Path, count: int, stack: contextlib.ExitStack) -> Co
 # --- sqlite ---------------------------------------------------------------------------------------
 
 
+def sqlite_at(path: Path) -> sqlite3.Connection:
+    """A table of records in this file, WAL, synchronous=full."""
+    base = sqlite3.connect(path, timeout=60, isolation_level=None)
+    base.execute("pragma journal_mode=wal")
+    base.execute("pragma synchronous=full")
+    base.execute("create table if not exists t (offset integer primary key, key blob, value blob)")
+    return base
+
+
 @contextlib.contextmanager
 def sqlite(place: Path) -> Iterator[sqlite3.Connection]:
-    """A table of records, WAL, synchronous=full."""
-    with data.folder(place) as path:
-        base = sqlite3.connect(path / "base.db", isolation_level=None)
-        base.execute("pragma journal_mode=wal")
-        base.execute("pragma synchronous=full")
-        base.execute("create table t (offset integer primary key, key blob, value blob)")
+    """A new table of records, removed in the end."""
+    with data.folder(place) as path, contextlib.closing(sqlite_at(path / "base.db")) as base:
         yield base
-        base.close()
 
 
 def _sqlite_put(base: sqlite3.Connection, count: int) -> None:

@@ -33,19 +33,22 @@ class Ratio:
         walls: median of the rounds' ratios. A round is short compared with changes on the machine,
             so other programs affect both cases.
         processor: the same of processor time, which other programs hardly change.
+        worst: the lowest of the rounds' ratios.
     """
 
     walls: float
     processor: float
+    worst: float
 
 
 def ratio(ours: Measured, peer: Measured) -> Ratio:
     """How many times the peer's time ours is."""
-    pairs = zip(peer.walls, ours.walls, strict=True)
+    walls = [theirs / mine for theirs, mine in zip(peer.walls, ours.walls, strict=True)]
     costs = zip(peer.processor, ours.processor, strict=True)
     return Ratio(
-        statistics.median(theirs / mine for theirs, mine in pairs),
+        statistics.median(walls),
         statistics.median(theirs / mine for theirs, mine in costs),
+        min(walls),
     )
 
 

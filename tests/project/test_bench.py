@@ -97,6 +97,37 @@ def test_the_slowest_of_several_peers_counts():
     assert line.verdict == "reached"
 
 
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [
+        ([1] * 3, "reached"),
+        ([2] * 3, "0.75 of ceiling, reached"),
+        ([3] * 3, "0.50 of ceiling, missed by 29 %"),
+    ],
+)
+def test_a_share_of_the_ceiling_reaches_a_goal_too(ours, verdict):
+    entry = row(least=4, instead=("ceiling", 0.7))
+    line = ratios.measured(entry, contest(ours, peer=[4] * 3, ceiling=[1.5] * 3))
+    assert (line.verdict, line.goal) == (verdict, ">= 4 or 0.7 of ceiling")
+    assert line.missed == ("missed" in verdict)
+
+
+def test_latencies_are_percentiles_of_each_contender():
+    found = {
+        "test_commit_latency:test_commit_alone": contest(
+            [n / 1000 for n in range(1000)], SQLite=[0.002] * 3
+        )
+    }
+    assert ratios.latencies(found) == [
+        ("commit alone, eoslog", "500 ms", "990 ms", "999 ms"),
+        ("commit alone, SQLite", "2 ms", "2 ms", "2 ms"),
+    ]
+    assert ratios.table_of_latencies(found, markdown=True)[:2] == [
+        "|  | p50 | p99 | p99.9 |", "|---|---:|---:|---:|",
+    ]  # fmt: skip
+    assert ratios.table_of_latencies({}) == []
+
+
 def test_numbers_have_units_and_a_missing_peer_has_its_reason():
     assert ratios.measured(row(peers=(), limit=60e-6), contest([30e-6] * 3)).verdict == (
         "30 us, reached"
