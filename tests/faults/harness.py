@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import time
@@ -24,10 +25,15 @@ from eoslog import _core
 from eoslog.storage.fs import files
 
 # Imported here, so that forked processes do not import them again.
-import eoslog.client.consumer.consumer  # isort: skip
+import numpy.ma  # noqa: F401  # isort: skip
+import eoslog.client.consumer.consumer
 import eoslog.client.producer.producer
 import eoslog.client.scan.log_scan
-import eoslog.log  # noqa: F401
+import eoslog.log
+import eoslog.opening  # noqa: F401
+
+with contextlib.suppress(ImportError):
+    import pyarrow  # noqa: F401
 
 CALLS = ("pwrite", "fdatasync")
 """The calls that make a difference to what a crash leaves, as the OS-call table names them."""
@@ -132,18 +138,31 @@ class Running:
 
     def end(self, timeout: float = 300) -> Life:
         """Wait for it to end; a child that hangs is killed and fails the test."""
-        deadline = time.monotonic() + timeout
+        life = self._end_before(time.monotonic() + timeout)
+        if life is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self._parse()
+            raise AssertionError(f"still running after {timeout} s, told {self.life.told}")
+        return life
+
+    def end_or_kill(self, deadline: float) -> Life:
+        """Wait for it to end, or kill it at a time of the monotonic clock."""
+        return self._end_before(deadline) or self.kill()
+
+    def _end_before(self, deadline: float) -> Life | None:
         while True:
-            ended = self._take()
+            closed = self._take()
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 return self.ended(status)
-            if time.monotonic() > deadline:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                self._parse()
-                raise AssertionError(f"still running after {timeout} s, told {self.life.told}")
-            time.sleep(0.002 if not ended else 0.0005)
+            left = deadline - time.monotonic()
+            if left < 0:
+                return None
+            if closed:  # it is about to end
+                time.sleep(0.0005)
+            else:  # a child of the child may keep the pipe open
+                select.select([self._pipe], [], [], min(left, 0.05))
 
     def ended(self, status: int) -> Life:
         """The run, after its process was waited for."""

@@ -11,6 +11,7 @@ running, even if the run is interrupted.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -53,6 +54,7 @@ def worker(
     _core.debug_locks()  # a wrong lock order ends the process, which counts as a violation
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     adopt_orphans()
+    gc.freeze()  # a collection in a child would copy the pages of all that it shares with this one
     signal.signal(signal.SIGALRM, _hangs)
     try:
         while time.monotonic() < deadline and not interruption.code:

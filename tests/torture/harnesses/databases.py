@@ -8,6 +8,7 @@ work over. The PostgreSQL server is stopped without a shutdown now and then.
 
 from __future__ import annotations
 
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -45,6 +46,15 @@ WEIGHTS = {
     "recovers": (30, 30, 10, 10, 0, 20, 0),
 }
 """How often each kind comes, by the program."""
+LATE_LOCKS = {
+    "sells": (100, 300),
+    "resolves": (10, 50),
+    "applies": (30, 100),
+    "feeds": (30, 150),
+    "moves": (150, 450),
+    "recovers": (50, 150),
+}
+"""How many locks a process takes in the second half of its work, by the program."""
 STATEMENTS = 50
 LONGEST_LIFE_S = 0.6
 ROUNDS = 6
@@ -79,30 +89,39 @@ class WithDatabase:
     ) -> None:
         """Run processes at the same time; suspended ones continue after the others' end."""
         rng = round_.rng
-        zombies, others = [], []
+        zombies: list[Running] = []
+        others: list[tuple[float, Running]] = []
         for body in bodies:
             faults, statement, kind = self._fault(round_, body)
             one = start(
                 body, round_.path, place, round_.history, round_.name(), round_.seed(), statement,
                 faults=faults,
             )  # fmt: skip
-            (zombies if kind == "stop" else others).append((one, kind))
+            if kind == "stop":
+                zombies.append(one)
+            else:
+                others.append((self._deadline(rng, body, kind), one))
         if rng.random() < 0.4:
             time.sleep(rng.uniform(0, LONGEST_LIFE_S))
             crash()
-        for one, kind in others:
-            if kind == "time":
-                time.sleep(rng.uniform(0, LONGEST_LIFE_S))
-                round_.ended(one.kill())
-            else:
-                round_.ended(one.end())
-        for one, _ in zombies:
+        for deadline, one in sorted(others, key=lambda other: other[0]):
+            round_.ended(one.end_or_kill(deadline))
+        for one in zombies:
             round_.step.counts["zombies"] += _suspended(one)
             if rng.random() < 0.3:
                 round_.ended(one.kill())
             else:
                 one.signal(signal.SIGCONT)
                 round_.ended(one.end())
+
+    @staticmethod
+    def _deadline(rng: random.Random, body: Any, kind: str) -> float:
+        """When a process is killed that has not ended or been killed before."""
+        if kind == "time":
+            return time.monotonic() + rng.uniform(0, LONGEST_LIFE_S)
+        if kind in ("step", "statement") and body is applied.applies:  # it may never come there
+            return time.monotonic() + rng.uniform(LONGEST_LIFE_S / 2, applied.LONGEST_S)
+        return time.monotonic() + 300
 
     def _fault(self, round_: Round, body: Any) -> tuple[tuple[tuple[str, str, int], ...], int, str]:
         """(faults of the log, the statement of the database, the kind)."""
@@ -111,14 +130,23 @@ class WithDatabase:
         nth = 1 + min(int(rng.expovariate(0.6)), 5)
         if kind in ("step", "stop"):
             steps = SWEEP if body is moves_of_money.recovers else self.steps
-            return ((rng.choice(steps), "kill" if kind == "step" else "stop", nth),), 0, kind
+            if kind == "stop":
+                return ((rng.choice(steps), kind, nth),), 0, kind
+            return ((rng.choice(steps), "kill", nth), self._late(rng, body)), 0, kind
         if kind == "log":
-            return ((rng.choice(OF_THE_LOG), "kill", nth),), 0, kind
+            return ((rng.choice(OF_THE_LOG), "kill", nth), self._late(rng, body)), 0, kind
         if kind == "call":
             call = rng.choice(list(CALLS))
             action = rng.choice(["kill", "kill-after"])
             return ((call, action, rng.randint(1, CALLS[call])),), 0, kind
-        return (), rng.randint(1, STATEMENTS) if kind == "statement" else 0, kind
+        if kind == "statement":
+            return (self._late(rng, body),), rng.randint(1, STATEMENTS), kind
+        return (), 0, kind
+
+    @staticmethod
+    def _late(rng: random.Random, body: Any) -> tuple[str, str, int]:
+        """A fault for a process that may not come to its own one."""
+        return "lock", "kill", rng.randint(*LATE_LOCKS[body.__name__])
 
 
 def _suspended(one: Running) -> bool:

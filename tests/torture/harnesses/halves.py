@@ -13,7 +13,6 @@ from pathlib import Path
 from tests.faults.harness import live, start
 from tests.torture.faults.disks import LOGFLUSH, NOLOGFLUSH, Disk, lacking
 from tests.torture.harness import Round, Step
-from tests.torture.harnesses.kills import CALLS
 from tests.torture.oracles.halves import verify
 from tests.torture.workloads.halves import founded, halves
 
@@ -27,6 +26,10 @@ NAMED = (
     "clean.swap.published", "clean.checkpoint", "topic.first_use", "position.checked",
     "position.set", "position.deleted", "ids.written",
 )  # fmt: skip
+CALLS = {"pwrite": 90, "fdatasync": 70, "lock": 200}
+"""Calls of the OS table and about how many of them a life makes."""
+LATE_LOCKS = (50, 200)
+"""How many locks a life has taken after the first quarter of its steps, and after them all."""
 KINDS = (("ext4", ""), ("ext4", "noauto_da_alloc"), ("xfs", ""))
 
 
@@ -36,13 +39,14 @@ def fault(round_: Round) -> tuple[tuple[str, str, int], ...]:
     if kind < 0.15:
         return ()
     if kind < 0.7:
-        return ((rng.choice(NAMED), "kill", min(1 + int(rng.expovariate(0.6)), 8)),)
-    call = rng.choice(["pwrite", "fdatasync", "lock"])
+        step = (rng.choice(NAMED), "kill", min(1 + int(rng.expovariate(0.6)), 8))
+        return step, ("lock", "kill", rng.randint(*LATE_LOCKS))  # if the step does not come
+    call = rng.choice(list(CALLS))
     return ((call, rng.choice(["kill", "kill-after"]), rng.randint(1, CALLS[call])),)
 
 
 class Halves:
-    """Seven times two or three lives, then the verdict."""
+    """Ten times two or three lives, then the verdict."""
 
     name, goal = "half", ("kills", 10_000)
 
@@ -57,7 +61,7 @@ class Halves:
         """Parallel lives, and what they leave."""
         with Round(seed) as round_:
             live(founded, round_.path).fine()
-            for _ in range(7):
+            for _ in range(10):
                 running = [
                     start(
                         halves, round_.path, round_.history, round_.name(), round_.seed(),

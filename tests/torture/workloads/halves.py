@@ -71,12 +71,11 @@ class Program:
 
     def run(self) -> None:
         """Take the steps; a typed refusal ends one of them only."""
-        steps = [
-            self.transact, self.transact, self.transact, self.decide, self.decide, self.ask,
-            self.aside, self.sweep, self.clean, self.listen, self.renew, self.publish,
-        ]  # fmt: skip
-        for _ in range(STEPS):
-            step = self.rng.choice(steps)
+        steps = {
+            self.transact: 9, self.decide: 6, self.ask: 3, self.aside: 3, self.sweep: 3,
+            self.listen: 3, self.renew: 3, self.publish: 3, self.clean: 1,
+        }  # fmt: skip
+        for step in self.rng.choices(list(steps), list(steps.values()), k=STEPS):
             try:
                 step()
             except CorruptRecord:
@@ -193,7 +192,7 @@ class Program:
         self.log._engine.transactions.abort_timed_out()
 
     def clean(self) -> None:
-        """Compact all internal topics."""
+        """Compact all internal topics, which takes longer than ten other steps."""
         self.log.clean(roll=True)
 
     def publish(self) -> None:
