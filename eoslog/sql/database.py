@@ -51,7 +51,8 @@ class Database(Closing):
                     batch.connection.execute("insert into bill values (?)", (record.value,))
 
     eoslog adds three tables to the database. They are created at the first use, even if several
-    processes use the database for the first time at the same time.
+    processes use the database for the first time at the same time. The first use also adds what
+    the tables of an earlier version lack.
 
     Connections are opened when they are needed, and closed by `close`. A program must not end the
     transactions of a connection that it gets from eoslog.
@@ -442,7 +443,7 @@ class Database(Closing):
 
     def _prepare(self, session: DatabaseSession) -> str:
         found = self._tables.read_id(session)
-        if found is None:
+        if found is None or not self._tables.complete(session):
             self._tables.create(session)
             found = self._tables.read_id(session)
         assert found is not None

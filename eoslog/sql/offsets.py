@@ -91,6 +91,7 @@ def store_offsets(
 
     Raises:
         CommitFailed: if the database has another offset than the consumer expects.
+        DatabaseError: if the table is damaged.
     """
     for change in sorted(changes, key=lambda change: change.partition):  # in order: no deadlock
         if not _store(session, tables, consumer, change):
@@ -111,7 +112,11 @@ def _store(session: DatabaseSession, tables: Tables, consumer: str, change: Offs
             f"INSERT INTO {tables.offsets} (topic, next_offset, leader_epoch, generation, "
             "consumer, topic_id, partition) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
         )
-        return session.execute(sql, (*new, *key)).changed == 1
+        inserted = session.execute(sql, (*new, *key)).changed == 1
+        if inserted:
+            names = ("consumer", "topic_id", "partition")
+            tables.check_inserted(session, tables.offsets, **dict(zip(names, key, strict=True)))
+        return inserted
     sql = (
         f"UPDATE {tables.offsets} SET topic = ?, next_offset = ?, leader_epoch = ?, "
         "generation = ?, updated = CURRENT_TIMESTAMP "

@@ -44,8 +44,10 @@ def insert_commit(session: DatabaseSession, tables: Tables, database_id: str, to
 
     Raises:
         ConfigError: if the connection is one to another database.
+        DatabaseError: if the table is damaged.
     """
     if _insert(session, tables, database_id, token, "C"):
+        tables.check_inserted(session, tables.outcome, token=token)
         return True
     if _decision(session, tables, token) is not None:
         return False

@@ -8,7 +8,9 @@ Tables are created in one transaction, which excludes other processes that creat
 
 The pages of SQLite have no checksums: a changed byte can turn a decision, or make a row invisible
 to a look-up. So SQLite gets a second copy of the decisions and offsets, in an index. Before a row,
-or its absence, decides, `check` compares both copies (`PRAGMA integrity_check`).
+or its absence, decides, `check` compares both copies (`PRAGMA integrity_check`), and
+`check_inserted` looks into both for one key. The first use adds the copies to the tables of an
+earlier version.
 """
 
 from __future__ import annotations
@@ -74,12 +76,31 @@ class Tables:
             )
         return values[_ID]
 
+    def complete(self, session: DatabaseSession) -> bool:
+        """Whether the tables have their copies; an earlier version created none."""
+        if session.dialect.name != "sqlite":
+            return True
+        sql = "SELECT count(*) FROM sqlite_master WHERE type = 'index' AND name IN (?, ?)"
+        try:
+            return bool(
+                session.execute(sql, (_copy(self.outcome), _copy(self.offsets))).rows[0][0] == 2
+            )
+        finally:
+            session.rollback()
+
     def create(self, session: DatabaseSession) -> None:
-        """Create the tables that do not exist, and the id of the database."""
+        """Create the tables and copies that do not exist, and the id of the database.
+
+        Raises:
+            DatabaseError: if a table of which a copy is to be made is damaged.
+        """
         session.begin()
         try:
             session.lock_schema(self.prefix)
             for statement in self._statements(session.dialect):
+                session.execute(statement)
+            for table, statement in self._copies(session.dialect):
+                self.check(session, table)
                 session.execute(statement)
             add = f"INSERT INTO {self.meta} (key, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
             session.execute(add, (_VERSION, VERSION))
@@ -122,18 +143,34 @@ class Tables:
             return
         rows = session.execute(f"PRAGMA integrity_check({table})").rows
         if [_text(text) for (text,) in rows] != ["ok"]:
-            raise DatabaseError(
-                f"{session.database}: the table {table} is damaged ({_text(rows[0][0])}); restore "
-                "the database from a backup, and compare it with the log by `eoslog audit`"
-            )
+            raise self._damaged(session, table, _text(rows[0][0]))
+
+    def check_inserted(self, session: DatabaseSession, table: str, **key: Any) -> None:
+        """Check in the copy that a table had no row of the key of a row just inserted.
+
+        The insertion has looked into the index of the primary key. If that is damaged, it may have
+        found no row although there is one. `check` would read the whole table.
+
+        Raises:
+            DatabaseError: if the table is damaged, or the copy was removed.
+        """
+        if session.dialect.name != "sqlite":
+            return
+        where = " AND ".join(f"{column} = ?" for column in key)
+        sql = f"SELECT count(*) FROM {table} INDEXED BY {_copy(table)} WHERE {where}"
+        count = session.execute(sql, tuple(key.values())).rows[0][0]
+        if count != 1:
+            raise self._damaged(session, table, f"{count} rows of the key {[*key.values()]}")
+
+    @staticmethod
+    def _damaged(session: DatabaseSession, table: str, what: str) -> DatabaseError:
+        return DatabaseError(
+            f"{session.database}: the table {table} is damaged ({what}); restore the database from "
+            "a backup, and compare it with the log by `eoslog audit`"
+        )
 
     def _statements(self, dialect: Dialect) -> tuple[str, ...]:
         time = f"{dialect.timestamp} NOT NULL DEFAULT CURRENT_TIMESTAMP"
-        copies = (
-            f"CREATE INDEX IF NOT EXISTS {self.outcome}_copy ON {self.outcome} (token, decision)",
-            f"CREATE INDEX IF NOT EXISTS {self.offsets}_copy ON {self.offsets} "
-            "(consumer, topic_id, partition, next_offset, leader_epoch, generation, topic)",
-        )
         return (
             f"CREATE TABLE IF NOT EXISTS {self.meta} (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
             f"CREATE TABLE IF NOT EXISTS {self.outcome} (token TEXT PRIMARY KEY, "
@@ -143,12 +180,30 @@ class Tables:
             "next_offset BIGINT NOT NULL, leader_epoch INTEGER NOT NULL, "
             f"generation INTEGER NOT NULL, updated {time}, "
             "PRIMARY KEY (consumer, topic_id, partition))",
-            *(copies if dialect.name == "sqlite" else ()),
+        )
+
+    def _copies(self, dialect: Dialect) -> tuple[tuple[str, str], ...]:
+        """The tables with the statements that create their copies."""
+        if dialect.name != "sqlite":
+            return ()
+        columns = {
+            self.outcome: "token, decision",
+            self.offsets: "consumer, topic_id, partition, next_offset, leader_epoch, generation, "
+            "topic",
+        }
+        return tuple(
+            (table, f"CREATE INDEX IF NOT EXISTS {_copy(table)} ON {table} ({names})")
+            for table, names in columns.items()
         )
 
     def holds(self) -> str:
         """The SQL condition that the tables have an id, which is the value of its mark."""
         return f"EXISTS (SELECT 1 FROM {self.meta} WHERE key = '{_ID}' AND value = ?)"
+
+
+def _copy(table: str) -> str:
+    """The name of the index that is the copy of a table."""
+    return f"{table}_copy"
 
 
 def _text(value: Any) -> str:

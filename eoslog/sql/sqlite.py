@@ -165,6 +165,11 @@ class SQLite(DriverConnections):
             return DatabaseError(
                 f"{database}: the SQLite database is read-only ({error}); open it for writing"
             )
+        if "no such index" in str(error):
+            return DatabaseError(
+                f"{database}: a copy of eoslog's tables was removed ({error}); create a new "
+                "Database, which adds it"
+            )
         if code in (_CORRUPT, _NOTADB) or any(text in str(error) for text in _OF_DAMAGE):
             return _damaged(database, error)
         if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from eoslog import Outcome, TopicPartition
+from eoslog.client.consumer.offset_store import OffsetChange
 from eoslog.descriptions import PreparedTransaction
-from eoslog.errors import EoslogError
+from eoslog.errors import CommitFailed, EoslogError
 from eoslog.sql import Database
-from eoslog.sql.offsets import all_offsets, read_offsets
-from eoslog.sql.outcomes import all_outcomes
+from eoslog.sql.offsets import all_offsets, read_offsets, store_offsets
+from eoslog.sql.outcomes import all_outcomes, insert_commit
 
 TOKENS = [f"VjQWqSJ3TUWd1GBdSxIZyA:{number}:0:3" for number in range(40)]
 COMMITTED, ABORTED, UNKNOWN = TOKENS[6], TOKENS[7], "VjQWqSJ3TUWd1GBdSxIZyA:99:0:3"
@@ -59,6 +60,31 @@ def outcome(token: str) -> Callable[[Database, str], Any]:
     return lambda database, database_id: database.resolve(prepared(token, database_id))
 
 
+def commit(token: str) -> Callable[[Database, str], Any]:
+    """Whether a worker can commit now."""
+
+    def insert(database: Database, database_id: str) -> bool:
+        with database._session() as session:
+            session.begin()
+            return insert_commit(session, database._tables, database_id, token)
+
+    return insert
+
+
+def first_offset(database: Database, _: str) -> str:
+    """What a consumer gets that stores an offset where there is one."""
+    tp = TopicPartition("orders", 0)
+    with database._session() as session:
+        session.begin()
+        try:
+            store_offsets(
+                session, database._tables, "g", [OffsetChange(tp, TOPIC_ID, None, 5, 0, 2)]
+            )
+        except CommitFailed:
+            return "refused"
+        return "stored"
+
+
 def offsets(database: Database, _: str) -> Any:
     with database._session() as session:
         return read_offsets(session, database._tables, "g", PARTITIONS)
@@ -75,6 +101,9 @@ QUESTIONS: dict[str, tuple[Callable[[Database, str], Any], Any]] = {
     "committed": (outcome(COMMITTED), Outcome.COMMIT),
     "aborted": (outcome(ABORTED), Outcome.ABORT),
     "unknown": (outcome(UNKNOWN), Outcome.ABORT),
+    "commit of an aborted one": (commit(ABORTED), False),
+    "commit of a new one": (commit(UNKNOWN), True),
+    "first offset": (first_offset, "refused"),
     "offsets": (offsets, {tp: 1000 + tp.partition for tp in PARTITIONS}),
     "audit": (
         listed,

@@ -7,9 +7,11 @@ import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+import eoslog
 from eoslog import TopicPartition
 from eoslog.errors import (
     ConfigError,
@@ -17,6 +19,7 @@ from eoslog.errors import (
     IllegalState,
 )
 from eoslog.sql import Database
+from eoslog.sql.outcomes import all_outcomes
 from tests.paths import ROOT
 
 SETTINGS = {"group_id": "g", "auto_offset_reset": "earliest"}
@@ -170,6 +173,81 @@ def test_a_directory_and_a_missing_folder_are_refused(tmp_path):
 
 
 # Tables.
+
+
+COPIES = "select name from sqlite_master where name like '%_copy' order by name"
+
+
+def earlier(base, *statements):
+    """Make the tables those of an earlier version, which had no copies."""
+    with Database(base) as database:
+        database.create()
+    connection = sqlite3.connect(base)
+    for name in ("outcome", "offsets"):
+        connection.execute(f"drop index eoslog_{name}_copy")
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+def copies(base):
+    connection = sqlite3.connect(base)
+    found = [name for (name,) in connection.execute(COPIES)]
+    connection.close()
+    return found
+
+
+def test_the_first_use_adds_the_copies_to_tables_of_an_earlier_version(base):
+    earlier(base, "insert into eoslog_outcome (token, decision) values ('log:7:0:3', 'C')")
+    assert copies(base) == []
+    with Database(base) as database:
+        assert len(database.id) == 32
+        assert [row.token for row in _outcomes(database)] == ["log:7:0:3"]
+    assert copies(base) == ["eoslog_offsets_copy", "eoslog_outcome_copy"]
+
+
+def _outcomes(database):
+    with database._session() as session:
+        return all_outcomes(session, database._tables)
+
+
+def test_no_copy_of_a_damaged_table_is_made(base):
+    earlier(base, *(f"insert into eoslog_outcome (token, decision) values ('log:{n}:0:3', 'C')"
+                    for n in range(3)))  # fmt: skip
+    data = Path(base).read_bytes()
+    at = data.index(b"log:1:0:3")
+    Path(base).write_bytes(data[:at] + b"x" + data[at + 1 :])
+    with pytest.raises(DatabaseError, match="eoslog_outcome is damaged .* restore the database"):
+        Database(base).create()
+    assert copies(base) == []
+
+
+def test_tables_without_copies_are_refused_if_none_can_be_added(base):
+    earlier(base)
+    with pytest.raises(DatabaseError, match="is read-only .*; open it for writing"):
+        Database(lambda: sqlite3.connect(f"file:{base}?mode=ro", uri=True)).create()
+    Database(base).create()
+    with Database(lambda: sqlite3.connect(f"file:{base}?mode=ro", uri=True)) as database:
+        assert len(database.id) == 32
+
+
+def test_a_copy_that_is_removed_during_use_stops_the_next_commit(base, path):
+    with eoslog.open(path) as log, Database(base) as database:
+        log.create_topic("orders")
+        producer = log.producer(transactional_id="shop")
+        with log.atomic(producer, database) as tx:
+            tx.produce("orders", b"1")
+        connection = sqlite3.connect(base)
+        connection.execute("drop index eoslog_outcome_copy")
+        connection.commit()
+        connection.close()
+        with pytest.raises(DatabaseError, match="a copy of eoslog's tables was removed"):
+            with log.atomic(producer, database) as tx:
+                tx.produce("orders", b"2")
+        with Database(base) as new, log.atomic(producer, new) as tx:
+            tx.produce("orders", b"3")
+        assert [record.value for record in log.read("orders")] == [b"1", b"3"]
 
 
 def test_racing_processes_create_the_tables_once(place, tmp_path):
