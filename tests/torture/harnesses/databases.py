@@ -39,29 +39,29 @@ CALLS = {"pwrite": 40, "fdatasync": 20, "lock": 100}
 KINDS_OF_FAULT = ("none", "step", "log", "call", "statement", "time", "stop")
 WEIGHTS = {
     "sells": (5, 30, 10, 10, 20, 15, 10),
-    "resolves": (30, 0, 20, 10, 20, 20, 0),
+    "resolves": (15, 0, 20, 10, 20, 35, 0),
     "applies": (5, 35, 0, 5, 25, 20, 10),
-    "feeds": (30, 0, 50, 10, 0, 10, 0),
+    "feeds": (15, 0, 50, 15, 0, 20, 0),
     "moves": (5, 35, 10, 10, 20, 10, 10),
     "recovers": (30, 30, 10, 10, 0, 20, 0),
 }
 """How often each kind comes, by the program."""
 LATE_LOCKS = {
-    "sells": (100, 300),
-    "resolves": (10, 50),
-    "applies": (30, 100),
-    "feeds": (30, 150),
-    "moves": (150, 450),
-    "recovers": (50, 150),
+    "sells": (60, 200),
+    "resolves": (5, 40),
+    "applies": (25, 80),
+    "feeds": (20, 120),
+    "moves": (100, 300),
+    "recovers": (30, 100),
 }
-"""How many locks a process takes in the second half of its work, by the program."""
+"""The lock at which a process is killed that does not come to its fault before, by the program."""
 STATEMENTS = 50
 LONGEST_LIFE_S = 0.6
-ROUNDS = 6
+ROUNDS = 8
 
 
 class WithDatabase:
-    """Six times two or three processes, then the verdict."""
+    """Eight times two or three processes, then the verdict."""
 
     name: str
     goal: tuple[str, int]

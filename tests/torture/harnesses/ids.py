@@ -20,6 +20,8 @@ STEPS = ("ids.written",)
 """Kills of the other harnesses are at these steps too."""
 _TXN = ("txn.init.appended", "txn.added", "txn.flushed", "txn.prepared", "txn.decided", "txn.marked",
         "txn.completed", "txn.init.durable", "producer.ack_lost")  # fmt: skip
+LATE_LOCKS = (20, 250)
+"""The lock at which a process is killed that does not come to its fault before."""
 PARTITIONS, RECORDS, LIVES = 8, 160, 10
 NAME = "relay"
 FENCED = (
@@ -144,7 +146,8 @@ class Ids:
             fault = (rng.choice(STEPS + _TXN), "kill", 1 + int(rng.expovariate(0.4)))
         else:
             fault = (rng.choice(CALLS), "kill", rng.randint(1, 60))
-        return start(relay, round_.path, round_.seed(), faults=(fault,))
+        late = ("lock", "kill", rng.randint(*LATE_LOCKS))
+        return start(relay, round_.path, round_.seed(), faults=(fault, late))
 
     @staticmethod
     def _ended(round_: Round, life: Life) -> None:
