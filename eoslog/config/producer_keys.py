@@ -36,6 +36,7 @@ from eoslog.serializers import Serializer, serializer
 
 ACKS_ALL = -1
 TRANSACTION_MAX_TIMEOUT_MS = 900_000
+"""The default of a log, which limits its producers."""
 
 
 def _acks(key: str, value: Any) -> int:
@@ -250,9 +251,9 @@ class ProducerConfig(Settings):
     )
     transaction_timeout_ms: int = setting(
         60_000,
-        Parser(f"an integer in 1..{TRANSACTION_MAX_TIMEOUT_MS}", integer(-INT_MAX - 1).parse),
+        Parser(f"an integer in 1..{INT_MAX}", integer(-INT_MAX - 1).parse),
         "How long a transaction can stay open before it is aborted. At most "
-        "`transaction.max.timeout.ms`.",
+        "`transaction.max.timeout.ms` of the log.",
         unit="ms",
     )
     partitioner_class: str | Callable[..., int] | None = setting(
@@ -302,10 +303,10 @@ class ProducerConfig(Settings):
             return values.get(name, cls.default(name))
 
         timeout = value("transaction_timeout_ms")
-        if not 1 <= timeout <= TRANSACTION_MAX_TIMEOUT_MS:
+        if timeout < 1:
             raise InvalidTransactionTimeout(
-                f"transaction.timeout.ms: expected 1..{TRANSACTION_MAX_TIMEOUT_MS} "
-                f"(transaction.max.timeout.ms), got {timeout}"
+                "transaction.timeout.ms: expected 1 to transaction.max.timeout.ms of the log, got "
+                f"{timeout}"
             )
         if (name := value("name")) is not None:
             if value("transactional_id") is not None:

@@ -277,7 +277,7 @@ def test_B11_transaction_id_is_an_alias_that_logs_a_deprecation():
     assert ProducerConfig.of({"max.inflight": 3}).max_in_flight_requests_per_connection == 3
 
 
-@pytest.mark.parametrize("timeout", [0, -1, 900_001])
+@pytest.mark.parametrize("timeout", [0, -1])
 def test_B12_I09_a_transaction_timeout_out_of_range_is_rejected(timeout):
     with pytest.raises(InvalidTransactionTimeout, match=str(timeout)) as caught:
         ProducerConfig.of({"transaction.timeout.ms": timeout})
@@ -288,6 +288,8 @@ def test_B12_transaction_timeout_has_a_default_and_bounds():
     assert ProducerConfig.of().transaction_timeout_ms == 60_000
     assert ProducerConfig.of(transaction_timeout_ms=900_000).transaction_timeout_ms == 900_000
     assert LogConfig.of().transaction_max_timeout_ms == 900_000
+    with pytest.raises(ConfigError, match="2147483647"):
+        ProducerConfig.of(transaction_timeout_ms=1 << 31)
 
 
 def test_H01_H03_processing_guarantee_decides_auto_commit():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import eoslog
 from eoslog.errors import ConfigError, InvalidTransactionTimeout
 from eoslog.model import TopicPartition
 from eoslog.opening import open as open_log
@@ -18,6 +19,31 @@ def test_transaction_max_timeout_ms_limits_transaction_timeouts(path):
                     call()
             else:
                 assert call().producer_epoch == 0
+
+
+def test_transaction_max_timeout_ms_allows_longer_transactions(path):
+    hour = 3_600_000
+    with open_log(path, {"transaction.max.timeout.ms": hour}) as log:
+        log.create_topic("t")
+        with pytest.raises(InvalidTransactionTimeout, match="3600001.*transaction.max.timeout.ms"):
+            log.producer(transactional_id="x", transaction_timeout_ms=hour + 1)
+        with log.producer(transactional_id="x", transaction_timeout_ms=hour) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.produce("t", b"1")
+            producer.flush()
+            log._engine.clock = lambda now=log._engine.clock(): now + 1800
+            log._engine.transactions.abort_timed_out()  # it would abort one of 900,000 ms
+            producer.commit_transaction()
+        assert [record.value for record in log.read("t")] == [b"1"]
+
+
+def test_a_producer_that_the_log_refuses_keeps_no_directory_open(path):
+    open_log(path).close()
+    with pytest.raises(InvalidTransactionTimeout):
+        eoslog.Producer(log_dir=path, transactional_id="x", transaction_timeout_ms=900_001)
+    with open_log(path, {"transaction.max.timeout.ms": 1_000_000}):  # no handle has other settings
+        eoslog.Producer(log_dir=path, transactional_id="x", transaction_timeout_ms=900_001).close()
 
 
 def test_transactional_id_expiration_ms_expires_idle_ids(path):

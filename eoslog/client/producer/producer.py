@@ -93,6 +93,8 @@ class Producer(RecordAccumulator):
 
     Raises:
         ConfigError: if a key is unknown, a value is invalid, or keys conflict.
+        InvalidTransactionTimeout: if `transaction.timeout.ms` is below 1, or above
+            `transaction.max.timeout.ms` of the log for a transactional producer.
         StorageError: if the directory cannot be opened.
 
     Durability:
@@ -124,6 +126,12 @@ class Producer(RecordAccumulator):
         codecs.require(settings.compression_type)
         self._config = settings
         self._engine = Engine.open(settings.log_dir, create=settings.log_create)
+        if settings.transactional_id is not None:
+            try:
+                self._engine.transactions.check_timeout(settings.transaction_timeout_ms)
+            except BaseException:
+                self._engine.close()
+                raise
         self._transactions: TransactionManager | None = None
         self._calls = threading.RLock()  # one transactional call at a time
         self._committing = False  # set during a commit, whose callbacks may call this producer

@@ -118,6 +118,14 @@ class TransactionCoordinator:
             outcome_retention_ms=outcome_retention_ms,
         )  # fmt: skip
 
+    def check_timeout(self, timeout_ms: int) -> None:
+        """Check transaction.timeout.ms of a producer.
+
+        Raises:
+            InvalidTransactionTimeout: if it is not 1 to transaction.max.timeout.ms.
+        """
+        check_timeout(timeout_ms, self._max_timeout_ms)
+
     @property
     def _owner(self) -> tuple[int, int]:
         return (self._host.process_number, self._host.process_nonce)
@@ -182,7 +190,7 @@ class TransactionCoordinator:
                         f"init_producer_id: got producer id {producer_id} with epoch "
                         f"{producer_epoch}; pass both or neither",
                     )
-                check_timeout(timeout_ms, self._max_timeout_ms)
+                self.check_timeout(timeout_ms)
                 result = self.init(transactional_id, timeout_ms, producer_id, producer_epoch)
             event.update(producer_id=result.producer_id, producer_epoch=result.producer_epoch)
             return result

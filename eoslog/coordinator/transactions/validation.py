@@ -101,8 +101,8 @@ def check_timeout(timeout_ms: int, most_ms: int) -> None:
     """
     if not 0 < timeout_ms <= most_ms:
         raise InvalidTransactionTimeout(
-            f"transaction.timeout.ms: expected 1 to {most_ms} (transaction.max.timeout.ms), got "
-            f"{timeout_ms}"
+            f"transaction.timeout.ms: expected 1 to {most_ms}, got {timeout_ms}; lower it, or open "
+            "the log with a larger transaction.max.timeout.ms"
         )
 
 
