@@ -387,11 +387,12 @@ class Consumer(_core.RecordPolling, Closing):
             `wakeup`.
 
         Raises:
-            RecordTooLarge: if no cut has at most `max_records` records. The positions stay, and the
-                message has the number that is needed.
+            RecordTooLarge: if no cut has at most `max_records` records. The message has the number
+                that is needed. The positions may move past records of aborted transactions, but not
+                past records that this method returns.
             ConfigError: if `isolation.level` is read_uncommitted.
             CorruptRecord: if a batch ahead of the positions is damaged, because it could belong to
-                any transaction. The positions stay.
+                any transaction. The positions stay, or move as above.
             EoslogError: as `poll`.
         """
         most = max_records

@@ -83,8 +83,10 @@ class WholeTransactions:
 
         Raises:
             RecordTooLarge: if the smallest cut has more than `most` records.
-            EoslogError: as `Fetcher.collect`, and if a batch before the log end is damaged. The
-                positions stay.
+            EoslogError: as `Fetcher.collect`, and if a batch before the log end is damaged.
+
+        After an error, the positions are where they were, or after cuts that had only markers and
+        aborted records.
         """
         self._factor = 1
         while True:

@@ -106,6 +106,10 @@ class World:
                     if kept[0] < cut[p]:
                         cut[p] = kept[0]
                         changed = True
+        return self.skipped(positions, cut)
+
+    def skipped(self, before: list[int], after: list[int]) -> bool:
+        """Whether a record between positions is not of an aborted transaction."""
         aborted = {
             (p, offset)
             for t in self.all
@@ -114,9 +118,9 @@ class World:
             for offset in found
         }
         return any(
-            not batch.control and (p, offset) not in aborted and positions[p] <= offset < cut[p]
+            not batch.control and (p, offset) not in aborted and before[p] <= offset < after[p]
             for p, log in enumerate(self.logs)
-            for batch in log.batches(positions[p], cut[p])
+            for batch in log.batches(before[p], after[p])
             for offset, *_ in batch.records()
         )
 
