@@ -169,7 +169,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class TornTransaction:
-    """A transaction that was open at a damaged batch.
+    """A transaction that was open at a damaged batch or a missing segment.
 
     A part of it may be lost.
 

@@ -114,12 +114,13 @@ class _Repair:
                 files.remove(problem.path)  # rebuilt by the next opening
         names = partition_directories(path)
         points = recovery_points(path)
-        intervals = _intervals(path) if self.mode == "skip" else {}
+        intervals = _intervals(path) if changes else {}
         for name in names:
+            interval = intervals.get(name, index_interval_of({}))
             if self.mode == "skip":
-                self._skip(name, points, intervals.get(name, index_interval_of({})))
+                self._skip(name, points, interval)
             else:
-                self._cut(name, points)
+                self._cut(name, points, interval)
         if self.mode == "cut":
             self.problems += keep_producer_ids(path)[1]
         if changes and self.problems:
@@ -155,16 +156,27 @@ class _Repair:
             self.problems.append(Problem(os.path.join(place, half), 0, text))
             finish_renames(place)
 
-    def _stretches(self, walk: Walk, points: Mapping[tuple[str, int], int]) -> list[Stretch]:
-        """The damage of a partition; what tells no more than the walk did is left out."""
+    def _stretches(
+        self, walk: Walk, points: Mapping[tuple[str, int], int]
+    ) -> tuple[list[Stretch], list[Stretch]]:
+        """The missing segments and the damage of a partition, as far as the walk went.
+
+        What tells no more than the walk did is left out.
+        """
+        if walk.bad is None and not walk.gap:
+            return [], []
         try:
-            found = find(walk.path, points.get(walk.key, 0), gaps_to(self.path, walk.key))
+            found = find(
+                walk.path, points.get(walk.key, 0), gaps_to(self.path, walk.key), walk.cleaned
+            )
         except CorruptRecord as error:
             if self.mode == "skip":
                 self._refuse(walk, str(error))
-            return []
+            return [], []
         skipping.settle_markers(found, self.decisions)
-        return found
+        gaps = [one for one in found if one.is_gap and one.base <= walk.gap]
+        damaged = [one for one in found if not one.is_gap] if walk.bad else []
+        return [] if os.path.basename(walk.path) == METADATA else gaps, damaged
 
     def _report(self, walk: Walk, found: list[Stretch], copies: list[str] | None) -> None:
         """Add stretches to the report."""
@@ -173,15 +185,27 @@ class _Repair:
             self.damage.append(skipping.describe(walk.path, stretch, copy))
             self.torn += skipping.torn_by(walk.path, stretch, self.decisions)
 
-    def _cut(self, name: str, points: Mapping[tuple[str, int], int]) -> None:
+    def _fill(self, walk: Walk, gaps: list[Stretch], interval: int) -> None:
+        """Accept missing segments, and end transactions whose markers were there."""
+        for gap in gaps:
+            self.torn += skipping.torn_by(walk.path, gap, self.decisions)
+        if self.mode == "report":
+            return
+        if gaps:
+            skipping.fill(walk.path, gaps, interval)
+        if walk.gap:
+            _accept_gap(self.path, os.path.basename(walk.path), walk.gap)
+
+    def _cut(self, name: str, points: Mapping[tuple[str, int], int], interval: int) -> None:
         """Report on a partition, and in mode "cut" truncate it at its first bad batch."""
         self._finish_swap(name)
         walk = self._walk(name, points)
         self.problems += walk.problems
         bad = walk.bad or (walk.short if name != METADATA else None)
-        found = self._stretches(walk, points) if walk.bad else []
+        gaps, found = self._stretches(walk, points)
         if self.mode == "report":
             self._report(walk, found, None)
+            self._fill(walk, gaps, interval)
             return
         if walk.bad is not None and found:
             # A base offset that is too high shows only at the batch after it, in a sealed segment.
@@ -202,8 +226,7 @@ class _Repair:
                 kept, told = keep_offsets(walk.path, bad, points.get(walk.key, 0))
             self.problems += told
             self.kept += cut_at(walk.path, kept[0], kept[1], bad[2], self.now_ms)
-        if walk.gap:
-            _accept_gap(self.path, name, walk.gap)
+        self._fill(walk, gaps, interval)
 
     def _skip(self, name: str, points: Mapping[tuple[str, int], int], interval: int) -> None:
         """Remove damaged batches from a partition until its log has no problem."""
@@ -219,12 +242,13 @@ class _Repair:
                 self._refuse(walk, f"{walk.key[0]} {text}")
                 return
             if walk.bad is not None:
-                found = self._stretches(walk, points)
+                gaps, found = self._stretches(walk, points)
                 if not found:
                     if not self.refused or self.refused[-1].path != _place(walk):
                         self._refuse(walk, "its batches are whole and do not fit their neighbours")
                     return
                 try:
+                    self._fill(walk, gaps, interval)
                     copies = skipping.skip(walk.path, found, interval, self.now_ms)
                 except CorruptRecord as error:
                     self._refuse(walk, str(error))
@@ -237,13 +261,15 @@ class _Repair:
                 kept, told = keep_offsets(walk.path, walk.short, points.get(walk.key, 0))
                 self.problems += told
                 cut_at(walk.path, kept[0], kept[1], walk.short[2], self.now_ms)
+                self._fill(walk, self._stretches(walk, points)[0], interval)
             elif walk.gap:
-                _accept_gap(self.path, name, walk.gap)
+                try:
+                    self._fill(walk, self._stretches(walk, points)[0], interval)
+                except CorruptRecord as error:
+                    self._refuse(walk, str(error))
                 return  # the walk went to the end
             else:
                 return
-            if walk.gap:
-                _accept_gap(self.path, name, walk.gap)
 
     def _say(self, walk: Walk, found: list[Stretch]) -> None:
         """Add what became of the offsets to the problems, as a cut does."""

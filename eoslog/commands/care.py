@@ -138,6 +138,8 @@ def repair(
     over the missing offsets. The report names each transaction that loses records. Internal topics
     are not changed, because a skip in them can break exactly-once.
 
+    --skip and --cut accept that a segment file is missing, and name the transactions it tears.
+
     --cut truncates a partition before its first damaged batch. Complete records after it are
     removed too. New records get offsets after the old end.
 

@@ -180,6 +180,7 @@ class Walk:
         self.bad: LogPosition | None = None
         self.short: LogPosition | None = None  # end of a log that ends too early
         self.gap = 0  # base of the last segment before which offsets are missing
+        self.cleaned = 0  # offset below which a cleaning may have removed them
         self._open: dict[int, int] = {}
         self._log_start = 0
         self._gaps_to: int | None = None  # where gaps are allowed in the last segment; None: all
@@ -215,7 +216,7 @@ class Walk:
         # Below `cleaned_to` a broker's cleaner may have left gaps between segments.
         root = os.path.dirname(self.path)
         cleaned = offset_checkpoints.read(root, checkpoints.CLEANER_CHECKPOINT)
-        cleaned_to = cleaned.get(self.key, 0)
+        self.cleaned = cleaned_to = cleaned.get(self.key, 0)
         starts = offset_checkpoints.read(root, checkpoints.LOG_START_CHECKPOINT)
         self._log_start = starts.get(self.key, 0)
         if offset_checkpoints.is_recorded(root):

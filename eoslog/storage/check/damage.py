@@ -1,4 +1,4 @@
-"""Finding the damaged stretches of a partition.
+"""Finding the damaged stretches of a partition, and its missing segments.
 
 A stretch is a run of bytes that is not a complete, valid batch. It ends at the next valid batch
 that can follow, or at the end of the segment. The CRC does not cover base offset, length and leader
@@ -11,6 +11,9 @@ sequence follows that producer's batch before it, or precedes that producer's ba
 damaged marker is identified if the marker of an open transaction has the same CRC as the stored
 one, or the same bytes under the CRC. If its bytes identify nothing, it is still known to be missing
 when its producer continues with the next epoch.
+
+A missing segment is a stretch without bytes, at the begin of the segment after it. Markers that
+were in it are found in the same way.
 """
 
 from __future__ import annotations
@@ -79,6 +82,8 @@ class Stretch:
         producer: the confirmed producer of the batch.
         plain: whether it was a batch without a producer, by three fields of its header.
         header: producer id and epoch in the header, if readable.
+        began: transactions that began in a missing segment, by producer id and epoch, with their
+            decision if a marker follows. The epoch of a marker may be the next one.
     """
 
     base: int
@@ -95,20 +100,29 @@ class Stretch:
     producer: Lost | None = None
     plain: bool = False
     header: tuple[int, int] | None = None
+    began: dict[tuple[int, int], bool | None] = field(default_factory=dict)
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether it is a missing segment."""
+        return not self.size
 
 
-def find(path: str, flushed: int, allowed: int | None = None) -> list[Stretch]:
+def find(
+    path: str, flushed: int, allowed: int | None = None, cleaned: int | None = None
+) -> list[Stretch]:
     """Find the damaged stretches of a partition, in order.
 
     Args:
         path: the partition's directory, which no process may have open.
         flushed: the recovery point.
         allowed: offset up to which the last segment may have gaps; None: everywhere.
+        cleaned: offset up to which segments may be missing; None: all.
 
     Raises:
         CorruptRecord: if there are messages of formats 0 or 1, which only mode `as-kafka` supports.
     """
-    finder = _Finder(path, flushed, allowed)
+    finder = _Finder(path, flushed, allowed, cleaned)
     finder.run()
     return finder.stretches
 
@@ -160,8 +174,11 @@ def _moved(marker: bytes, offset: int) -> bytes:
 class _Finder:
     """One walk over a partition, including the batches after damage."""
 
-    def __init__(self, path: str, flushed: int, allowed: int | None) -> None:
+    def __init__(self, path: str, flushed: int, allowed: int | None, cleaned: int | None) -> None:
         self.stretches: list[Stretch] = []
+        self._cleaned = cleaned
+        self._gap: Stretch | None = None  # the last one
+        self._since: set[int] = set()  # producers with batches after it
         self._path, self._flushed, self._allowed = path, flushed, allowed
         self._open: dict[int, tuple[int, int]] = {}  # producer id: epoch, first offset
         # producer id: epoch, last sequence, whether transactional (a producer always is, or never)
@@ -179,6 +196,10 @@ class _Finder:
             following = bases[number + 1] if number + 1 < len(bases) else None
             data = kept_copies.bytes_of(os.path.join(self._path, file_name(base, LOG)))
             sizes[base] = len(data)
+            if number and self._cleaned is not None and base > max(expected, self._cleaned):
+                self._gap = Stretch(base, 0, 0, expected, base - 1, self._latest)
+                self._since = set()
+                self._add(self._gap)
             expected = self._segment(data, base, max(expected, base), following)
         for stretch, before in zip(self.stretches, self._records, strict=True):
             stretch.records_after = self._count - before
@@ -240,6 +261,9 @@ class _Finder:
         if producer < 0 or (batch.control and batch.control_type not in (0, 1)):
             return
         self._confirm(batch)
+        if self._gap is not None and producer not in self._since:
+            self._since.add(producer)
+            self._first_after(self._gap, batch)
         before = self._open.get(producer)
         stretch = self._waiting.pop(producer, None)
         if before is not None and stretch is not None:
@@ -256,6 +280,21 @@ class _Finder:
             self._open[producer] = (epoch, first)
         if batch.base_sequence >= 0:
             self._sequences[producer] = (epoch, batch.last_sequence, batch.transactional)
+
+    def _first_after(self, gap: Stretch, batch: _core.Batch) -> None:
+        """Compare a producer's first batch after a gap with its last one before."""
+        producer, epoch = batch.producer_id, batch.producer_epoch
+        known, before = self._sequences.get(producer), self._open.get(producer)
+        if batch.control:
+            if before is None or before[0] + 1 < epoch:
+                gap.began[producer, epoch] = batch.control_type == 1
+            return
+        follows = known is not None and known[:2] == (epoch, (batch.base_sequence - 1) & 0x7FFFFFFF)
+        if before is not None and before[0] == epoch:
+            if follows:
+                gap.open.pop((producer, epoch), None)  # it lost nothing
+        elif batch.transactional and batch.base_sequence > 0 and not follows:
+            gap.began[producer, epoch] = None
 
     def _confirm(self, batch: _core.Batch) -> None:
         """Accept an earlier damaged header if this batch of the same producer follows it."""
@@ -274,12 +313,15 @@ class _Finder:
         if lost.transactional and lost.producer_id not in self._open:
             self._open[lost.producer_id] = (lost.producer_epoch, stretch.first)
 
-    def _damaged(self, stretch: Stretch, data: bytes) -> None:
+    def _add(self, stretch: Stretch) -> None:
         self.stretches.append(stretch)
         self._records.append(self._count)
         stretch.open = {(p, epoch): first for p, (epoch, first) in self._open.items()}
         for producer in self._open:
             self._waiting.setdefault(producer, stretch)
+
+    def _damaged(self, stretch: Stretch, data: bytes) -> None:
+        self._add(stretch)
         room = stretch.last - stretch.first
         if stretch.size == _MARKER_SIZE and room >= 0:
             marker = _nearest_marker(data, stretch.open)

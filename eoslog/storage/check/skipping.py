@@ -13,12 +13,15 @@ written again, because otherwise its transaction would merge with the producer's
 | 4 rebuild the indexes from the batches | the result |
 
 After a crash, a second run does the remaining steps, and uses existing copies again.
+
+Instead of a missing segment, `fill` writes one with its offsets and its markers.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import groupby
 
 from eoslog import _core
@@ -40,12 +43,14 @@ from eoslog.storage.segment.segment import (
     offsets_in,
 )
 
-__all__ = ["Decisions", "describe", "settle_markers", "skip", "torn_by"]
+__all__ = ["Decisions", "describe", "fill", "settle_markers", "skip", "torn_by"]
 
 Decisions = Callable[[], Mapping[tuple[int, int], tuple[str, bool]]]
 """By (producer id, epoch of the data): transactional id, and whether it was committed."""
 
 _STEP = 4 << 20
+_MOST_OFFSETS = 1 << 30
+"""The most offsets of an empty batch that stands for a missing segment."""
 
 
 def settle_markers(stretches: list[Stretch], decisions: Decisions) -> None:
@@ -81,6 +86,15 @@ def torn_by(path: str, stretch: Stretch, decisions: Decisions) -> list[TornTrans
         found.append(TornTransaction(topic, number, producer, epoch, name, first, lost, outcome))
 
     found: list[TornTransaction] = []
+    if stretch.is_gap:
+        ended = {_key(marker): marker.commit for marker in stretch.markers}
+        for key, first in stretch.open.items():
+            torn(*key, first, "unknown", ended.get(key))
+        for (producer, epoch), commit in stretch.began.items():
+            if commit is not None and epoch and (producer, epoch) not in decisions():
+                epoch -= 1  # a marker has the epoch after its records'
+            torn(producer, epoch, stretch.first, "records", commit)
+        return found
     for marker in stretch.markers:
         torn(*_key(marker), marker.first_offset, "marker", marker.commit)
     if stretch.markers or stretch.plain:
@@ -135,6 +149,47 @@ def skip(path: str, stretches: list[Stretch], index_interval: int, now_ms: int) 
             position=problems[0].position,
         )  # fmt: skip
     return copies
+
+
+def fill(path: str, gaps: list[Stretch], index_interval: int) -> None:
+    """Write an empty batch and the lost markers for each missing segment.
+
+    Args:
+        path: the partition's directory, which no process may have open.
+        gaps: all missing segments, in order, after `settle_markers`.
+        index_interval: the topic's `index.interval.bytes`.
+
+    Raises:
+        CorruptRecord: if more markers are lost than offsets; nothing was changed.
+
+    Durability: durable on return.
+    """
+    gaps = [replace(gap, first=max(gap.first, gap.last - _MOST_OFFSETS)) for gap in gaps]
+    made = [filler(gap) for gap in gaps]
+    for suffix in (SNAPSHOT, SEAL):
+        for offset in offsets_in(path, suffix):
+            if offset > gaps[0].first:
+                files.remove(os.path.join(path, file_name(offset, suffix)))
+    for gap, data in zip(gaps, made, strict=True):
+        _replace_segment(path, gap.first, data)
+    index_rebuild.rebuild(
+        path, index_interval, first=gaps[0].first
+    )  # up to damage, if there is any
+
+
+def _replace_segment(path: str, base: int, data: bytes) -> None:
+    name = os.path.join(path, file_name(base, LOG))
+    temporary = f"{name}.tmp"
+    fd = files.open_file(temporary, create=True)
+    try:
+        with files.naming(temporary):
+            _core.os_truncate(fd, 0)
+            _core.os_pwrite(fd, data, 0)
+            _core.os_sync(fd, data_only=False)
+    finally:
+        files.close(fd)
+    files.rename(temporary, name)
+    files.fsync_dir(path)
 
 
 def _drop_derived(path: str, stretches: list[Stretch]) -> None:
