@@ -24,16 +24,13 @@ from typing import Any
 from eoslog import _core
 from eoslog.storage.fs import files
 
-# Imported here, so that forked processes do not import them again.
+# Imported here, so that forked processes do not import them again. pyarrow is not: it has a thread.
 import numpy.ma  # noqa: F401  # isort: skip
 import eoslog.client.consumer.consumer
 import eoslog.client.producer.producer
 import eoslog.client.scan.log_scan
 import eoslog.log
 import eoslog.opening  # noqa: F401
-
-with contextlib.suppress(ImportError):
-    import pyarrow  # noqa: F401
 
 CALLS = ("pwrite", "fdatasync")
 """The calls that make a difference to what a crash leaves, as the OS-call table names them."""

@@ -51,6 +51,21 @@ def test_an_interrupted_run_leaves_no_process(number: signal.Signals) -> None:
         time.sleep(0.05)
 
 
+def test_the_process_that_forks_has_no_thread_and_no_open_log() -> None:
+    """Its children inherit imported modules only, and begin as new processes do."""
+    program = """
+import os
+from eoslog.engine import registry
+from tests.faults.harness import live
+from tests.torture.registry import harnesses
+assert harnesses()
+live(lambda child: None).fine()  # a fork ends the threads of numpy
+print(len(os.listdir("/proc/self/task")), len(registry._open))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout.split() == ["1", "0"], run.stderr
+
+
 def test_a_run_with_a_step_limit_takes_the_same_steps_on_every_machine() -> None:
     command = [sys.executable, "-m", "tests.torture", "--only", "stop,clock", "--seed", "1"]
     limits = ["--minutes", "9", "--jobs", "2", "--most", "1"]
