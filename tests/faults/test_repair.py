@@ -109,3 +109,43 @@ def test_field_C2_a_log_after_a_killed_skip_is_complete_or_reports_damage(
         except eoslog.errors.CorruptRecord:
             continue
         assert found == SKIPPED, point
+
+
+@pytest.fixture(scope="module")
+def without_segment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An abort marker is in a segment that is missing; its producer committed later."""
+    place = tmp_path_factory.mktemp("missing") / "log"
+    with eoslog.open(place) as log:
+        log.create_topic("t")
+        partition = log._engine.partition("t", 0)
+        with log.producer(transactional_id="tx") as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.produce("t", b"aborted")
+            producer.flush()
+            partition.roll()
+            producer.abort_transaction()
+            partition.roll()
+            producer.begin_transaction()
+            producer.produce("t", b"committed")
+            producer.commit_transaction()
+    (place / "t-0" / f"{1:020}.log").unlink()
+    return place
+
+
+@pytest.mark.parametrize("mode", ["skip", "cut"])
+def test_a_killed_repair_of_a_missing_segment_shows_no_aborted_record(
+    without_segment: Path, tmp_path: Path, mode: str
+) -> None:
+    seen = 0
+    for point in points(mode, without_segment, tmp_path / "dead"):
+        opened = Path(shutil.copytree(point[-1], tmp_path / "opened", dirs_exist_ok=True))
+        try:
+            assert values(opened, sound=False) == [b"committed"], point
+        except eoslog.errors.CorruptRecord:
+            pass  # it is damaged yet, and says so
+        shutil.rmtree(opened)
+        eoslog.repair(point[-1], mode)
+        assert values(point[-1]) == [b"committed"], point
+        seen += 1
+    assert seen > 5
