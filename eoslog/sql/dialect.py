@@ -82,7 +82,7 @@ class Dialect(Protocol):
         """The error of eoslog for an error of the driver; None for errors of a program."""
 
     def undecodable(self, error: BaseException) -> bool:
-        """Whether the driver cannot make an object of Python of a value that it has read."""
+        """Whether an error means that a table has a value that eoslog did not write."""
 
     def locked(self, error: BaseException) -> bool:
         """Whether a statement waited too long for a lock."""

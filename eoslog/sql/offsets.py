@@ -59,7 +59,6 @@ def read_offsets(
     found: dict[TopicPartition, int] = {}
     try:
         with tables.reading(session):
-            tables.check(session, tables.offsets)
             for partition, topic_id in partitions.items():
                 offset = _offset(session, tables, consumer, partition, topic_id)
                 if offset is not None:
@@ -76,12 +75,14 @@ def _offset(
     partition: TopicPartition,
     topic_id: bytes,
 ) -> int | None:
-    rows = session.execute(
-        f"SELECT next_offset FROM {tables.offsets} "
-        "WHERE consumer = ? AND topic_id = ? AND partition = ?",
+    found = tables.find(
+        session,
+        tables.offsets,
+        "next_offset",
+        "consumer = ? AND topic_id = ? AND partition = ?",
         (consumer, topic_id.hex(), partition.partition),
-    ).rows
-    return int(rows[0][0]) if rows else None
+    )
+    return None if found is None else int(found)
 
 
 def store_offsets(
@@ -94,14 +95,16 @@ def store_offsets(
         DatabaseError: if the table is damaged.
     """
     for change in sorted(changes, key=lambda change: change.partition):  # in order: no deadlock
-        if not _store(session, tables, consumer, change):
+        with tables.reading(session):
+            if _store(session, tables, consumer, change):
+                continue
             has = _offset(session, tables, consumer, change.partition, change.topic_id)
-            raise CommitFailed(
-                f"group {consumer!r}: offsets were not stored: {change.partition} has offset {has} "
-                f"in the database, expected {change.expected}; another consumer owns the "
-                "partition, or a transaction was rolled back without consumer.rewind(); roll back, "
-                "call consumer.rewind(), then poll again"
-            )
+        raise CommitFailed(
+            f"group {consumer!r}: offsets were not stored: {change.partition} has offset {has} "
+            f"in the database, expected {change.expected}; another consumer owns the "
+            "partition, or a transaction was rolled back without consumer.rewind(); roll back, "
+            "call consumer.rewind(), then poll again"
+        )
 
 
 def _store(session: DatabaseSession, tables: Tables, consumer: str, change: OffsetChange) -> bool:

@@ -11,9 +11,9 @@ suspended worker may still try to commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eoslog.errors import ConfigError, DatabaseError
 from eoslog.model import Outcome
@@ -46,11 +46,11 @@ def insert_commit(session: DatabaseSession, tables: Tables, database_id: str, to
         ConfigError: if the connection is one to another database.
         DatabaseError: if the table is damaged.
     """
-    if _insert(session, tables, database_id, token, "C"):
-        tables.check_inserted(session, tables.outcome, token=token)
-        return True
-    if _decision(session, tables, token) is not None:
-        return False
+    with tables.reading(session):
+        inserted = _insert(session, tables, database_id, token, "C")
+        found = _decision(session, tables, token)  # a damaged key may hide a tombstone
+    if found is not None:
+        return inserted and found == "C"
     raise ConfigError(
         f"{session.database}: the connection is one to another database than the tables "
         f"{tables.prefix}* of id {database_id}; pass a connection to the same database"
@@ -81,7 +81,6 @@ def decide(
     session.begin()
     try:
         with tables.reading(session):
-            tables.check(session, tables.outcome)
             _insert(session, tables, database_id, token, "A")
             found = _decision(session, tables, token)
         if found is None:
@@ -111,32 +110,40 @@ def _insert(
 
 
 def _decision(session: DatabaseSession, tables: Tables, token: str) -> str | None:
-    sql = f"SELECT decision FROM {tables.outcome} WHERE token = ?"
-    rows = session.execute(sql, (token,)).rows
-    return None if not rows else _text(rows[0][0])
+    found = tables.find(session, tables.outcome, "decision", "token = ?", (token,))
+    return None if found is None else _text(found)
 
 
 def committed_rows(session: DatabaseSession, tables: Tables, limit: int) -> list[OutcomeRow]:
-    """Return the rows C, the newest first."""
-    return _rows(session, tables, f" WHERE decision = 'C' ORDER BY at DESC LIMIT {limit}")
+    """Return the rows C, the newest first.
+
+    Raises:
+        DatabaseError: if the table is damaged.
+    """
+    try:
+        with tables.reading(session):
+            return _rows(tables.newest_commits(session, limit))
+    finally:
+        session.rollback()
 
 
 def all_outcomes(session: DatabaseSession, tables: Tables) -> list[OutcomeRow]:
-    """Return all rows."""
-    return _rows(session, tables, "")
+    """Return all rows.
 
-
-def _rows(session: DatabaseSession, tables: Tables, which: str) -> list[OutcomeRow]:
-    sql = f"SELECT token, decision, at FROM {tables.outcome}{which}"
+    Raises:
+        DatabaseError: if the table is damaged.
+    """
     try:
         with tables.reading(session):
             tables.check(session, tables.outcome)
-            return [
-                OutcomeRow(_text(token), _text(word) == "C", _ms(at))
-                for token, word, at in session.execute(sql).rows
-            ]
+            sql = f"SELECT token, decision, at FROM {tables.outcome}"
+            return _rows(session.execute(sql).rows)
     finally:
         session.rollback()
+
+
+def _rows(rows: Iterable[Sequence[Any]]) -> list[OutcomeRow]:
+    return [OutcomeRow(_text(token), _text(word) == "C", _ms(at)) for token, word, at in rows]
 
 
 def _ms(at: object) -> int:

@@ -8,8 +8,8 @@ Tables are created in one transaction, which excludes other processes that creat
 
 The pages of SQLite have no checksums: a changed byte can turn a decision, or make a row invisible
 to a look-up. So SQLite gets a second copy of the decisions and offsets, in an index. Before a row,
-or its absence, decides, `check` compares both copies (`PRAGMA integrity_check`), and
-`check_inserted` looks into both for one key. The first use adds the copies to the tables of an
+or its absence, decides, `find` looks it up in both copies, and `check_inserted` looks for one key.
+An audit compares them completely (`check`). The first use adds the copies to the tables of an
 earlier version.
 """
 
@@ -31,6 +31,11 @@ __all__ = ["Tables"]
 VERSION = "1"
 _ID, _VERSION = "database_id", "schema_version"
 _PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
+_SQLITE_COLUMNS = (
+    "token TEXT, decision CHAR(1), at TEXT",
+    "consumer TEXT, topic TEXT, topic_id TEXT, partition INTEGER, next_offset BIGINT, "
+    "leader_epoch INTEGER, generation INTEGER, updated TEXT",
+)
 
 
 class Tables:
@@ -99,7 +104,7 @@ class Tables:
             session.lock_schema(self.prefix)
             for statement in self._statements(session.dialect):
                 session.execute(statement)
-            for table, statement in self._copies(session.dialect):
+            for table, statement in self._copy_statements(session.dialect):
                 self.check(session, table)
                 session.execute(statement)
             add = f"INSERT INTO {self.meta} (key, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
@@ -133,8 +138,62 @@ class Tables:
                 "database from a backup"
             ) from error
 
+    def find(
+        self, session: DatabaseSession, table: str, column: str, key: str, values: tuple[Any, ...]
+    ) -> Any:
+        """Return a value of the row with a primary key, None if there is no row.
+
+        Args:
+            session: the session.
+            table: the table.
+            column: the column of the value.
+            key: the SQL condition of the primary key.
+            values: the values of the condition.
+
+        Raises:
+            DatabaseError: if the copies of a file without checksums differ.
+        """
+        copies = self._sources(session, table)
+        sql = " UNION ALL ".join(
+            f"SELECT {number}, {column} FROM {table}{copy} WHERE {key}"
+            for number, copy in enumerate(copies)
+        )  # one statement, so that it reads one state of the database
+        rows = session.execute(sql, values * len(copies)).rows
+        found = [value for _, value in rows]
+        if rows != [(number, found[0]) for number in range(len(copies) if found else 0)]:
+            raise _damaged(session, table, f"the copies of the row {values} differ")
+        return found[0] if found else None
+
+    def newest_commits(self, session: DatabaseSession, limit: int) -> list[tuple[Any, ...]]:
+        """Return (token, decision, at) of the newest rows C.
+
+        Raises:
+            DatabaseError: if the copies of a file without checksums differ. All rows are counted,
+                and the returned ones are looked up.
+        """
+        table = self.outcome
+        newest = f"{table} WHERE decision = 'C' ORDER BY at DESC LIMIT {limit}"
+        if session.dialect.name != "sqlite":
+            return session.execute(f"SELECT token, decision, at FROM {newest}").rows
+        copy = self._sources(session, table)[1]
+        counts = session.execute(
+            " UNION ALL ".join(
+                f"SELECT {number}, count(*), total(decision = 'C') FROM {table}{source}"
+                for number, source in enumerate((" NOT INDEXED", copy))
+            )
+        ).rows
+        rows = session.execute(
+            f"SELECT token, decision, at, EXISTS (SELECT 1 FROM {table}{copy} WHERE token = "
+            "newest.token AND decision = newest.decision AND rowid = newest.number) FROM (SELECT "
+            "token, decision, at, rowid AS number FROM "
+            f"{newest.replace(' WHERE', ' NOT INDEXED WHERE', 1)}) AS newest"
+        ).rows
+        if counts[0][1:] != counts[1][1:] or not all(row[3] for row in rows):
+            raise _damaged(session, table, "the copies of its rows differ")
+        return [row[:3] for row in rows]
+
     def check(self, session: DatabaseSession, table: str) -> None:
-        """Check a table of a file without checksums.
+        """Check a complete table of a file without checksums: 6 s for a million rows.
 
         Raises:
             DatabaseError: if the table is damaged.
@@ -143,7 +202,7 @@ class Tables:
             return
         rows = session.execute(f"PRAGMA integrity_check({table})").rows
         if [_text(text) for (text,) in rows] != ["ok"]:
-            raise self._damaged(session, table, _text(rows[0][0]))
+            raise _damaged(session, table, _text(rows[0][0]))
 
     def check_inserted(self, session: DatabaseSession, table: str, **key: Any) -> None:
         """Check in the copy that a table had no row of the key of a row just inserted.
@@ -160,14 +219,22 @@ class Tables:
         sql = f"SELECT count(*) FROM {table} INDEXED BY {_copy(table)} WHERE {where}"
         count = session.execute(sql, tuple(key.values())).rows[0][0]
         if count != 1:
-            raise self._damaged(session, table, f"{count} rows of the key {[*key.values()]}")
+            raise _damaged(session, table, f"{count} rows of the key {[*key.values()]}")
 
-    @staticmethod
-    def _damaged(session: DatabaseSession, table: str, what: str) -> DatabaseError:
-        return DatabaseError(
-            f"{session.database}: the table {table} is damaged ({what}); restore the database from "
-            "a backup, and compare it with the log by `eoslog audit`"
-        )
+    def _sources(self, session: DatabaseSession, table: str) -> tuple[str, ...]:
+        """The SQL that chooses each copy of the rows: first the table, then the index.
+
+        Raises:
+            DatabaseError: if the columns of a file without checksums have other types. Then a
+                look-up converts its values, and finds a row in neither copy.
+        """
+        if session.dialect.name != "sqlite":
+            return ("",)
+        rows = session.execute(f"SELECT name, type FROM pragma_table_info('{table}')").rows
+        found = ", ".join(f"{_text(name)} {_text(kind)}" for name, kind in rows)
+        if found != _SQLITE_COLUMNS[table == self.offsets]:
+            raise _damaged(session, table, f"it has the columns {found}")
+        return f" INDEXED BY sqlite_autoindex_{table}_1", f" INDEXED BY {_copy(table)}"
 
     def _statements(self, dialect: Dialect) -> tuple[str, ...]:
         time = f"{dialect.timestamp} NOT NULL DEFAULT CURRENT_TIMESTAMP"
@@ -182,7 +249,7 @@ class Tables:
             "PRIMARY KEY (consumer, topic_id, partition))",
         )
 
-    def _copies(self, dialect: Dialect) -> tuple[tuple[str, str], ...]:
+    def _copy_statements(self, dialect: Dialect) -> tuple[tuple[str, str], ...]:
         """The tables with the statements that create their copies."""
         if dialect.name != "sqlite":
             return ()
@@ -204,6 +271,13 @@ class Tables:
 def _copy(table: str) -> str:
     """The name of the index that is the copy of a table."""
     return f"{table}_copy"
+
+
+def _damaged(session: DatabaseSession, table: str, how: str) -> DatabaseError:
+    return DatabaseError(
+        f"{session.database}: the table {table} is damaged ({how}); restore the database from a "
+        "backup, and compare it with the log by `eoslog audit`"
+    )
 
 
 def _text(value: Any) -> str:

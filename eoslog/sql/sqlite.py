@@ -30,7 +30,7 @@ __all__ = ["SQLite"]
 _FULL, _EXTRA = 2, 3
 _LEVELS = ("OFF", "NORMAL", "FULL", "EXTRA")
 _BUSY, _LOCKED, _READONLY, _CORRUPT, _NOTADB = 5, 6, 8, 11, 26
-_OF_DAMAGE = ("no such column", "unknown function", "unsupported file format")
+_OF_DAMAGE = ("no such column", "no such index", "unknown function", "unsupported file format")
 """Messages about a damaged schema; the columns of a table are checked before."""
 _RETRIABLE = {_BUSY, _LOCKED, 10, 13, 14}
 """Also IOERR, FULL and CANTOPEN: a full disk, a file system that is not mounted."""
@@ -179,8 +179,10 @@ class SQLite(DriverConnections):
         return None
 
     def undecodable(self, error: BaseException) -> bool:
-        """See `Dialect.undecodable`: a text that is not UTF-8."""
-        return isinstance(error, sqlite3.OperationalError) and "decode" in str(error)
+        """See `Dialect.undecodable`: a text that is not UTF-8, a rejected value."""
+        if isinstance(error, sqlite3.OperationalError):
+            return "decode" in str(error)
+        return isinstance(error, sqlite3.IntegrityError)
 
     def locked(self, error: BaseException) -> bool:
         """See `Dialect.locked`."""

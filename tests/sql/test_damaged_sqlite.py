@@ -17,7 +17,7 @@ from eoslog.descriptions import PreparedTransaction
 from eoslog.errors import CommitFailed, EoslogError
 from eoslog.sql import Database
 from eoslog.sql.offsets import all_offsets, read_offsets, store_offsets
-from eoslog.sql.outcomes import all_outcomes, insert_commit
+from eoslog.sql.outcomes import all_outcomes, committed_rows, insert_commit
 
 TOKENS = [f"VjQWqSJ3TUWd1GBdSxIZyA:{number}:0:3" for number in range(40)]
 COMMITTED, ABORTED, UNKNOWN = TOKENS[6], TOKENS[7], "VjQWqSJ3TUWd1GBdSxIZyA:99:0:3"
@@ -90,6 +90,19 @@ def offsets(database: Database, _: str) -> Any:
         return read_offsets(session, database._tables, "g", PARTITIONS)
 
 
+def joined(database: Database, _: str) -> Any:
+    with database._session() as session:
+        rows = committed_rows(session, database._tables, 1000)
+    return {row.token for row in rows}
+
+
+def inserted(database: Database, database_id: str) -> Any:
+    """Whether a worker may commit for which there is a tombstone."""
+    with database._session() as session:
+        session.begin()
+        return insert_commit(session, database._tables, database_id, ABORTED)
+
+
 def listed(database: Database, _: str) -> Any:
     with database._session() as session:
         rows = all_outcomes(session, database._tables)
@@ -105,6 +118,8 @@ QUESTIONS: dict[str, tuple[Callable[[Database, str], Any], Any]] = {
     "commit of a new one": (commit(UNKNOWN), True),
     "first offset": (first_offset, "refused"),
     "offsets": (offsets, {tp: 1000 + tp.partition for tp in PARTITIONS}),
+    "late worker": (inserted, False),
+    "join": (joined, {token for n, token in enumerate(TOKENS) if n % 4 != 3}),
     "audit": (
         listed,
         ({token: n % 4 != 3 for n, token in enumerate(TOKENS)}, [1000, 1001, 1002]),
@@ -140,7 +155,14 @@ def flips(data: bytes, rng: random.Random) -> Iterator[tuple[str, bytes]]:
 
 
 def decisions(data: bytes, _: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Each copy of a decision, and of a token, changed alone."""
+    """Each copy of a decision, of a token and of the schema, changed alone."""
+    for old, new in (
+        (b"token TEXT", b"token DEXT"),
+        (b"topic_id TEXT", b"topic_id DEXT"),
+        (b"IN ('C',", b"IN ('A',"),
+    ):
+        assert data.count(old) == 1
+        yield f"{old!r} as {new!r}", data.replace(old, new)
     for token in (COMMITTED, ABORTED):
         at = data.find(token.encode())
         assert at >= 0
@@ -151,6 +173,7 @@ def decisions(data: bytes, _: random.Random) -> Iterator[tuple[str, bytes]]:
             if other:
                 yield f"the decision at byte {end}", data[:end] + other + data[end + 1 :]
             yield f"the token at byte {at}", data[:at] + b"W" + data[at + 1 :]
+            yield f"another token at byte {at}", data[:at] + TOKENS[4].encode() + data[end:]
             at = data.find(token.encode(), end)
 
 
@@ -180,3 +203,39 @@ def test_field_A_a_damaged_sqlite_file_never_leads_to_a_wrong_answer(tmp_path, w
         except Exception as error:
             raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
     assert seen["an error"] and seen["the right answer"]
+
+
+def test_a_decision_and_an_offset_read_no_more_of_a_large_sqlite_table(tmp_path: Path, whole):
+    data, database_id = whole
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(tmp_path / "large")
+        connection.set_progress_handler(step, 100)
+        return connection
+
+    (tmp_path / "large").write_bytes(data)
+    seen = []
+    for more in (0, 20_000):
+        with sqlite3.connect(tmp_path / "large") as connection:
+            connection.executemany(
+                "insert into eoslog_outcome (token, decision) values (?, 'A')",
+                ((f"{number}:1:0:0",) for number in range(more)),
+            )
+            connection.executemany(
+                "insert into eoslog_offsets (consumer, topic, topic_id, partition, next_offset, "
+                "leader_epoch, generation) values ('h', 'orders', '00', ?, 0, 0, 1)",
+                ((number,) for number in range(more)),
+            )
+        connection.close()
+        with Database(connect) as database:
+            assert database.id == database_id
+            steps = 0
+            assert outcome(COMMITTED)(database, database_id) is Outcome.COMMIT
+            assert offsets(database, database_id)[TopicPartition("orders", 1)] == 1001
+        seen.append(steps)
+    assert max(seen) <= min(seen) + 5
