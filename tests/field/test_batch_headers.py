@@ -7,6 +7,7 @@ returns the right records, or some of them and a typed error.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import eoslog
 from eoslog import TopicPartition, _core
 from eoslog.errors import CorruptRecord, EoslogError, KafkaError, StorageError
 from eoslog.storage.format import checkpoints
+from eoslog.storage.log.reader import HEADER_SIZE
 from tests.captures import unpack
 from tests.paths import KAFKA_DATA
 
@@ -193,6 +195,29 @@ def test_field_A6_a_raised_base_offset_never_answers_a_bounded_read(
             else:
                 assert found == list(range(_RECORDS)), (place, bit)
             flip(place, 7, bit)
+
+
+@pytest.mark.parametrize("roll", [True, False])
+def test_field_A6_a_read_before_a_cut_header_is_right_the_next_raises(
+    roll: bool, tmp_path: Path
+) -> None:
+    """The header of the next batch is compared, and the file ends in it."""
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("t", config={"index.interval.bytes": "100"})
+        with log.producer(linger_ms=60_000) as producer:
+            for offset in range(16):
+                producer.produce("t", b"%02d" % offset * 20)
+                if offset % 4 == 3:
+                    producer.flush()
+        if roll:
+            log._engine.partition("t", 0).roll()
+        path, position = places(tmp_path / "log")[2]
+        for size in range(position + HEADER_SIZE - 1, position - 1, -1):
+            os.truncate(path, size)
+            records = log.scan("t", start=0, end=8).records()
+            assert [record.offset for record in records] == list(range(8))
+            with pytest.raises(CorruptRecord, match="run `eoslog repair`"):
+                list(log.scan("t", start=8).records())
 
 
 @pytest.mark.parametrize("field", FIELDS)

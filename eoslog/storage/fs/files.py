@@ -186,7 +186,11 @@ def forget_cached(fd: int) -> bool:
         _core.os_sync(fd)
     try:
         return _core.os_forget(fd)
-    except OSError:
+    except OSError as error:
+        path = f"/proc/self/fd/{fd}"
+        with contextlib.suppress(OSError):
+            path = os.readlink(path)
+        logger.warning("%s: cached pages not dropped, not relying on the cache: %s", path, error)
         return False
 
 

@@ -310,6 +310,10 @@ def recover_for_writer(
             settled &= scan.fault is None and (not scan.aborted or fds[3] >= 0)
             _settle(scan, fds, rewrite=verify, doubtful=doubtful)
             if not on_disk:
+                logger.info(
+                    "%s: copying %d bytes: cached pages could not be dropped, so the disk may lack "
+                    "what was read", where, scan.position,
+                )  # fmt: skip
                 files.replace_by_copy(where, scan.position)
             elif not last.clean:
                 _core.os_sync(fds[0])
