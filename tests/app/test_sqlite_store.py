@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import zlib
+from collections import Counter
 from contextlib import closing
 
 import pytest
@@ -160,6 +161,40 @@ def test_a_damaged_row_ends_an_iteration(tmp_path):
     with pytest.raises(StorageError, match="a row is damaged; start the application again"):
         list(store)
     store.close()
+
+
+def test_field_A_a_flipped_bit_of_a_page_header_never_hides_a_row(tmp_path):
+    path, page = tmp_path / "t-0.sqlite", 4096
+    changes = {b"key %03d" % number: b"v" * 30 for number in range(300)}
+
+    def opened():
+        return SQLiteStore(str(path), "t", b"id", 0)
+
+    with closing(opened()) as store:
+        assert store.apply(changes, len(changes), max(changes))
+    data = path.read_bytes()
+    outcomes = Counter()
+    for begin in range(page, len(data), page):
+        for bit in range(8 * 3, 8 * 8):  # the number of cells, and where they are
+            damaged = bytearray(data)
+            damaged[begin + bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            asked = sorted(changes) if bit % 2 else [*changes][::25]
+            with closing(opened()) as store:
+                try:
+                    if store.applied < 0:
+                        outcomes["filled again"] += 1
+                    elif bit % 3:
+                        assert {key: store.get(key) for key in asked} == dict.fromkeys(
+                            asked, b"v" * 30
+                        ), (begin, bit)
+                        outcomes["found"] += 1
+                    else:
+                        assert list(iter(store)) == sorted(changes), (begin, bit)  # not len()
+                        outcomes["listed"] += 1
+                except StorageError:
+                    outcomes["refused"] += 1
+    assert min(outcomes[name] for name in ("found", "listed", "refused")) > 5, outcomes
 
 
 def test_a_topic_that_was_created_again_has_none_of_the_old_rows(log):

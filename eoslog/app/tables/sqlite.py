@@ -13,7 +13,8 @@ restored backup), or if its last changes are so old that compaction may have rem
 
 SQLite has no checksums, and what a task reads decides what it writes to the log. So the header and
 each row have one. A key that is not found verifies the rows next to it, because a damaged key is
-one of them. A damaged row raises an error, and the next opening fills the file again.
+one of them. A damaged page can also hide rows. So an index has each key a second time, in other
+pages. A damaged or hidden row raises an error, and the next opening fills the file again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = ["SQLiteStore"]
 
 logger = get_logger("eoslog.app")
 
-_VERSION = 2
+_VERSION = 3
 _BUSY_S = 10.0
 _SCHEMA = (
     "create table eoslog_table (version integer, topic blob, topic_id blob, "
@@ -44,13 +45,22 @@ _SCHEMA = (
     "create table eoslog_rows (key blob primary key, value blob not null, "
     "crc integer not null) without rowid",
 )  # fmt: skip
+_CREATE_COPY = "create index if not exists eoslog_keys on eoslog_rows (key)"
+_COPY = "eoslog_rows indexed by eoslog_keys"
 _HEADER = (
     "select version, topic, topic_id, partition, applied, last, at_ms, settled, crc "
     "from eoslog_table"
 )
-_ROW = "select key, value, crc from eoslog_rows"
+_ROWS = "eoslog_rows indexed by sqlite_autoindex_eoslog_rows_1"
+_ROW = f"select key, value, crc from {_ROWS}"
 _NEIGHBOURS = (
     f"{_ROW} where key < ? order by key desc limit 1", f"{_ROW} where key > ? order by key limit 1",
+)  # fmt: skip
+_KEYS = f"select (select total(1) from {_ROWS}), (select total(1) from {_COPY})"
+"""For `count(*)` alone, SQLite ignores `indexed by`."""
+_KEYS_OF = (
+    f"select (select count(*) from {_ROWS} where key = ?1), "
+    f"(select count(*) from {_COPY} where key = ?1)"
 )  # fmt: skip
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -112,6 +122,8 @@ class SQLiteStore:
                             self._path,
                         )
                     self._start()
+                self._execute(f"{_ROW} limit 0")  # raises if the columns are other ones
+                self._execute(f"select key from {_COPY} limit 0")
             self._read_applied()
             self._set(self.applied, self.last, self.at_ms, 0)
         except BaseException:
@@ -119,6 +131,7 @@ class SQLiteStore:
             raise
 
     def _start(self) -> None:
+        self._execute(_CREATE_COPY)
         self._execute("delete from eoslog_rows")
         self._execute("delete from eoslog_table")
         header = (*self._identity, -1, None, 0, 0)
@@ -162,22 +175,36 @@ class SQLiteStore:
             for neighbours in _NEIGHBOURS:
                 for row in self._execute(neighbours, key):
                     self._verified_row(row)
+            self._count(_KEYS_OF, key)
         except sqlite3.Error as error:
             raise self._failed(error) from error
         return None
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            for row in self._execute(_ROW):
-                yield self._verified_row(row)[0]
+            self._count(_KEYS)
+            before = None
+            for row in self._execute(f"{_ROW} order by key"):
+                key, _ = self._verified_row(row)
+                if before is not None and key <= before:
+                    raise self._spoilt("the rows are not in the order of their keys")
+                yield key
+                before = key
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
     def __len__(self) -> int:
         try:
-            return int(self._execute("select count(*) from eoslog_rows").fetchone()[0])
+            return self._count(_KEYS)
         except sqlite3.Error as error:
             raise self._failed(error) from error
+
+    def _count(self, sql: str, *values: Any) -> int:
+        """Return a number of rows. One statement counts them and their keys in the index."""
+        rows, keys = self._execute(sql, *values).fetchone()
+        if rows != keys:
+            raise self._spoilt(f"it has {rows} rows and {keys} keys")
+        return int(rows)
 
     def apply(self, changes: Changes, applied: int, last: bytes | None) -> bool:
         """See `Store.apply`."""
@@ -194,7 +221,9 @@ class SQLiteStore:
                 moved = self._set(applied, mark, now_ms, 0)
                 if moved:
                     self._connection.executemany(
-                        "insert or replace into eoslog_rows values (?, ?, ?)", stored
+                        "insert into eoslog_rows values (?, ?, ?) on conflict (key) do update "
+                        "set value = excluded.value, crc = excluded.crc",
+                        stored,
                     )
                     self._connection.executemany("delete from eoslog_rows where key = ?", deleted)
                 files.failpoint("app.sqlite")
