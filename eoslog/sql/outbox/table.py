@@ -47,6 +47,7 @@ class OutboxTable:
         self.name = check_table(table)
         self._names: Mapping[str, str | None] = names_of(columns)
         self._columns: OutboxColumns | None = None
+        self._has: Mapping[str, str] = {}
         self._select = self._ids = self._order = ""
 
     @property
@@ -75,6 +76,7 @@ class OutboxTable:
             columns = found(self.name, self._names, has)
             self._check_published(session, columns.published)
             self._prepare(columns, has)
+            self._has = has
             self._columns = columns
         return self._columns
 
@@ -106,12 +108,20 @@ class OutboxTable:
         try:
             return self._rows(session, f"{self._order} LIMIT {limit}")
         except Exception:
-            self._columns = None
             session.rollback()
-            self.inspect(session)  # raises if the table has other columns now
-            raise
+            if not self._altered(session):
+                raise
+            self.inspect(session)  # raises if columns are missing
+            return self._rows(session, f"{self._order} LIMIT {limit}")
         finally:
             session.rollback()
+
+    def _altered(self, session: DatabaseSession) -> bool:
+        """Whether the table has other columns than those inspected; forget these then."""
+        altered = schema.columns_of(session, self.name) != self._has
+        if altered:
+            self._columns = None
+        return altered
 
     def _rows(
         self, session: DatabaseSession, which: str, values: Sequence[Any] = ()
@@ -149,7 +159,8 @@ class OutboxTable:
         """Delete or mark rows in the open transaction.
 
         Raises:
-            RowsChanged: if a row has another content than when it was read, or is gone.
+            RowsChanged: if a row has another content than when it was read, or is gone, or if the
+                table has other columns.
             OutboxRowRejected: if two rows have the same id.
         """
         for first in range(0, len(rows), _AT_ONCE):
@@ -159,8 +170,12 @@ class OutboxTable:
         columns = self.inspect(session)
         ids = [row.id for row in rows]
         at = f"{quoted(columns.id)} IN ({', '.join('?' * len(ids))})"
+        if self._altered(session):
+            raise RowsChanged(f"table {self.name}: its columns changed since its rows were read")
         lock = " FOR UPDATE" if session.dialect.name == "postgresql" else ""
         now = self._rows(session, f" AND {at}{lock}", ids)
+        if lock and self._altered(session):  # not before the lock only: a row may have a new one
+            raise RowsChanged(f"table {self.name}: its columns changed since its rows were read")
         seen: set[Any] = set()
         for row in now:
             if row.id in seen:

@@ -243,6 +243,49 @@ def test_row_N19_a_row_updated_while_it_is_published_is_published_once(
     assert values(log) == ["new"]
 
 
+ALTERED = [
+    ("alter table plain add column headers text", '[["trace", "7"]]'),
+    ("alter table plain drop column key", None),
+]
+
+
+@pytest.mark.parametrize("when", ["before a read", "after a read"])
+@pytest.mark.parametrize(("statement", "headers"), ALTERED)
+def test_row_N19_a_running_relay_uses_the_columns_of_an_altered_table(
+    place, log, database, monkeypatch, statement, headers, when
+):
+    place.run("create table plain (id integer primary key, topic text, value text, key text)")
+    with OutboxRelay(database, log, name="plain", table="plain") as relay:
+        assert relay.run("caught_up") == 0
+        names, values_of = ("headers", f"'{headers}'") if headers else ("value", "'new'")
+        changes = [
+            statement,
+            f"insert into plain (id, topic, {names}) values (2, 'out', {values_of})",
+        ]
+        place.run("insert into plain (id, topic, value, key) values (1, 'out', 'a', 'k')")
+
+        def alter() -> None:
+            place.run(*changes)
+            changes.clear()
+
+        def first(call: Any) -> Any:
+            def altering(*arguments: Any) -> Any:
+                if changes:
+                    alter()
+                return call(*arguments)
+
+            return altering
+
+        if when == "before a read":
+            alter()
+        else:
+            monkeypatch.setattr(relay, "_publish", first(relay._publish))
+        assert relay.run("caught_up") == 2
+    found = list(log.read("out"))
+    assert [record.value for record in found] == [b"a", None if headers else b"new"]
+    assert [dict(record.headers) for record in found] == [{}, {"trace": b"7"} if headers else {}]
+
+
 def test_times_in_the_table_do_not_change_the_order(place, log, database):
     """The clock of the database jumps back."""
     place.run("create table timed (id integer primary key, topic text, value text, made text)")
