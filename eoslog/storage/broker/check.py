@@ -158,6 +158,8 @@ class _Partition:
             read()
         except CorruptRecord as error:
             self._problem(path, error.position or 0, str(error))
+        except FileNotFoundError as error:  # a link to a file that is missing
+            self._problem(path, 0, f"cannot be opened: {error}")
 
     def _segment(self, segment: SegmentFiles, expected: int, *, last: bool) -> int:
         starts: list[int] = []

@@ -255,7 +255,11 @@ class Walk:
                 "file is missing or truncated",
             )  # fmt: skip
         for offset in offsets_in(self.path, SNAPSHOT):
-            if read_snapshot(os.path.join(self.path, file_name(offset, SNAPSHOT))) is None:
+            try:
+                valid = read_snapshot(os.path.join(self.path, file_name(offset, SNAPSHOT)))
+            except FileNotFoundError:
+                valid = None  # a link to a file that is missing
+            if valid is None:
                 self._problem(offset, SNAPSHOT, 0, "not a valid producer snapshot")
 
     def _end(self, base: int, expected: int) -> LogPosition:
@@ -328,9 +332,9 @@ class Walk:
         path = os.path.join(self.path, file_name(base, LOG))
         with files.naming(path):
             size = files.size(path)
-        if size == 0:
-            return
-        data = np.memmap(path, dtype=np.uint8, mode="r", shape=(size,))
+            if size == 0:
+                return
+            data = np.memmap(path, dtype=np.uint8, mode="r", shape=(size,))
         position = 0
         try:
             while position < size:

@@ -164,7 +164,9 @@ class Session:
         self._register()
 
     def _open(self, name: str) -> int:
-        fd = files.open_file(os.path.join(self.path, name), create=True)
+        path = os.path.join(self.path, name)
+        with files.naming(path):  # a link to a file that is missing
+            fd = files.open_file(path, create=True)
         _core.guard_across_fork(fd)
         self._fds.append(fd)
         return fd

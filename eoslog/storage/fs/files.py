@@ -25,6 +25,8 @@ logger = get_logger("eoslog.storage.files")
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 _COPY_STEP = 4 << 20
+_NO_WAIT = os.O_NONBLOCK
+"""Nothing is opened that blocks: a named pipe in place of a file waits for its other end."""
 _BLOCK = 4096
 """Bytes to which direct reads are aligned; no device has larger logical blocks."""
 _KILL_BEFORE, _KILL_AFTER, _SHORT, _STOP = 0, -1, -2, -3
@@ -76,7 +78,7 @@ def open_file(
         StorageError: if the call fails for another reason.
     """
     flags = os.O_RDONLY if read_only else os.O_RDWR | (os.O_CREAT if create else 0)
-    flags |= os.O_APPEND if append else 0
+    flags |= _NO_WAIT | (os.O_APPEND if append else 0)
     try:
         return _core.os_open(path, flags, FILE_MODE)
     except FileNotFoundError as error:
@@ -92,7 +94,7 @@ def open_or_none(path: str) -> int:
         StorageError: if the file cannot be opened.
     """
     try:
-        return _core.os_open(path, os.O_RDWR, FILE_MODE)
+        return _core.os_open(path, os.O_RDWR | _NO_WAIT, FILE_MODE)
     except FileNotFoundError:
         return -1
     except OSError as error:
@@ -281,7 +283,7 @@ def copy_file(
 def sync(path: str) -> None:
     """Make the contents of a file durable that other code has written."""
     with naming(path):
-        fd = _core.os_open(path, os.O_RDONLY)
+        fd = _core.os_open(path, os.O_RDONLY | _NO_WAIT)
         try:
             _core.os_sync(fd, data_only=False)
         finally:

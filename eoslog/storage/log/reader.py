@@ -130,7 +130,13 @@ class LogReader:
                     raise error
                 missing += 1
             self._segments.outdate()
-            if start < self._core.log_start or missing == 3:
+            if start >= self._core.log_start and missing == 3:  # a link to a missing file
+                raise CorruptRecord(
+                    f"{self.name}: a segment file is listed and cannot be opened ({error}); put it "
+                    "back, or run `eoslog repair`",
+                    path=self.path,
+                ) from error
+            if start < self._core.log_start:
                 raise OffsetOutOfRange(
                     f"{self.name}: offset {start} was deleted, the log starts at "
                     f"{self._core.log_start}; seek to that offset or a later one"
