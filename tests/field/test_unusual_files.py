@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import eoslog
-from eoslog.errors import EoslogError
+from eoslog.errors import CorruptRecord, EoslogError
 
 VALUES = [b"%d-%d" % (n, k) + bytes(30) for n in (0, 2, 4) for k in range(5)]
 KINDS: dict[str, Callable[[Path], None]] = {
@@ -56,6 +57,24 @@ def checked(path: Path) -> list[bytes]:
     eoslog.check(path)
     eoslog.repair(path, "report")
     return VALUES
+
+
+def test_field_A_a_link_to_a_missing_segment_makes_no_call_spin(
+    whole: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    shutil.copytree(whole, path)
+    with eoslog.open(path) as log:
+        assert log.offsets("t", 0).log_start == 0
+        first = path / "t-0" / f"{0:020}.log"
+        first.unlink()
+        KINDS["link"](first)
+        for call in (log.clean, log.stats, lambda: log.offset_for_time("t", 0, 0)):
+            with contextlib.suppress(EoslogError):
+                call()
+        with pytest.raises(CorruptRecord, match="is listed and cannot be opened"):
+            list(log.read("t"))
+        log.delete_topic("t")
 
 
 @pytest.mark.parametrize("kind", KINDS)

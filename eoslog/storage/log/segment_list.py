@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from eoslog.errors import LockTimeout
 from eoslog.storage.directory.processes import lock_text
+from eoslog.storage.fs import files
 from eoslog.storage.fs.timeouts import LOCK_TIMEOUT_S
 from eoslog.storage.log.context import LogContext
 from eoslog.storage.segment.segment import LOG, Segment, offsets_in
@@ -158,13 +159,19 @@ class SegmentList:
 
         Raises:
             UnknownTopicOrPartition: if the topic was deleted.
+            StorageError: if a listed file cannot be opened.
         """
+        before: tuple[int, ...] | None = None
         while True:
+            bases = tuple(self.bases())
             try:
-                return {base: self.segment(base).size() for base in self.bases()}
+                return {base: self.segment(base).size() for base in bases}
             except FileNotFoundError as error:
                 if self._core.deleted:
                     raise self._topic_deleted() from error
+                if bases == before:  # a link to a missing file
+                    raise files.storage_error(error, error.filename or self._path) from error
+                before = bases
                 self.outdate()  # a segment was deleted after the listing
 
     def size(self) -> int:
