@@ -122,7 +122,6 @@ class SQLiteStore:
                             self._path,
                         )
                     self._start()
-                self._execute(f"{_ROW} limit 0")  # raises if the columns are other ones
                 self._execute(f"select key from {_COPY} limit 0")
             self._read_applied()
             self._set(self.applied, self.last, self.at_ms, 0)
