@@ -216,7 +216,7 @@ class Tables:
         if session.dialect.name != "sqlite":
             return
         where = " AND ".join(f"{column} = ?" for column in key)
-        sql = f"SELECT count(*) FROM {table} INDEXED BY {_copy(table)} WHERE {where}"
+        sql = f"SELECT count(*) FROM {table}{self._sources(session, table)[1]} WHERE {where}"
         count = session.execute(sql, tuple(key.values())).rows[0][0]
         if count != 1:
             raise _damaged(session, table, f"{count} rows of the key {[*key.values()]}")
