@@ -13,6 +13,7 @@ from eoslog.engine.partition_directory import DeletedTopics, NoDeletedTopics, Pa
 from eoslog.errors import StorageError
 from eoslog.storage.directory.last_run import LastRun
 from eoslog.storage.directory.session import Session
+from eoslog.storage.fs import files
 from eoslog.storage.log import loader as log_loader
 from eoslog.storage.log.partition_log import LogSettings, PartitionLog
 from eoslog.storage.metadata.image import PartitionInfo
@@ -107,7 +108,9 @@ class PartitionOpener:
         except BaseException as error:
             log.close()
             session.refuse_outdated()
-            if isinstance(error, StorageError):
+            if isinstance(error, StorageError | FileNotFoundError):
                 directory.check_not_deleted()
+            if isinstance(error, FileNotFoundError):  # its folder was removed
+                raise files.storage_error(error, log.path) from error
             raise
         return Opened(log, recovered)

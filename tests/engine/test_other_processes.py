@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import time
 import pytest
 
 from eoslog import _core
-from eoslog.errors import IllegalState, LockTimeout
+from eoslog.errors import IllegalState, LockTimeout, UnknownTopicOrPartition
 from eoslog.opening import open as open_log
+from tests.faults.harness import Child, start
 from tests.storage.helpers import batch
 
 
@@ -260,3 +262,38 @@ def test_internal_partitions_of_another_process_are_found(path, killed):
         subprocess.run(command, check=True)
         [found] = log._engine.transaction_partitions()
         assert found.log_end == 4  # Empty, Ongoing, PREPARE_COMMIT, COMPLETE_COMMIT
+
+
+def use_partition(child: Child, path: str) -> None:
+    with open_log(path) as log:
+        child.armed()
+        try:
+            child.tell("end", log.offsets("t", 0).log_end)
+        except UnknownTopicOrPartition as error:
+            child.tell("refused", str(error))
+
+
+@pytest.mark.slow
+def test_a_topic_deleted_while_its_partition_is_created_is_unknown(path):
+    """The creation is suspended at each open of a file, and continues without its folder."""
+    refused = []
+    for nth in range(1, 40):
+        place = f"{path}-{nth}"
+        with open_log(place) as log:
+            log.create_topic("t")
+        shutil.rmtree(f"{place}/t-0")  # it was never used, so the next use creates it again
+        with open_log(place) as log:
+            child = start(use_partition, place, faults=(("open", "stop", nth),))
+            _, status = os.waitpid(child.pid, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                life = child.ended(status).fine()
+                assert life.of("end") == [0]
+                break
+            log.delete_topic("t")
+            shutil.rmtree(f"{place}/t-0", ignore_errors=True)  # as a deletion ends
+            child.signal(signal.SIGCONT)
+            refused += child.end().fine().of("refused")
+    else:
+        raise AssertionError("no run came to its end")
+    assert len(refused) >= 3
+    assert all("the topic was deleted" in text for text in refused)
