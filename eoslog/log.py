@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
@@ -618,9 +619,10 @@ class Log(Closing):
             ConfigError: if an option is invalid.
             EoslogError: as `App.run`.
         """
-        from eoslog import App  # by the package: the layer of applications is above this one
-
-        return App._of_handler(self, group_id, topic, handler, options).run(until=until)
+        # The layer of applications is above this one; the package has its name.
+        app = sys.modules["eoslog"].App._of_handler(self, group_id, topic, handler, options)
+        report: RunReport = app.run(until=until)
+        return report
 
     # --- clients --------------------------------------------------------------------------------
 
