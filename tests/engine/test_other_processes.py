@@ -275,7 +275,7 @@ def use_partition(child: Child, path: str) -> None:
 
 @pytest.mark.slow
 def test_a_topic_deleted_while_its_partition_is_created_is_unknown(path):
-    """The creation is suspended at each open of a file, and continues without its folder."""
+    """The creation is suspended at each open of a file; its folder is removed."""
     refused = []
     for nth in range(1, 40):
         place = f"{path}-{nth}"
