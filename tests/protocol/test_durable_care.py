@@ -145,7 +145,7 @@ def test_a_skip_syncs_each_of_its_steps(tmp_path: Path) -> None:
         skipping.skip(place, damage.find(place, 0), 4096, 1)
 
 
-def test_filling_a_missing_segment_syncs_the_segment_and_its_name(tmp_path: Path) -> None:
+def test_filling_a_missing_segment_syncs_each_of_its_steps(tmp_path: Path) -> None:
     with eoslog.open(tmp_path) as log:
         log.create_topic("t")
         for value in (b"1", b"2", b"3"):
@@ -156,8 +156,8 @@ def test_filling_a_missing_segment_syncs_the_segment_and_its_name(tmp_path: Path
     files.remove(f"{place}/{1:020}.log")
     gaps = damage.find(place, 0, None, 0)
     assert [(gap.first, gap.last) for gap in gaps] == [(1, 1)]
-    with syncs(0, 2):
-        skipping._replace_segment(place, 1, skipping.filler(gaps[0]))
+    with syncs(2, 4):  # the segment, its name; two indexes, each with its name
+        skipping.fill(place, gaps, 4096)
 
 
 def test_a_rebuild_syncs_the_removal_of_a_damaged_snapshot(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ Instead of a missing segment, `fill` writes one with its offsets and its markers
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 
@@ -166,25 +167,23 @@ def fill(path: str, gaps: list[Stretch], index_interval: int) -> None:
     """
     gaps = [replace(gap, first=max(gap.first, gap.last - _MOST_OFFSETS)) for gap in gaps]
     made = [filler(gap) for gap in gaps]
-    for suffix in (SNAPSHOT, SEAL):
-        for offset in offsets_in(path, suffix):
-            if offset > gaps[0].first:
-                files.remove(os.path.join(path, file_name(offset, suffix)))
+    _drop_later(path, gaps[0].first)
     for gap, data in zip(gaps, made, strict=True):
-        _replace_segment(path, gap.first, data)
-    index_rebuild.rebuild(
-        path, index_interval, first=gaps[0].first
-    )  # up to damage, if there is any
+        with _replacing(path, gap.first) as fd:
+            _core.os_pwrite(fd, data, 0)
+    index_rebuild.rebuild(path, index_interval, first=gaps[0].first)  # up to the next damage
 
 
-def _replace_segment(path: str, base: int, data: bytes) -> None:
+@contextlib.contextmanager
+def _replacing(path: str, base: int) -> Iterator[int]:
+    """Yield a new file, which replaces a segment's log when the block has written it."""
     name = os.path.join(path, file_name(base, LOG))
     temporary = f"{name}.tmp"
     fd = files.open_file(temporary, create=True)
     try:
         with files.naming(temporary):
             _core.os_truncate(fd, 0)
-            _core.os_pwrite(fd, data, 0)
+            yield fd
             _core.os_sync(fd, data_only=False)
     finally:
         files.close(fd)
@@ -192,13 +191,17 @@ def _replace_segment(path: str, base: int, data: bytes) -> None:
     files.fsync_dir(path)
 
 
+def _drop_later(path: str, offset: int) -> None:
+    """Remove the snapshots and seals that end after an offset."""
+    for suffix in (SNAPSHOT, SEAL):
+        for other in offsets_in(path, suffix):
+            if other > offset:
+                files.remove(os.path.join(path, file_name(other, suffix)))
+
+
 def _drop_derived(path: str, stretches: list[Stretch]) -> None:
     """Remove the derived files of damaged segments, and later snapshots and seals."""
-    first = stretches[0].base
-    for suffix in (SNAPSHOT, SEAL):  # both have the end offset of what they summarize
-        for offset in offsets_in(path, suffix):
-            if offset > first:
-                files.remove(os.path.join(path, file_name(offset, suffix)))
+    _drop_later(path, stretches[0].base)
     for base in {stretch.base for stretch in stretches}:
         for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
             files.remove(os.path.join(path, file_name(base, suffix)))
@@ -207,26 +210,16 @@ def _drop_derived(path: str, stretches: list[Stretch]) -> None:
 
 def _write_segment(path: str, base: int, pairs: list[tuple[Stretch, bytes]]) -> None:
     """Write a segment again without its stretches, and replace the old one."""
-    name = os.path.join(path, file_name(base, LOG))
-    temporary = f"{name}.tmp"
-    data = bytes_of(name)
-    fd = files.open_file(temporary, create=True)
-    try:
-        with files.naming(temporary):
-            _core.os_truncate(fd, 0)
-            written, position = 0, 0
-            for stretch, made in pairs:
-                written = _copy(fd, data, position, stretch.position, written)
-                if made:
-                    _core.os_pwrite(fd, made, written)
-                written += len(made)
-                position = stretch.position + stretch.size
-            _copy(fd, data, position, len(data), written)
-            _core.os_sync(fd, data_only=False)
-    finally:
-        files.close(fd)
-    files.rename(temporary, name)
-    files.fsync_dir(path)
+    data = bytes_of(os.path.join(path, file_name(base, LOG)))
+    with _replacing(path, base) as fd:
+        written, position = 0, 0
+        for stretch, made in pairs:
+            written = _copy(fd, data, position, stretch.position, written)
+            if made:
+                _core.os_pwrite(fd, made, written)
+            written += len(made)
+            position = stretch.position + stretch.size
+        _copy(fd, data, position, len(data), written)
 
 
 def _copy(fd: int, data: object, begin: int, end: int, at: int) -> int:
