@@ -16,6 +16,7 @@ from eoslog.model import TopicPartition
 from eoslog.storage.log.published_end import PublishedEnd
 from eoslog.storage.metadata.image import TopicInfo
 from eoslog.storage.metadata.metadata_log import FoldedLog
+from eoslog.storage.segment.carried_batches import CarriedBatches
 
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a process that has the log open sends its heartbeat."""
@@ -43,6 +44,16 @@ class HostLog(FoldedLog, Protocol):
     @property
     def stable_end(self) -> int:
         """The first offset of an open transaction, or the log end."""
+
+    @property
+    def flushed_end(self) -> int:
+        """The end of what the files keep in a power loss; the log end in an "os" directory."""
+
+    def carry(self, end: int, most: int) -> CarriedBatches | None:
+        """The batches from the high watermark to `end`, for a decision to carry; None: flush."""
+
+    def count_carried(self, end: int) -> None:
+        """Raise the high watermark to `end`: a durable decision carries what is not flushed."""
 
     def wait(self, beyond: int, timeout: float, *, of: PublishedEnd = ...) -> bool:
         """Wait until a published end is beyond an offset; False after `timeout` seconds."""

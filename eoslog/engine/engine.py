@@ -126,6 +126,7 @@ class Engine:
                 events=PartitionEvents(
                     # The coordinator opens partitions, and each opening calls the coordinator.
                     recovered=lambda log: self.transactions.recover_partition(log),
+                    carried=lambda tp, topic_id: self.transactions.logs.carried(tp, topic_id),
                     forgotten=self._background.forget,
                 ),
             )

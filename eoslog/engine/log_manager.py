@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from eoslog.engine.deleted_namesakes import DeletedNamesakes
 from eoslog.engine.partition_opener import PartitionOpener, Place
 from eoslog.errors import CorruptRecord, IllegalState, StorageError
-from eoslog.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from eoslog.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from eoslog.shown_paths import get_logger
 from eoslog.storage.directory.last_run import LastRun
 from eoslog.storage.directory.session import Session
@@ -23,6 +23,7 @@ from eoslog.storage.fs import files
 from eoslog.storage.log.partition_log import LogSettings, PartitionLog
 from eoslog.storage.metadata.image import PartitionInfo
 from eoslog.storage.metadata.metadata_log import MetadataLog
+from eoslog.storage.segment.carried_batches import CarriedAbove, nothing_carried
 
 logger = get_logger("eoslog.partitions")
 
@@ -33,6 +34,8 @@ class PartitionEvents:
 
     recovered: Callable[[PartitionLog], object]
     """Called after the recovery of a data partition, to end its open transactions."""
+    carried: Callable[[TopicPartition, bytes], CarriedAbove]
+    """Called before the recovery of a data partition with a topic id, for what decisions carry."""
     forgotten: Callable[[PartitionLog], object]
     """Called before a partition is closed because its topic was deleted."""
 
@@ -135,19 +138,30 @@ class OpenPartitions:
         if found is not None:
             return found
         self._namesakes.await_cleaners(topic, partition, topic_id)
+        carried: CarriedAbove = nothing_carried
+        if self._may_lack_batches(topic, info.slot):
+            carried = self._events.carried(TopicPartition(topic, partition), topic_id)
         with self._mutex:
             found = self._living(topic, partition)
             if found is not None:
                 return found
             if self._closed:
                 raise IllegalState("the log is closed; open it again")
-            log, recovered = self._opener.open(Place(topic, info, topic_id, config), self.metadata)
+            log, recovered = self._opener.open(
+                Place(topic, info, topic_id, config), self.metadata, carried
+            )
             if self._gated:
                 log.core.gate()
             self._partitions[topic, partition] = log
         if recovered and topic != TRANSACTION_STATE_TOPIC:
             self._events.recovered(log)
         return log
+
+    def _may_lack_batches(self, topic: str, slot: int) -> bool:
+        """Whether a partition may lack batches that a decision carries: nobody has recovered it."""
+        if self.last_run.clean or topic in (CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC):
+            return False
+        return self.session.private or self.session.control.published_ends((slot,))[0] < 0
 
     def _living(self, topic: str, partition: int) -> PartitionLog | None:
         """The open partition, unless its topic was deleted."""

@@ -17,6 +17,7 @@ from eoslog.storage.fs import files
 from eoslog.storage.log import loader as log_loader
 from eoslog.storage.log.partition_log import LogSettings, PartitionLog
 from eoslog.storage.metadata.image import PartitionInfo
+from eoslog.storage.segment.carried_batches import CarriedAbove, nothing_carried
 
 OnAppend = Callable[[PartitionLog], None]
 OnLogStart = Callable[[PartitionLog, int], None]
@@ -68,12 +69,18 @@ class PartitionOpener:
         self._on_append = on_append
         self._on_log_start = on_log_start
 
-    def open(self, place: Place, topics: DeletedTopics | None = None) -> Opened:
+    def open(
+        self,
+        place: Place,
+        topics: DeletedTopics | None = None,
+        carried: CarriedAbove = nothing_carried,
+    ) -> Opened:
         """Open a partition, and recover it if this session has not done so.
 
         Args:
             place: the partition.
             topics: the deleted topics; None for the metadata log, which lists them.
+            carried: the batches that decisions of earlier sessions carry.
 
         Raises:
             UnknownTopicOrPartition: if the topic was deleted.
@@ -99,7 +106,10 @@ class PartitionOpener:
             directory.check_not_deleted()
             last = directory.prepare()
             recovered = log_loader.open_partition(
-                log, last, producer_expiration_ms=self._producer_expiration_ms
+                log,
+                last,
+                producer_expiration_ms=self._producer_expiration_ms,
+                carried=carried,
             )
             # Recovery publishes the slot without a deletion mark. A process that deletes the topic
             # after this check marks the slot again, before any append.

@@ -15,6 +15,7 @@ cdef enum:                      # tagged fields of a value
     TAG_LAST_EPOCH = 10004
     TAG_OPENED = 10005
     TAG_UNDECIDED = 10006
+    TAG_CARRIED = 10007
 
 cdef enum:
     ONGOING = 1
@@ -128,8 +129,34 @@ cdef int put_tag(ByteBuffer* buffer, int tag, int size) except -1:
     return 0
 
 
-cdef int put_transaction_value(ByteBuffer* buffer, m) except -1:
-    """Encode a TransactionMetadata as the value of a record."""
+cdef int put_carried(ByteBuffer* buffer, carried) except -1:
+    """Append the tagged field with the batches that a decision carries: rows of (topic, topic id, partition,
+    first offset, bytes)."""
+    cdef ByteBuffer field
+    cdef const char* text
+    cdef Py_ssize_t size
+    memset(&field, 0, sizeof(field))
+    try:
+        put_uvarint(&field, <uint64_t>len(carried) + 1)
+        for topic, topic_id, partition, first, data in carried:
+            text = PyUnicode_AsUTF8AndSize(topic, &size)
+            put_uvarint(&field, <uint64_t>size + 1)
+            put_raw(&field, text, <size_t>size)
+            put_raw(&field, PyBytes_AS_STRING(topic_id), 16)
+            put_i32(&field, partition)
+            put_i64(&field, first)
+            put_uvarint(&field, <uint64_t>PyBytes_GET_SIZE(data) + 1)
+            put_raw(&field, PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data))
+        put_uvarint(buffer, TAG_CARRIED)
+        put_uvarint(buffer, field.size)
+        put_raw(buffer, field.data, field.size)
+    finally:
+        clear_buffer(&field)
+    return 0
+
+
+cdef int put_transaction_value(ByteBuffer* buffer, m, carried) except -1:
+    """Encode a TransactionMetadata, and the batches that it carries, as the value of a record."""
     (_, producer_id, producer_epoch, timeout_ms, state, partitions, start_timestamp, last_update,
      previous_id, next_id, last_epoch, client_version, spans, owner, markers, decided, opened_ns,
      _) = m
@@ -149,7 +176,7 @@ cdef int put_transaction_value(ByteBuffer* buffer, m) except -1:
     put_i64(buffer, start_timestamp)
     put_uvarint(buffer, 1 + (previous_producer >= 0) + (next_producer >= 0) + (1 if spans else 0)
                 + (owner is not None) + (1 if markers else 0) + (decided is not None) + (last_producer_epoch >= 0)
-                + (opened >= 0) + undecided)
+                + (opened >= 0) + undecided + (1 if carried else 0))
     if previous_producer >= 0:
         put_tag(buffer, TAG_PREVIOUS_ID, 8)
         put_i64(buffer, previous_producer)
@@ -189,6 +216,8 @@ cdef int put_transaction_value(ByteBuffer* buffer, m) except -1:
         put_tag(buffer, TAG_UNDECIDED, 5)
         put_i8(buffer, <int8_t>kind)
         put_i32(buffer, timeout_ms)
+    if carried:
+        put_carried(buffer, carried)
     return 0
 
 
@@ -197,14 +226,16 @@ def transaction_value(metadata) -> bytes:
     cdef ByteBuffer buffer
     memset(&buffer, 0, sizeof(buffer))
     try:
-        put_transaction_value(&buffer, metadata)
+        put_transaction_value(&buffer, metadata, ())
         return PyBytes_FromStringAndSize(<const char*>buffer.data, <Py_ssize_t>buffer.size)
     finally:
         clear_buffer(&buffer)
 
 
-def transaction_batch(int64_t timestamp, metadata) -> bytearray:
+def transaction_batch(int64_t timestamp, metadata, carried=()) -> bytearray:
     """Return a batch with one record, a TransactionMetadata, as `build_batch` makes it.
+
+    `carried`: rows of (topic, topic id, partition, first offset, bytes), the batches that a decision carries.
 
     The batch is writable, so that an append can write its offset in place."""
     cdef ByteBuffer key, value, batch
@@ -221,7 +252,7 @@ def transaction_batch(int64_t timestamp, metadata) -> bytearray:
         put_i16(&key, 0)
         put_i16(&key, <int16_t>size)
         put_raw(&key, text, <size_t>size)
-        put_transaction_value(&value, metadata)
+        put_transaction_value(&value, metadata, carried)
         make_room(&batch, layout.HEADER_SIZE)
         batch.size = layout.HEADER_SIZE
         key_span = Span(key.data, <Py_ssize_t>key.size)

@@ -97,6 +97,13 @@ cdef class Partition:
         return atomic_load_i64(&self.slot().durable_end)
 
     @property
+    def covered_end(self):
+        """The offset below which every record survives a power loss: in the partition's own files, or carried
+        by a durable decision. Both ends only rise, so the order of the loads does not matter."""
+        cdef Slot* slot = self.slot()
+        return max(atomic_load_i64(&slot.carried_end), atomic_load_i64(&slot.durable_end))
+
+    @property
     def published_segments_version(self):
         return atomic_load_u32(&self.slot().segments_version)
 
@@ -432,6 +439,11 @@ cdef class Partition:
         atomic_max_i64(&self.state.slot.durable_end, target)
         wake_word(self.state.lane, EVERYBODY)
         end_round(self.state.slot)
+
+    def publish_carried(self, int64_t end):
+        """Raise the carried end (never lower it). The marker that is appended next wakes the readers."""
+        self.control.check()
+        atomic_max_i64(&self.state.slot.carried_end, end)
 
     def sync(self, int fd):
         """Call fdatasync; see `sync_together`."""

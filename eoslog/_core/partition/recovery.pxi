@@ -174,6 +174,7 @@ cdef void publish_recovered(PartitionState* state, const char* topic_id, int64_t
     state.slot.expire_before_ms = expire_before_ms
     state.slot.log_start = log_start
     state.slot.durable_end = durable_end
+    state.slot.carried_end = 0
     state.slot.index_interval = state.index_interval
     state.segments_version = 1
     publish_end(state)

@@ -67,7 +67,8 @@ cdef struct Slot:
     uint64_t flush_ns           # moving average of one flush
     uint64_t round              # of the current flush: the offset that it covers, and the number of its wake word
     WakeWord flushed[2]         # wake words, used alternately; see group_commit.pxi
-    uint64_t reserved_3[2]
+    int64_t carried_end         # below it, durable decisions carry what the files may lack (protocol.md, Carry)
+    uint64_t reserved_3
     # line 3: published by the append-lock holder
     int64_t expire_before_ms    # like expire_below, for producers that have only markers left
     int64_t index_interval      # bytes; all processes of a session must agree on where index entries are
@@ -90,7 +91,8 @@ cdef dict view_of(const Slot* s):
         "busy": s.busy, "holder_pid": s.holder_pid, "holder_since_ns": s.holder_since_ns,
         "log_end": s.log_end, "stable_end": s.stable_end, "log_start": s.log_start,
         "segments_version": s.segments_version, "active_base": s.active_base,
-        "end_position": s.end_position, "durable_end": s.durable_end, "poison": s.poison,
+        "end_position": s.end_position, "durable_end": s.durable_end, "carried_end": s.carried_end,
+        "poison": s.poison,
         "cleaned_version": s.cleaned_version, "cleaned_to": s.cleaned_to,
         "expire_below": s.expire_below, "expire_before_ms": s.expire_before_ms,
         "flush_waiters": (s.flushed[0].waiters, s.flushed[1].waiters),

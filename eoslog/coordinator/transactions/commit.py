@@ -2,8 +2,10 @@
 
 C is the `__transaction_state` partition of the transactional id.
 
-    1 flush every participant to the transaction's last offset, in parallel (commit only)
-    2 append PREPARE_* with the first and last offset of every partition, if C has not changed
+    1 commit only: read what no flush has made durable of each participant, up to the transaction's
+      last offset; flush all of them in parallel instead, if that is more than 32 KiB
+    2 append PREPARE_* with the first and last offset of every partition and with these bytes, if C
+      has not changed
     3 flush C up to this record                                    <- decided
     4 write the markers and COMPLETE_* (`markers.py`)
 
@@ -11,12 +13,13 @@ After step 2, a commit has three possible results: committed, fenced, or unknown
 (`CommitOutcomeUnknown`). The caller must not abort or rewind then, because the record may be on
 disk.
 
-Source: protocol.md "Commit", rows 1, 14, 18, 19.
+Source: protocol.md "Commit" and "Carry", rows 1, 14, 18, 19.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from eoslog.coordinator.host import HostLog, TransactionHost
 from eoslog.coordinator.retry import Attempts
@@ -31,10 +34,26 @@ from eoslog.errors import (
 )
 from eoslog.model import TopicPartition
 from eoslog.storage.fs.files import failpoint
+from eoslog.storage.segment.carried_batches import CarriedBatches
 
 Claimed = Mapping[TopicPartition, tuple[int, int] | tuple[int, int, bytes]]
 Rows = Sequence[tuple[bytes, bytes | None]]
 """Records (key, value) that are appended in one batch with a decision."""
+CARRIED_BYTES = 32 << 10
+"""The most that one decision carries: more bytes, written twice, cost more than a flush."""
+
+
+class CarriedPart(NamedTuple):
+    """The batches of a partition that a decision carries, up to `end`."""
+
+    log: HostLog
+    batches: CarriedBatches
+    end: int
+
+    def row(self) -> tuple[str, bytes, int, int, bytes]:
+        """The row of the decision's record."""
+        log, (first, data), _ = self
+        return log.topic, log.topic_id, log.partition, first, data
 
 
 class Endings:
@@ -96,7 +115,9 @@ class Endings:
             spans, written = self.spans(current, commit, claimed or {})
             if extra:
                 spans |= extra
-            if commit and self.flush(written) and not (clog.refresh() == end and may(current)):
+            carried = self.carry(written) if commit and also is None else None
+            flushed = commit and carried is None and self.flush(written)
+            if flushed and not (clog.refresh() == end and may(current)):
                 continue  # the flush took time, and the state has changed or is overdue
             exhausted = current.exhausted
             if exhausted and goes_on and new_id == NO_ID:
@@ -107,18 +128,21 @@ class Endings:
             )
             failpoint("txn.flushed")
             if also is None:
-                offset = clog.append(record, end, now)
+                offset = clog.append(record, end, now, [part.row() for part in carried or ()])
             else:
                 offset = clog.append_rows(also(now), end, now, value=record)
             if offset is None:
                 attempts.again()
                 continue
             failpoint("txn.prepared")
-            self.settle(clog, record, offset)
+            self.settle(clog, record, offset, carried or ())
             return record
 
-    def settle(self, clog: TransactionLog, record: TransactionMetadata, offset: int) -> bool:
-        """Make an appended PREPARE_* durable, then complete the transaction.
+    def settle(
+        self, clog: TransactionLog, record: TransactionMetadata, offset: int,
+        carried: Iterable[CarriedPart] = (),
+    ) -> bool:  # fmt: skip
+        """Make an appended PREPARE_* and what it carries durable, then complete the transaction.
 
         Returns:
             Whether the transaction is complete.
@@ -137,6 +161,9 @@ class Endings:
                 ) from error
             raise
         failpoint("txn.decided")
+        for part in carried:
+            part.log.count_carried(part.end)
+        failpoint("txn.counted")
         try:
             return self._driver.drive(clog, decided.key)
         except EoslogError:
@@ -184,6 +211,18 @@ class Endings:
                     )
             spans[tp] = span
         return spans, written
+
+    def carry(self, written: list[tuple[HostLog, int]]) -> list[CarriedPart] | None:
+        """Return what a decision must carry instead of a flush; None if it is too much."""
+        parts, left = [], CARRIED_BYTES
+        for log, end in written:
+            if log.high_watermark < end:
+                batches = log.carry(end, left)
+                if batches is None:
+                    return None
+                left -= len(batches.data)
+                parts.append(CarriedPart(log, batches, end))
+        return parts
 
     def flush(self, written: list[tuple[HostLog, int]]) -> bool:
         """Flush the participants, and return whether there was anything to flush."""

@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from eoslog._core import build_batch, transaction_batch, transaction_value
 from eoslog.coordinator.host import HostLog, TransactionHost
 from eoslog.coordinator.transactions.log_fold import Decision, TransactionLogFold
 from eoslog.coordinator.transactions.prepared_records import PreparedEntry, TransactionKey
-from eoslog.coordinator.transactions.records import encode_key
+from eoslog.coordinator.transactions.records import decode_carried, encode_key
 from eoslog.coordinator.transactions.state import ONGOING, TransactionMetadata
 from eoslog.errors import CorruptRecord
-from eoslog.model import AppendOrigin
+from eoslog.model import AppendOrigin, TopicPartition
+from eoslog.storage.segment.carried_batches import CarriedAbove, CarriedBatches
 
 _COORDINATOR = AppendOrigin.COORDINATOR
 
@@ -228,8 +229,18 @@ class TransactionLog:
 
     # -- writing
 
-    def append(self, value: TransactionMetadata, end: int, now_ms: int) -> int | None:
+    def append(
+        self, value: TransactionMetadata, end: int, now_ms: int,
+        carried: Sequence[tuple[str, bytes, int, int, bytes]] = (),
+    ) -> int | None:  # fmt: skip
         """Append a record if C still ends at `end`.
+
+        Args:
+            value: the record.
+            end: the expected end of C.
+            now_ms: the wall clock.
+            carried: the batches that a decision carries, as rows of (topic, topic id, partition,
+                first offset, bytes).
 
         Returns:
             The offset of the record, or None if C has changed; then refresh and decide again.
@@ -237,7 +248,7 @@ class TransactionLog:
         Durability:
             The record is published, not durable; see `make_durable`.
         """
-        log, batch = self.log, transaction_batch(now_ms, value)
+        log, batch = self.log, transaction_batch(now_ms, value, carried)
         result = log.append(batch, expect=((log, end),), origin=_COORDINATOR)
         if result is None:
             return None
@@ -289,6 +300,16 @@ class TransactionLog:
         log = self.log
         result = log.append(batch, expect=((log, end), *expect), origin=_COORDINATOR)
         return None if result is None else result.base_offset
+
+    def carried(self, decision: Decision, tp: TopicPartition) -> Iterator[CarriedBatches]:
+        """Yield the batches of a partition that a decision carries: one, or none."""
+        topic_id = decision.spans[tp].topic_id
+        for batch in self.log.batches(decision.offset, decision.offset + 1):
+            for offset, _, _, value, _ in batch.records():
+                if offset == decision.offset and value is not None:
+                    found = decode_carried(value).get((tp, topic_id))
+                    if found is not None:
+                        yield found
 
     def is_durable(self, offset: int) -> bool:
         """Whether the record at `offset` is durable, by the durability setting."""
@@ -394,6 +415,29 @@ class TransactionLogs:
         for log in self._known():
             for decision in log.decisions():
                 yield log, decision
+
+    def carried(self, tp: TopicPartition, topic_id: bytes) -> CarriedAbove:
+        """Return what decisions of earlier sessions carry of a partition, as a function.
+
+        The decisions are read now. The function reads their batches, without a lock.
+        """
+        self.all()
+        decided = [
+            (decision.spans[tp].last, clog, decision)
+            for clog, decision in self.decisions()
+            if decision.commit and tp in decision.spans
+            and decision.spans[tp].topic_id == topic_id
+        ]  # fmt: skip
+
+        def above(offset: int) -> list[CarriedBatches]:
+            return [
+                part
+                for last, clog, decision in decided
+                if last >= offset
+                for part in clog.carried(decision, tp)
+            ]
+
+        return above
 
     def _known(self) -> list[TransactionLog]:
         with self._lock:

@@ -60,10 +60,11 @@ from eoslog.coordinator.transactions.state import (
 from eoslog.errors import CorruptRecord
 from eoslog.model import TopicPartition
 from eoslog.storage.format.serde import Reader, Writer
+from eoslog.storage.segment.carried_batches import CarriedBatches
 
 TAG_PREVIOUS_ID, TAG_NEXT_ID, TAG_CLIENT_VERSION = 0, 1, 2
 TAG_SPANS, TAG_OWNER, TAG_MARKERS, TAG_DECIDED, TAG_LAST_EPOCH, TAG_OPENED = range(10000, 10006)
-TAG_UNDECIDED = 10006
+TAG_UNDECIDED, TAG_CARRIED = 10006, 10007
 _HEAD, _TIMES = struct.Struct(">hqhib"), struct.Struct(">qq")
 _OWNER, _DECIDED = struct.Struct(">iQ"), struct.Struct(">qh?b")
 _UNDECIDED = struct.Struct(">bi")
@@ -162,6 +163,25 @@ def decode_value(transactional_id: str, data: bytes, offset: int = -1) -> Transa
         offset=offset,
     )  # fmt: skip
     return _as_ours(metadata) if state.preparing and metadata.decided is None else metadata
+
+
+def decode_carried(data: bytes) -> dict[tuple[TopicPartition, bytes], CarriedBatches]:
+    """Return the batches that a value carries, by partition and topic id."""
+    reader = Reader(data)
+    reader.unpack(_HEAD)
+    for _ in range(reader.compact_array()):
+        reader.compact_string()
+        for _ in range(reader.compact_array()):
+            reader.i32()
+        reader.tagged()
+    reader.unpack(_TIMES)
+    tags, carried = reader.tagged(), {}
+    rows = Reader(tags.get(TAG_CARRIED, b"\1"))
+    for _ in range(rows.compact_array()):
+        topic, topic_id = rows.compact_string(), rows.uuid()
+        tp = TopicPartition(topic, rows.i32())
+        carried[tp, topic_id] = CarriedBatches(rows.i64(), rows.compact_bytes())
+    return carried
 
 
 def _decode_owner(data: bytes | None) -> tuple[int, int] | None:

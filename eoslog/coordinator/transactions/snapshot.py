@@ -199,7 +199,7 @@ def settled(
     before = [decision for _, decision in logs.decisions()]
     candidates = set(map(id, before))
     ends, found = _ends(host, logs, set().union(*(d.spans for d in before)))
-    durable = {tp: log.high_watermark for tp, log in found.items()}
+    durable = {tp: log.flushed_end for tp, log in found.items()}
     ids = {tp: log.topic_id for tp, log in found.items()}
     known = [(clog, d, _present(d.spans, ids)) for clog, d in logs.decisions()]
     cut = closed_cut(ends, (spans for _, d, spans in known if d.commit))

@@ -16,6 +16,7 @@ derived files, and then publishes the log end.
 | missing, stale or premature index entries | rebuilds the index from the scanned batches |
 | a torn producer snapshot | detects it by CRC, deletes it, and loads the next older one |
 | unflushed, intact bytes | flushes them before they are published |
+| batches that only a decision carries | writes them at the end of the log (protocol.md, Carry) |
 
 After an unclean end, batches are verified by their CRCs. After a clean close, the headers of the
 last segment must agree with its seal and snapshot; otherwise the CRCs are verified too. Published
@@ -35,6 +36,7 @@ from typing import NamedTuple
 
 from eoslog import _core
 from eoslog.errors import CorruptRecord, EoslogError, LockTimeout, StorageError
+from eoslog.model import TRANSACTION_STATE_TOPIC
 from eoslog.shown_paths import get_logger
 from eoslog.storage.directory.last_run import LastSession
 from eoslog.storage.directory.processes import lock_text
@@ -53,6 +55,12 @@ from eoslog.storage.log.torn_tails import (
     refuse_lost_markers,
 )
 from eoslog.storage.segment import seals
+from eoslog.storage.segment.carried_batches import (
+    CarriedAbove,
+    missing_bytes,
+    nothing_carried,
+    write_missing,
+)
 from eoslog.storage.segment.producer_snapshots import (
     agrees_with_snapshot,
     drop_stray_snapshots,
@@ -98,7 +106,11 @@ class Recovery(NamedTuple):
 
 
 def open_partition(
-    log: PartitionLog, last: LastSession, *, producer_expiration_ms: int = FOR_EVER
+    log: PartitionLog,
+    last: LastSession,
+    *,
+    producer_expiration_ms: int = FOR_EVER,
+    carried: CarriedAbove = nothing_carried,
 ) -> bool:
     """Recover the partition unless this session has done so, and start this process's fold.
 
@@ -106,6 +118,7 @@ def open_partition(
         log: the partition, not in use yet.
         last: how the last session ended.
         producer_expiration_ms: producers that were inactive for this long expire.
+        carried: the batches that decisions of earlier sessions carry.
 
     Returns:
         Whether this call recovered the partition, so that open transactions must be looked up.
@@ -120,12 +133,12 @@ def open_partition(
     with files.naming(log.path):
         if log.core.session != log.session.control.session:
             if log.session.private:
-                log_start = scan_for_reader(log, last, files.names(log.path))
+                log_start = scan_for_reader(log, last, files.names(log.path), carried)
                 log.core.publish_recovered(log.topic_id, log_start, log.core.next_offset)
             elif log.session.read_only:
                 _read_apart(log, last)
             else:
-                recovered, start = _recover(log, last, producer_expiration_ms)
+                recovered, start = _recover(log, last, producer_expiration_ms, carried)
         if not log.session.read_only:
             log.writer_files.restart_fold(start)
     return recovered
@@ -165,7 +178,7 @@ def _read_apart(log: PartitionLog, last: LastSession) -> None:
 
 
 def _recover(
-    log: PartitionLog, last: LastSession, producer_expiration_ms: int
+    log: PartitionLog, last: LastSession, producer_expiration_ms: int, carried: CarriedAbove
 ) -> tuple[bool, FoldStart | None]:
     """Recover under the append lock; (whether this call did it, start of the fold if known)."""
     if log.core.lock_for_recovery(LOCK_TIMEOUT_S) != AppendStatus.APPENDED:
@@ -191,7 +204,7 @@ def _recover(
         horizon_ms = int(now_s * 1000) - producer_expiration_ms
         limit_s = horizon_ms / 1000
         below = written_before(log.path, 1 << 62, limit_s, listed[LOG]) if horizon_ms > 0 else 0
-        done = recover_for_writer(log, last, standing)
+        done = recover_for_writer(log, last, standing, carried)
         # The scan may have created or removed files.
         found = standing if done.settled else files.names(log.path)
         if not done.settled:
@@ -214,8 +227,9 @@ def _recover(
 
 
 def scan_for_reader(
-    log: PartitionLog, last: LastSession, names: list[str], *, distrust: bool = False
-) -> int:
+    log: PartitionLog, last: LastSession, names: list[str],
+    carried: CarriedAbove = nothing_carried, *, distrust: bool = False,
+) -> int:  # fmt: skip
     """Fold the segments from the newest snapshot on. Returns the log start.
 
     Changes no file: the indexes computed from the batches are used from memory.
@@ -224,7 +238,11 @@ def scan_for_reader(
         log: the partition.
         last: how the last session ended.
         names: the names in the partition's directory.
+        carried: the batches that decisions of earlier sessions carry.
         distrust: verify CRCs even after a clean close.
+
+    Raises:
+        StorageError: if the log lacks batches that a decision carries.
     """
     core, path = log.core, log.path
     bases = _bases(path, names)
@@ -248,7 +266,7 @@ def scan_for_reader(
                 seal = _identify(log, base, fd, last)
             scan = scan_open_segment(core, base, where, fd, verify=verify)
             if not (verify or later or _agrees(log, scan, seal)):
-                return scan_for_reader(log, last, names, distrust=True)
+                return scan_for_reader(log, last, names, carried, distrust=True)
             refuse_gap(log.context, scan, before, active=not later)
             if scan.fault is not None:
                 check_tail(log.context, scan, later, last)
@@ -264,12 +282,20 @@ def scan_for_reader(
         if scan.fault is not None:
             break
         before = scan
+    if _carried_from(log, carried):
+        raise StorageError(
+            f"{log.name}: records from offset {core.next_offset} on are only in "
+            f"{TRANSACTION_STATE_TOPIC} since a power loss; open the log for writing once, which "
+            "writes them into the partition",
+            path=path,
+        )
     return _checked_start(log, log_start, last)
 
 
 def recover_for_writer(
-    log: PartitionLog, last: LastSession, names: list[str], *, distrust: bool = False
-) -> Recovery:
+    log: PartitionLog, last: LastSession, names: list[str],
+    carried: CarriedAbove = nothing_carried, *, distrust: bool = False,
+) -> Recovery:  # fmt: skip
     """Fold the segments from the newest snapshot on, and repair them. Arguments: `scan_for_reader`.
 
     Verifies the segments that the last session may not have flushed, truncates a torn tail, and
@@ -282,9 +308,10 @@ def recover_for_writer(
     log_start = _log_start(log, bases, last)
     verify_from, todo, producers = _load_snapshot(log, bases, last, delete_bad=True)
     settled = len(todo) == 1 and _has_its_files(path, todo[0], names, only=len(bases) == 1)
-    seal, before = None, None
+    seal, before, ended = None, None, (todo[0], 0)
     for i, base in enumerate(todo):
         if i and lost_before(log.context, base, last):
+            _carried_from(log, carried)  # raises before anything is changed
             _drop_segments(path, todo[i:])
             break
         if i:
@@ -301,9 +328,10 @@ def recover_for_writer(
                 seal = _identify(log, base, fds[0], last)
             scan = scan_open_segment(core, base, where, fds[0], verify=verify)
             if not (verify or later or _agrees(log, scan, seal)):
-                return recover_for_writer(log, last, names, distrust=True)
+                return recover_for_writer(log, last, names, carried, distrust=True)
             refuse_gap(log.context, scan, before, active=not later)
             if scan.fault is not None:
+                _carried_from(log, carried)  # raises before anything is changed
                 check_tail(log.context, scan, later, last)
             elif later:
                 scan.times += core.final_time_entry()
@@ -326,11 +354,29 @@ def recover_for_writer(
             core.use_segment(base, -1)
             for fd in fds:
                 files.close(fd)
+        ended = base, scan.position
         if scan.fault is not None:
             _drop_segments(path, later)
             break
         before = scan
+    missing = _carried_from(log, carried)
+    if missing:
+        logger.info(
+            "%s: writing %d carried bytes at offset %d", path, len(missing), core.next_offset
+        )
+        write_missing(path, *ended, missing)
+        return recover_for_writer(log, last, files.names(path), carried)
     return Recovery(_checked_start(log, log_start, last), todo[0], producers, settled)
+
+
+def _carried_from(log: PartitionLog, carried: CarriedAbove) -> bytes:
+    """Return the carried batches that are not in the log, which ends where the fold is.
+
+    Raises:
+        CorruptRecord: if they do not continue the log.
+    """
+    end = log.core.next_offset
+    return missing_bytes(log.path, end, carried(end))
 
 
 def _bases(path: str, names: list[str]) -> list[int]:

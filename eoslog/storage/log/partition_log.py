@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from eoslog import _core
 from eoslog.descriptions import ProducerDescription
-from eoslog.errors import ErrorCode, IllegalState, LockTimeout, RecordTooLarge
+from eoslog.errors import EoslogError, ErrorCode, IllegalState, LockTimeout, RecordTooLarge
 from eoslog.model import AppendOrigin, AppendResult
 from eoslog.storage.directory.cleaner_lock import CleanerLock
 from eoslog.storage.directory.session import Session
@@ -34,6 +34,7 @@ from eoslog.storage.log.settings import LogSettings
 from eoslog.storage.log.validator import conforming, demands
 from eoslog.storage.log.waiter import wait_any
 from eoslog.storage.segment import leader_epochs, seals
+from eoslog.storage.segment.carried_batches import CarriedBatches
 from eoslog.storage.segment.producer_snapshots import write_snapshot
 from eoslog.storage.segment.replacement import finish_renames
 from eoslog.storage.segment.segment import Segment
@@ -172,9 +173,16 @@ class PartitionLog:
         return self.core.durable_end
 
     @property
-    def high_watermark(self) -> int:
+    def flushed_end(self) -> int:
         """The durable end, or the log end in an "os" directory."""
         return self.core.durable_end if self.strict else self.core.log_end
+
+    @property
+    def high_watermark(self) -> int:
+        """The end of what a power loss leaves: of the flushed records, and of those that a durable
+        decision carries. In an "os" directory the log end.
+        """
+        return self.core.covered_end if self.strict else self.core.log_end
 
     @property
     def last_stable_offset(self) -> int:
@@ -310,6 +318,32 @@ class PartitionLog:
     def sync(self) -> None:
         """Flush everything published, also in an "os" directory: for a clean close."""
         self.flusher.sync()
+
+    def carry(self, end: int, most: int) -> CarriedBatches | None:
+        """Return the batches between the high watermark and `end`, for a decision to carry.
+
+        Returns:
+            None if they must be flushed instead: they are larger than `most` bytes or cannot be
+            read, or the partition is poisoned.
+        """
+        first = self.high_watermark
+        if self.core.poisoned:
+            return None
+        try:
+            parts = self.reader.read(first, end, most)
+        except EoslogError:
+            return None  # the flush meets the error again, and reports it
+        data = b"".join(bytes(part.data) for part in parts)
+        whole = parts and parts[0].base_offset == first and parts[-1].next_offset == end
+        if not whole or len(data) > most:
+            return None
+        # After a failed writeback, the kernel may have dropped what was written.
+        intact = all(batch.valid for batch in _core.iter_batches(data))
+        return CarriedBatches(first, data) if intact else None
+
+    def count_carried(self, end: int) -> None:
+        """Raise the high watermark to `end`: a durable decision carries what is not flushed."""
+        self.core.publish_carried(end)
 
     def segment(self, base: int) -> Segment:
         """Return the segment with this base offset."""
