@@ -84,6 +84,10 @@ class FakeLog:
         return self.log_end if self.visible is None else self.visible
 
     @property
+    def flushed_end(self) -> int:
+        return self.high_watermark
+
+    @property
     def last_stable_offset(self) -> int:
         return min([self.high_watermark, *self._open.values()])
 

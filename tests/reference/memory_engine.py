@@ -76,6 +76,13 @@ class MemoryLog:
         return self.model.stable_end
 
     @property
+    def flushed_end(self) -> int:
+        return self.high_watermark
+
+    def carry(self, end: int, most: int) -> None:
+        """Nothing is carried: a commit flushes."""
+
+    @property
     def high_watermark(self) -> int:
         return self.durable_end if self.directory.durability == "strict" else self.log_end
 

@@ -315,9 +315,9 @@ class MarkerDriver:
                 expected=f"offsets up to {span.last}",
                 found=f"log end {log.log_end}",
             )
-        if last > span.last and log.high_watermark <= last:
-            # A late batch of the producer came after the flush: it must be durable before its
-            # commit marker.
+        if log.high_watermark <= last:
+            # A late batch of the producer came after the decision. Or the decision carries the
+            # data, and the process that decided died before it could raise the high watermark.
             log.flush(last + 1)
 
     def _complete(
