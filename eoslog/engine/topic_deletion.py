@@ -106,6 +106,7 @@ class Deletion:
         files.failpoint("topic.forgotten")
         for partition in info.partitions.values():
             remove_partition(self._session.path, info.name, partition.partition, info.topic_id)
+        files.fsync_dir(self._session.path)  # after a power loss, no directory is there again
 
     def _forget(self, info: TopicInfo) -> None:
         if info.name not in self._metadata.topics:
