@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 from eoslog._util.argument_types import explained
 from eoslog._util.arguments import as_path
 from eoslog.admin import repair as log_repair
-from eoslog.coordinator.transactions.records import decode_key, decode_value
+from eoslog.coordinator.transactions.records import decode_carried, decode_key, decode_value
 from eoslog.errors import EoslogError
-from eoslog.model import TRANSACTION_STATE_TOPIC
+from eoslog.model import TRANSACTION_STATE_TOPIC, TopicPartition
 from eoslog.reports import CheckReport, RepairReport
 from eoslog.storage.broker.check import check_kafka
 from eoslog.storage.broker.repair import repair_as_kafka
-from eoslog.storage.check.checker import partition_directories
+from eoslog.storage.check.checker import partition_directories, recovery_points
 from eoslog.storage.check.truncation import batches_after
+from eoslog.storage.format import checkpoints
+from eoslog.storage.segment.carried_batches import CarriedBatches, end_of
 from eoslog.storage.segment.segment import LOG, offsets_in
 
 __all__ = ["check", "repair"]
@@ -100,9 +105,44 @@ def repair(path: str | os.PathLike[str], mode: str = "report") -> RepairReport:
         completes the repair.
     """
     place = os.path.abspath(os.fspath(path))
-    if mode == "as-kafka":
+    carried, decisions = _Carried(place), cache(lambda: _decisions(place))
+    if mode != "as-kafka":
+        return log_repair.repair(place, mode, decisions, carried)
+    if not carried.found:
         return repair_as_kafka(place)
-    return log_repair.repair(place, mode, cache(lambda: _decisions(place)))
+    log_repair.restore_carried(place, carried)
+    done = repair_as_kafka(place)
+    # A partition that is damaged below what decisions carry keeps the offsets.
+    more = log_repair.repair(place, "cut", decisions, carried)
+    return replace(
+        done, problems=[*done.problems, *more.problems], kept=[*done.kept, *more.kept],
+        bytes_cut=done.bytes_cut + more.bytes_cut,
+    )  # fmt: skip
+
+
+class _Carried:
+    """What decisions carry of the partitions of a directory that was not closed cleanly."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.found: dict[tuple[TopicPartition, bytes], list[CarriedBatches]] = {}
+        if checkpoints.was_clean_shutdown(path):
+            return
+        flushed = recovery_points(path)
+        for _, value in _transaction_records(path):
+            with contextlib.suppress(EoslogError):
+                for (tp, topic_id), part in decode_carried(value).items():
+                    if end_of([part]) > flushed.get((tp.topic, tp.partition), 0):
+                        self.found.setdefault((tp, topic_id), []).append(part)
+
+    def __call__(self, name: str) -> list[CarriedBatches]:
+        """What decisions carry of a partition, by the name of its folder."""
+        topic, _, number = name.rpartition("-")
+        tp = TopicPartition(topic, int(number))
+        if all(known != tp for known, _ in self.found):
+            return []
+        topic_id = checkpoints.read_partition_metadata(os.path.join(self._path, name))
+        return self.found.get((tp, topic_id or b""), [])
 
 
 def _decisions(path: str) -> dict[tuple[int, int], tuple[str, bool]]:
@@ -112,6 +152,18 @@ def _decisions(path: str) -> dict[tuple[int, int], tuple[str, bool]]:
     the decision was to commit.
     """
     found = {}
+    for transactional_id, value in _transaction_records(path):
+        try:
+            decided = decode_value(transactional_id, value).decided
+        except EoslogError:
+            continue
+        if decided is not None:
+            found[decided.key] = transactional_id, decided.commit
+    return found
+
+
+def _transaction_records(path: str) -> Iterator[tuple[str, bytes]]:
+    """Yield (transactional id, value) of `__transaction_state`, also after damage."""
     for name in partition_directories(path):
         if name.rpartition("-")[0] != TRANSACTION_STATE_TOPIC:
             continue
@@ -119,13 +171,7 @@ def _decisions(path: str) -> dict[tuple[int, int], tuple[str, bool]]:
         first = next(iter(offsets_in(place, LOG)), 0)
         for batch in batches_after(place, (first, -1, first)):
             for _, _, key, value, _ in () if batch.control else batch.records():
-                try:
+                with contextlib.suppress(EoslogError):
                     transactional_id = decode_key(key or b"")
-                    if transactional_id is None or value is None:
-                        continue
-                    decided = decode_value(transactional_id, value).decided
-                except EoslogError:
-                    continue
-                if decided is not None:
-                    found[decided.key] = transactional_id, decided.commit
-    return found
+                    if transactional_id is not None and value is not None:
+                        yield transactional_id, value

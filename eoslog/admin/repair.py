@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eoslog.errors import ConfigError, CorruptRecord, EoslogError
-from eoslog.model import INTERNAL_TOPICS
+from eoslog.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC
 from eoslog.reports import CheckReport, Damage, Problem, RepairReport, TornTransaction
 from eoslog.storage.broker.directory import read_kafka_directory
 from eoslog.storage.broker.repair import alone, index_interval_of
@@ -47,6 +47,12 @@ from eoslog.storage.directory.offset_jumps import gap_before, gaps_to
 from eoslog.storage.directory.session import CLEAN_SHUTDOWN_FILE
 from eoslog.storage.format import checkpoints
 from eoslog.storage.fs import files
+from eoslog.storage.segment.carried_batches import (
+    CarriedBatches,
+    end_of,
+    missing_bytes,
+    write_missing,
+)
 from eoslog.storage.segment.kept_copies import gap_at
 from eoslog.storage.segment.replacement import finish_renames, unfinished_swap
 from eoslog.storage.segment.segment import LOG, SEAL, file_name, offsets_in
@@ -58,12 +64,24 @@ _ROUNDS = 8
 """Kinds of faults that hide one another in a partition: damage, a missing segment, a lost end."""
 
 
-def repair(path: str, mode: str, decisions: skipping.Decisions) -> RepairReport:
+Carried = Callable[[str], Sequence[CarriedBatches]]
+"""Returns the batches that decisions carry of a partition, by the name of its folder."""
+
+
+def repair(path: str, mode: str, decisions: skipping.Decisions, carried: Carried) -> RepairReport:
     """See `eoslog.repair`; for every mode but "as-kafka"."""
     if mode not in ("report", "cut", "skip"):
         raise ConfigError(f"mode {mode!r}: expected 'report', 'cut', 'skip' or 'as-kafka'")
     with alone(path, read_only=mode == "report"):
-        return _Repair(path, mode, decisions).run()
+        return _Repair(path, mode, decisions, carried).run()
+
+
+def restore_carried(path: str, carried: Carried) -> None:
+    """Write into each partition of a closed directory what only decisions have of it."""
+    with alone(path):
+        run = _Repair(path, "cut", dict, carried)
+        for name in partition_directories(path):
+            run.restore(name, recovery_points(path))
 
 
 def fix_indexes(path: str, *, full: bool = False) -> CheckReport:
@@ -96,6 +114,7 @@ class _Repair:
     path: str
     mode: str
     decisions: skipping.Decisions
+    carried: Carried
     problems: list[Problem] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     torn: list[TornTransaction] = field(default_factory=list)
@@ -117,6 +136,8 @@ class _Repair:
         intervals = _intervals(path) if changes else {}
         for name in names:
             interval = intervals.get(name, index_interval_of({}))
+            if self.restore(name, points):
+                continue
             if self.mode == "skip":
                 self._skip(name, points, interval)
             else:
@@ -144,9 +165,51 @@ class _Repair:
         )  # fmt: skip
 
     def _walk(self, name: str, points: Mapping[tuple[str, int], int]) -> Walk:
-        walk = Walk(os.path.join(self.path, name), _END, True, points)
+        durable = end_of(self.carried(name))
+        walk = Walk(os.path.join(self.path, name), _END, True, points, durable=durable)
         walk.run()
         return walk
+
+    def restore(self, name: str, points: Mapping[tuple[str, int], int]) -> bool:
+        """Write what only decisions have of a partition, as the next opening would.
+
+        Returns:
+            Whether that is all that there is to say about the partition; in mode "report" only.
+        """
+        if not self.carried(name):
+            return False
+        self._finish_swap(name)
+        return self._restore(self._walk(name, points)) and self.mode == "report"
+
+    def _restore(self, walk: Walk) -> bool:
+        """Do the work of `restore`; whether the partition lacks batches that decisions carry."""
+        carried = self.carried(os.path.basename(walk.path))
+        place = walk.bad or walk.short
+        if place is None:
+            return False
+        base, position, end = place
+        try:
+            missing = missing_bytes(walk.path, end, carried)
+        except CorruptRecord:
+            return False  # the damage begins below them
+        if not missing:
+            return False
+        lacks = f"offsets {end} to {end_of(carried) - 1} are only in {TRANSACTION_STATE_TOPIC}"
+        log = os.path.join(walk.path, file_name(base, LOG))
+        if self.mode == "report":
+            text = "since a power loss; the next opening for writing puts them here"
+            self.problems.append(Problem(log, position, f"{lacks} {text}"))
+            return True
+        self.problems.append(Problem(log, position, f"{lacks}, and are written here"))
+        self.kept += keep_what_goes(walk.path, place, self.now_ms)
+        self.kept += cut_at(walk.path, base, position, end, self.now_ms)
+        write_missing(walk.path, base, position, missing)
+        return True
+
+    def _flushed(self, walk: Walk, points: Mapping[tuple[str, int], int]) -> int:
+        """The offset up to which a partition is known to have reached."""
+        carried = self.carried(os.path.basename(walk.path))
+        return max(points.get(walk.key, 0), end_of(carried))
 
     def _finish_swap(self, name: str) -> None:
         place = os.path.join(self.path, name)
@@ -167,7 +230,7 @@ class _Repair:
             return [], []
         try:
             found = find(
-                walk.path, points.get(walk.key, 0), gaps_to(self.path, walk.key), walk.cleaned
+                walk.path, self._flushed(walk, points), gaps_to(self.path, walk.key), walk.cleaned
             )
         except CorruptRecord as error:
             if self.mode == "skip":
@@ -223,7 +286,7 @@ class _Repair:
             if name == METADATA:
                 kept, told = keep_producer_ids(self.path, bad)
             else:
-                kept, told = keep_offsets(walk.path, bad, points.get(walk.key, 0))
+                kept, told = keep_offsets(walk.path, bad, self._flushed(walk, points))
             self.problems += told
             self.kept += cut_at(walk.path, kept[0], kept[1], bad[2], self.now_ms)
         self._fill(walk, gaps, interval)
@@ -258,7 +321,9 @@ class _Repair:
                 self._report(walk, found, copies)
                 self._say(walk, found)
             elif walk.short is not None:
-                kept, told = keep_offsets(walk.path, walk.short, points.get(walk.key, 0))
+                if self._restore(walk):
+                    continue
+                kept, told = keep_offsets(walk.path, walk.short, self._flushed(walk, points))
                 self.problems += told
                 cut_at(walk.path, kept[0], kept[1], walk.short[2], self.now_ms)
                 self._fill(walk, self._stretches(walk, points)[0], interval)

@@ -168,7 +168,8 @@ def decode_value(transactional_id: str, data: bytes, offset: int = -1) -> Transa
 def decode_carried(data: bytes) -> dict[tuple[TopicPartition, bytes], CarriedBatches]:
     """Return the batches that a value carries, by partition and topic id."""
     reader = Reader(data)
-    reader.unpack(_HEAD)
+    if reader.unpack(_HEAD)[0] != 1:  # Kafka's older format has no tagged fields
+        return {}
     for _ in range(reader.compact_array()):
         reader.compact_string()
         for _ in range(reader.compact_array()):

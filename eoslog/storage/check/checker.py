@@ -166,8 +166,11 @@ class Walk:
         full: bool,
         points: Mapping[tuple[str, int], int],
         topic_id: bytes | None = None,
+        *,
+        durable: int = 0,
     ) -> None:
         self.path = path
+        self._durable = durable  # the log ends there or above, besides the recovery point
         self.end = end
         self.full = full
         self._points = points
@@ -247,6 +250,7 @@ class Walk:
         # A point is lower now if the topic was deleted and re-created.
         now = recovery_points(os.path.dirname(self.path))
         flushed = min(points.get(self.key, 0) for points in (self._points, now))
+        flushed = max(flushed, self._durable)
         if self.bad is None and expected < flushed:
             self.short = self._end(bases[-1] if bases else 0, expected)
             self._problem(

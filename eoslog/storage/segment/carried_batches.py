@@ -18,7 +18,9 @@ from eoslog.errors import CorruptRecord
 from eoslog.storage.fs import files
 from eoslog.storage.segment.segment import LOG, file_name
 
-__all__ = ["CarriedAbove", "CarriedBatches", "missing_bytes", "nothing_carried", "write_missing"]
+__all__ = [
+    "CarriedAbove", "CarriedBatches", "end_of", "missing_bytes", "nothing_carried", "write_missing",
+]  # fmt: skip
 
 
 class CarriedBatches(NamedTuple):
@@ -37,6 +39,12 @@ def nothing_carried(_: int) -> Sequence[CarriedBatches]:
     return ()
 
 
+def end_of(carried: Iterable[CarriedBatches]) -> int:
+    """Return the end offset of carried batches; 0 without any."""
+    ends = (_core.iter_batches(part.data)[-1].last_offset + 1 for part in carried)
+    return max(ends, default=0)
+
+
 def missing_bytes(name: str, end: int, carried: Iterable[CarriedBatches]) -> bytes:
     """Return the carried batches from a log's end on; empty if the log has them all.
 
@@ -50,11 +58,11 @@ def missing_bytes(name: str, end: int, carried: Iterable[CarriedBatches]) -> byt
     Raises:
         CorruptRecord: if they do not continue the log, which therefore lacks durable records.
     """
-    missing = bytearray()
+    missing, log_end = bytearray(), end
     for first, data in sorted(carried):
         if first > end:
             raise CorruptRecord(
-                f"{name}: the log ends at offset {end}, but it was durable up to offset {first}, "
+                f"{name}: the log ends at offset {log_end}, but it was durable up to {first}, "
                 "from which on a committed transaction carries batches. Nothing was changed; run "
                 "`eoslog repair`"
             )
@@ -63,7 +71,7 @@ def missing_bytes(name: str, end: int, carried: Iterable[CarriedBatches]) -> byt
                 continue
             if batch.base_offset != end or not batch.valid:
                 raise CorruptRecord(
-                    f"{name}: the log ends at offset {end}, inside a batch with offsets "
+                    f"{name}: the log ends at offset {log_end}, inside a batch with offsets "
                     f"{batch.base_offset} to {batch.last_offset} that a committed transaction "
                     "carries. Nothing was changed; run `eoslog repair`"
                 )
