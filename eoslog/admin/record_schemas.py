@@ -162,6 +162,10 @@ _TRANSACTION_RECORDS: dict[int, Layout] = {
             0: Field("previous_producer_id", "i64"), 1: Field("next_producer_id", "i64"),
             2: Field("client_transaction_version", "i16"),
             10006: Field("undecided", (Field("state", "state"), Field("timeout_ms", "i32"))),
+            10007: Field("carried", [[
+                Field("topic", "string"), Field("topic_id", "uuid"), Field("partition", "i32"),
+                Field("first_offset", "i64"), Field("batches", "bytes"),
+            ]]),
         },
     ),
 }  # fmt: skip

@@ -147,6 +147,7 @@ cdef int put_carried(ByteBuffer* buffer, carried) except -1:
             put_i64(&field, first)
             put_uvarint(&field, <uint64_t>PyBytes_GET_SIZE(data) + 1)
             put_raw(&field, PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data))
+            put_uvarint(&field, 0)          # no tagged fields
         put_uvarint(buffer, TAG_CARRIED)
         put_uvarint(buffer, field.size)
         put_raw(buffer, field.data, field.size)

@@ -182,6 +182,7 @@ def decode_carried(data: bytes) -> dict[tuple[TopicPartition, bytes], CarriedBat
         topic, topic_id = rows.compact_string(), rows.uuid()
         tp = TopicPartition(topic, rows.i32())
         carried[tp, topic_id] = CarriedBatches(rows.i64(), rows.compact_bytes())
+        rows.tagged()
     return carried
 
 
