@@ -50,6 +50,11 @@ def main() -> int:
         help="Which of those calls to fail: 0 to N - 1. [default: %(default)s]",
     )
     parser.add_argument(
+        "--commits",
+        action="store_true",
+        help="Lose the power inside commits, in processes that do little else.",
+    )
+    parser.add_argument(
         "--plant", help="Run with this planted bug, a name from planted.py. [default: none]"
     )
     parser.add_argument(
@@ -88,9 +93,12 @@ def main() -> int:
             seconds, args.seed, every=args.sweep, part=args.part, runs=args.runs, say=say
         )
     else:
+        plan = Plan(images=args.images)
+        if args.commits:
+            plan = Plan(images=args.images, commits=True, chores=0, halves=0)
         with planted(args.plant) if args.plant else contextlib.nullcontext():
             report = run(
-                seconds, args.seed, plan=Plan(images=args.images), runs=args.runs, say=say,
+                seconds, args.seed, plan=plan, runs=args.runs, say=say,
                 stop_at_first=args.plant is not None,
             )  # fmt: skip
     swept = f"{report.counts['fault points']} fault points, " if args.sweep is not None else ""

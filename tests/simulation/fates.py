@@ -42,13 +42,17 @@ class Fates:
         disk: makes a disk of an image.
         run: runs processes in a world.
         counts: crashes, power cuts, nested, looks.
+        inside_commits: choose moments at which a process commits.
     """
 
     def __init__(
         self, rng: Random, images: int, disk: Callable[[Image], Disk],
         run: Callable[[World, list[tuple[str, Callable[[], None]]]], None], counts: Counter[str],
+        *, inside_commits: bool = False,
     ) -> None:  # fmt: skip
         """Nothing is kept yet."""
+        self._inside_commits, self._left = inside_commits, images if inside_commits else 0
+        self._share = min(1.0, images / 1000)
         self._rng, self._disk, self._run, self._counts = rng, disk, run, counts
         # The lengths of runs differ widely: half of the moments are early.
         self._moments = Counter(
@@ -61,7 +65,10 @@ class Fates:
         """Keep images of the life that is about to begin."""
 
         def sample() -> None:
-            if world.steps in self._moments:
+            if self._left > 0 and model.committing and self._rng.random() < self._share:
+                self._left -= AT_ONCE
+                self.keep(world.disk, model)
+            elif not self._inside_commits and world.steps in self._moments:
                 model.chores.passes(world.now_ms)
                 self.keep(world.disk, model, AT_ONCE * self._moments[world.steps])
 

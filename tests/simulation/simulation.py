@@ -70,6 +70,7 @@ class Plan:
     halves: float = (
         0.3  # share of the seeds in which processes prepare transactions and decide them
     )
+    commits: bool = False  # processes mostly commit, and the power fails inside their commits
 
 
 class Run:
@@ -146,6 +147,7 @@ class Run:
         for client in clients:
             client.does_chores = self.chores
             client.prepares = self.halves
+            client.only_commits = self.plan.commits
 
         def killed(process: Process) -> None:
             self.report.counts["kills"] += 1
@@ -153,7 +155,7 @@ class Run:
         world.on_kill = killed
         fates = Fates(
             Random(f"{self.seed} {number} fates"), self.plan.images, self._disk, self._run,
-            self.report.counts,
+            self.report.counts, inside_commits=self.plan.commits,
         )  # fmt: skip
         fates.watch(world, self.model)
         self._run(world, [(client.name, client) for client in clients])

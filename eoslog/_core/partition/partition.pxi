@@ -440,6 +440,27 @@ cdef class Partition:
         wake_word(self.state.lane, EVERYBODY)
         end_round(self.state.slot)
 
+    def carry(self, int64_t first, int64_t end, int64_t most):
+        """Return the published batches [first, end) for a decision, as bytes. None if they are larger than `most`
+        bytes, or not where the last ones ended: then read them otherwise, and call `keep_carried`."""
+        take_mutex(&self.state)
+        try:
+            return carried_batches(&self.state, first, end, most)
+        finally:
+            pthread_mutex_unlock(&self.state.mutex)
+
+    def keep_carried(self, bytes data, int64_t first, int64_t end, int64_t base, int64_t position):
+        """Remember where in the segment `base` the batches `data` end, for the next `carry`. Returns whether they
+        are complete, with right CRCs."""
+        if size_of_batches(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), first, end) < 0:
+            return False
+        take_mutex(&self.state)
+        self.state.carried_to = end
+        self.state.carried_base = base
+        self.state.carried_position = position
+        pthread_mutex_unlock(&self.state.mutex)
+        return True
+
     def publish_carried(self, int64_t end):
         """Raise the carried end (never lower it). The marker that is appended next wakes the readers."""
         self.control.check()

@@ -102,6 +102,7 @@ cdef struct PartitionState:
     const char* prepared_paths  # three NUL-ended names; Partition.next_paths keeps the memory
     int64_t writeback_bytes     # appended bytes after which a writeback starts; 0: left to the kernel
     int64_t writeback_segment, writeback_at
+    int64_t carried_to, carried_base, carried_position   # end of the batches that were carried last
     int64_t segment_size_max, segment_ms, index_interval, index_entries_max, time_entries_max
     int32_t leader_epoch
 

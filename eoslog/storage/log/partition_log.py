@@ -326,20 +326,22 @@ class PartitionLog:
             None if they must be flushed instead: they are larger than `most` bytes or cannot be
             read, or the partition is poisoned.
         """
-        first = self.high_watermark
-        if self.core.poisoned:
+        core, first = self.core, self.core.covered_end
+        if core.poisoned:
             return None
-        try:
-            parts = self.reader.read(first, end, most)
-        except EoslogError:
-            return None  # the flush meets the error again, and reports it
-        data = b"".join(bytes(part.data) for part in parts)
-        whole = parts and parts[0].base_offset == first and parts[-1].next_offset == end
-        if not whole or len(data) > most:
-            return None
-        # After a failed writeback, the kernel may have dropped what was written.
-        intact = all(batch.valid for batch in _core.iter_batches(data))
-        return CarriedBatches(first, data) if intact else None
+        data = core.carry(first, end, most)
+        if data is None:
+            try:
+                parts = self.reader.read(first, end, most)
+            except EoslogError:
+                return None  # the flush meets the error again, and reports it
+            data = b"".join(bytes(part.data) for part in parts)
+            if not parts or len(data) > most:
+                return None
+            place = parts[-1].segment_base, parts[-1].position + len(parts[-1].data)
+            if not core.keep_carried(data, first, end, *place):
+                return None
+        return _new(CarriedBatches, (first, data))
 
     def count_carried(self, end: int) -> None:
         """Raise the high watermark to `end`: a durable decision carries what is not flushed."""

@@ -66,6 +66,7 @@ class Model:
         default_factory=dict
     )  # ... of a group with one owner, acknowledged last
     events: int = 0
+    committing: int = 0  # processes that are inside commit_transaction
     topics: set[str] = field(default_factory=set)
     cleaned: bool = False  # a compaction has run: offsets may have gaps in compacted topics
     chores: Promises = field(default_factory=Promises)

@@ -63,6 +63,7 @@ class Client(Chores, Halves):
         self.reopens = True
         self.does_chores = False
         self.prepares = False
+        self.only_commits = False
         self.options: dict[str, object] = {}
         self.log: eoslog.Log | None = None
         self.plain: Producer | None = None
@@ -82,6 +83,8 @@ class Client(Chores, Halves):
             ]  # fmt: skip
         if self.prepares:
             choices += [self.prepare] * 4 + [self.decide] * 3
+        if self.only_commits:
+            choices = [self.transact] * 6 + [self.produce, self.background, self.look]
         for _ in range(self.operations):
             try:
                 self.rng.choice(choices)()
@@ -214,6 +217,7 @@ class Client(Chores, Halves):
 
     def _commit(self, producer: Producer, txn: Txn, name: str) -> None:
         txn.outcome = "unknown"
+        self.model.committing += 1
         try:
             producer.commit_transaction()
         except (ProducerFenced, InvalidProducerEpoch):
@@ -225,6 +229,8 @@ class Client(Chores, Halves):
             self.world.alive()
             self._give_up(name)  # unknown: the next instance tells
             raise
+        finally:
+            self.model.committing -= 1
         self.world.alive()
         self.model.ended(txn, "committed")
 
