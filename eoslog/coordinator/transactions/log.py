@@ -31,6 +31,7 @@ from eoslog.model import AppendOrigin, TopicPartition
 from eoslog.storage.segment.carried_batches import CarriedAbove, CarriedBatches
 
 _COORDINATOR = AppendOrigin.COORDINATOR
+_Commits = dict[tuple[TopicPartition, bytes], list[tuple["TransactionLog", Decision]]]
 
 
 class TransactionLog:
@@ -331,6 +332,7 @@ class TransactionLogs:
         self._lock = threading.Lock()
         self._logs: dict[int, TransactionLog] = {}
         self._cuts = 0  # running snapshots
+        self._commits: _Commits | None = None  # of earlier sessions, by what they name
 
     @contextmanager
     def cutting(self) -> Iterator[None]:
@@ -419,21 +421,23 @@ class TransactionLogs:
     def carried(self, tp: TopicPartition, topic_id: bytes) -> CarriedAbove:
         """Return what decisions of earlier sessions carry of a partition, as a function.
 
-        The decisions are read now. The function reads their batches, without a lock.
+        The decisions are read at the first call, and their batches by the function, without a lock.
+        No decision of this session carries anything of a partition that nobody has recovered yet.
         """
-        self.all()
-        decided = [
-            (decision.spans[tp].last, clog, decision)
-            for clog, decision in self.decisions()
-            if decision.commit and tp in decision.spans
-            and decision.spans[tp].topic_id == topic_id
-        ]  # fmt: skip
+        if self._commits is None:
+            self.all()
+            commits: _Commits = {}
+            for clog, decision in self.decisions():
+                for named, span in decision.spans.items() if decision.commit else ():
+                    commits.setdefault((named, span.topic_id), []).append((clog, decision))
+            self._commits = commits
+        decided = self._commits.get((tp, topic_id), ())
 
         def above(offset: int) -> list[CarriedBatches]:
             return [
                 part
-                for last, clog, decision in decided
-                if last >= offset
+                for clog, decision in decided
+                if decision.spans[tp].last >= offset
                 for part in clog.carried(decision, tp)
             ]
 
