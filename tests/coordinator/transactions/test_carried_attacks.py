@@ -89,7 +89,7 @@ def test_a_roll_inside_a_slice_with_a_lost_head_is_written_again(tmp_path: Path)
         for _ in range(3):
             world = RealWorld(path)
             assert world.values(A0) == [b"1" * 100, b"2"]
-            writer = Writer(world, "t")
+            Writer(world, "t")
             world.close()
 
 
