@@ -22,10 +22,10 @@ decided. So the transactions of a name commit in the order of their records in P
 committed record of a name is its position.
 
 This holds after a crash. A record is in P before its transaction is decided, and a decision to
-commit flushes P first. A power loss removes the end of P: no committed record is in it, because
-those are durable. It may remove markers. Recovery, and step 3, write the markers of decided
-transactions again, before another transaction can set the name. If a marker was lost, so was every
-record after it, so no later transaction with the name has committed.
+commit carries or flushes all of P up to there. A power loss removes the end of P: no committed
+record is in it, because those are durable. It may remove markers. Recovery, and step 3, write the
+markers of decided transactions again, before another transaction can set the name. If a marker was
+lost, so was every record after it, so no later transaction with the name has committed.
 
 A fenced producer fails at step 1, or at step 5 because C has changed.
 

@@ -5,6 +5,7 @@ Source: KIP-664; Kafka `TransactionStateManager`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,7 @@ from eoslog.coordinator.transactions.state import TransactionMetadata, Transacti
 from eoslog.coordinator.transactions.validation import check_id
 from eoslog.descriptions import TransactionDescription
 from eoslog.error_codes import ErrorCode
-from eoslog.errors import KafkaError, TransactionalIdNotFound
+from eoslog.errors import EoslogError, KafkaError, TransactionalIdNotFound
 
 _TOMBSTONES_AT_ONCE = 1000
 """The most tombstones in one batch, so that it stays far below the limits of a batch."""
@@ -157,7 +158,9 @@ class TransactionAdmin:
         self._ends += 1
         if self._ends >= _ENDS_BETWEEN_PRUNES:
             self._ends = 0
-            self.prune()
+            # The transaction that has just ended is decided, whatever is wrong elsewhere.
+            with contextlib.suppress(EoslogError):
+                self.prune()
 
     def prune(self) -> int:
         """Drop decisions that no marker or snapshot needs; return how many."""

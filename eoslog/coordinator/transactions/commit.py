@@ -161,10 +161,10 @@ class Endings:
                 ) from error
             raise
         failpoint("txn.decided")
-        for part in carried:
-            part.log.count_carried(part.end)
-        failpoint("txn.counted")
         try:
+            for part in carried:
+                part.log.count_carried(part.end)
+            failpoint("txn.counted")
             return self._driver.drive(clog, decided.key)
         except EoslogError:
             return False  # the decision stands, and the next driver completes it

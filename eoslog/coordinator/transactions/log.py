@@ -422,7 +422,7 @@ class TransactionLogs:
         """Return what decisions of earlier sessions carry of a partition, as a function.
 
         The decisions are read at the first call, and their batches by the function, without a lock.
-        No decision of this session carries anything of a partition that nobody has recovered yet.
+        No decision of this session carries anything of a partition that is not recovered yet.
         """
         if self._commits is None:
             self.all()

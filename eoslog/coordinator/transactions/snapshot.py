@@ -100,9 +100,9 @@ def _ends(
     host: TransactionHost,
     logs: TransactionLogs,
     partitions: Iterable[TopicPartition],
-    needed: Callable[[TopicPartition], bool] | None = None,
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, HostLog]]:
-    """Return the last stable offsets and logs, after folding their decisions.
+    needed: Callable[[TopicPartition], bool],
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, HostLog], set[TopicPartition]]:
+    """Return the last stable offsets and logs, after folding their decisions, and what is left out.
 
     Another process may settle a decision, and the cleaner may remove it from C before this function
     reads C. In that case everything is read again. Decisions that were settled before the ends were
@@ -116,6 +116,7 @@ def _ends(
         # 3
         ends: dict[TopicPartition, int] = {}
         found: dict[TopicPartition, HostLog] = {}
+        left_out = set()
         for tp in wanted:
             try:
                 found[tp] = host.partition(tp.topic, tp.partition)
@@ -125,16 +126,17 @@ def _ends(
                 ends[tp] = 0
                 continue
             except (CorruptRecord, StorageError) as error:
-                if needed is None or needed(tp):
+                if needed(tp):
                     error.add_note(f"{tp} cannot be opened; snapshot(topics) can leave it out")
                     raise
+                left_out.add(tp)
                 continue
             ends[tp] = found[tp].last_stable_offset
             failpoint("snapshot.end_read")
         # 4: every decision that could have moved those ends was in C before.
         logs.all()
         if logs.cleaned_to() == cleaned:
-            return ends, found
+            return ends, found, left_out
 
 
 def snapshot(
@@ -174,7 +176,9 @@ def snapshot(
                 continue  # the transaction stays above the last stable offsets
     with logs.cutting():
         wanted = None if topics is None else set(topics)
-        ends, found = _ends(host, logs, partitions, lambda tp: wanted is None or tp.topic in wanted)
+        ends, found, _ = _ends(
+            host, logs, partitions, lambda tp: wanted is None or tp.topic in wanted
+        )
         # 5, 6
         ids = {tp: log.topic_id for tp, log in found.items()}
         cut = closed_cut(ends, (_present(d.spans, ids) for _, d in logs.decisions() if d.commit))
@@ -193,12 +197,14 @@ def settled(
 
     These are complete, have durable markers only, and are below a closed cut in every partition.
     Every later snapshot is at or above that cut, so it cannot split them. A snapshot that is
-    running now can, so `TransactionLogs.forget` keeps them until it ends.
+    running now can, so `TransactionLogs.forget` keeps them until it ends. A decision about a
+    partition that cannot be opened now stays.
     """
     logs.all()
     before = [decision for _, decision in logs.decisions()]
     candidates = set(map(id, before))
-    ends, found = _ends(host, logs, set().union(*(d.spans for d in before)))
+    named = set().union(*(d.spans for d in before))
+    ends, found, closed = _ends(host, logs, named, lambda _: False)
     durable = {tp: log.flushed_end for tp, log in found.items()}
     ids = {tp: log.topic_id for tp, log in found.items()}
     known = [(clog, d, _present(d.spans, ids)) for clog, d in logs.decisions()]
@@ -217,7 +223,7 @@ def settled(
     return [
         (clog, d.decided.key)
         for clog, d, spans in known
-        if d.complete and id(d) in candidates and done(d, spans)
+        if d.complete and id(d) in candidates and closed.isdisjoint(d.spans) and done(d, spans)
     ]
 
 

@@ -41,6 +41,8 @@ from eoslog.storage.segment.segment import Segment
 
 _NO_LIMIT = 1 << 30  # bytes
 _REPEATS = range(MAX_REPEATS)
+_CARRIED_BYTES = 256 << 10
+"""Bytes that decisions carry between two flushes; the decisions are kept until the second one."""
 _WRITEBACK_BYTES = 1 << 20
 """Unflushed bytes after which the disk begins to write, while the producer encodes more."""
 _CLIENT, _APPENDED = AppendOrigin.CLIENT, int(AppendStatus.APPENDED)  # bound once: hot path
@@ -120,6 +122,7 @@ class PartitionLog:
         self.flusher = LogFlusher(context, self.segments, self.reader, fd, at + 1)
         self.writer_files = WriterFiles(context, self.segments, self.flusher, self.cleaner_lock)
         self._closed = False
+        self._carried_since, self._carried = -1, 0
 
     @functools.cached_property
     def leader_epochs(self) -> _core.LeaderEpochs:
@@ -323,11 +326,14 @@ class PartitionLog:
         """Return the batches between the high watermark and `end`, for a decision to carry.
 
         Returns:
-            None if they must be flushed instead: they are larger than `most` bytes or cannot be
-            read, or the partition is poisoned.
+            None if they must be flushed instead: they are larger than `most` bytes, too much was
+            carried since the last flush, the partition is poisoned, or they cannot be read.
         """
-        core, first = self.core, self.core.covered_end
-        if core.poisoned:
+        core, first, durable = self.core, self.core.covered_end, self.core.durable_end
+        if durable != self._carried_since:
+            self._carried_since, self._carried = durable, 0
+        most = min(most, _CARRIED_BYTES - self._carried)
+        if core.poisoned or most <= 0:
             return None
         data = core.carry(first, end, most)
         if data is None:
@@ -341,6 +347,7 @@ class PartitionLog:
             place = parts[-1].segment_base, parts[-1].position + len(parts[-1].data)
             if not core.keep_carried(data, first, end, *place):
                 return None
+        self._carried += len(data)
         return _new(CarriedBatches, (first, data))
 
     def count_carried(self, end: int) -> None:

@@ -86,13 +86,15 @@ def write_missing(directory: str, base: int, position: int, missing: bytes) -> N
     A crash leaves a torn tail, which the next recovery writes again.
 
     Args:
-        directory: the partition's folder.
+        directory: the partition's folder. Later segments were removed from it.
         base: base offset of the segment.
         position: the byte after its valid batches; what follows is replaced.
         missing: the batches.
 
     Durability: durable on return.
     """
+    # A power loss must not bring back a removed segment, whose offsets would overlap with these.
+    files.fsync_dir(directory)
     path = os.path.join(directory, file_name(base, LOG))
     files.own(path)
     fd = files.open_file(path)
