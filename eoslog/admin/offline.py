@@ -121,7 +121,7 @@ def repair(path: str | os.PathLike[str], mode: str = "report") -> RepairReport:
 
 
 class _Carried:
-    """What decisions carry of the partitions of a directory that was not closed cleanly."""
+    """What decisions carry in a directory that was not closed cleanly."""
 
     def __init__(self, path: str) -> None:
         self._path = path

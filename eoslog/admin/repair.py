@@ -182,7 +182,7 @@ class _Repair:
         return self._restore(self._walk(name, points)) and self.mode == "report"
 
     def _restore(self, walk: Walk) -> bool:
-        """Do the work of `restore`; whether the partition lacks batches that decisions carry."""
+        """Write what only decisions have; return whether there was any."""
         carried = self.carried(os.path.basename(walk.path))
         place = walk.bad or walk.short
         if place is None:
@@ -197,10 +197,12 @@ class _Repair:
         lacks = f"offsets {end} to {end_of(carried) - 1} are only in {TRANSACTION_STATE_TOPIC}"
         log = os.path.join(walk.path, file_name(base, LOG))
         if self.mode == "report":
-            text = "since a power loss; the next opening for writing puts them here"
+            text = "since a power loss; the next opening for writing adds them"
             self.problems.append(Problem(log, position, f"{lacks} {text}"))
             return True
-        self.problems.append(Problem(log, position, f"{lacks}, and are written here"))
+        self.problems.append(
+            Problem(log, position, f"{lacks}; they are written into the partition")
+        )
         self.kept += keep_what_goes(walk.path, place, self.now_ms)
         self.kept += cut_at(walk.path, base, position, end, self.now_ms)
         write_missing(walk.path, base, position, missing)

@@ -47,13 +47,13 @@ class HostLog(FoldedLog, Protocol):
 
     @property
     def flushed_end(self) -> int:
-        """The end of what the files keep in a power loss; the log end in an "os" directory."""
+        """The end of what the files keep in a power loss, or in "os" the log end."""
 
     def carry(self, end: int, most: int) -> CarriedBatches | None:
-        """The batches from the high watermark to `end`, for a decision to carry; None: flush."""
+        """The batches from the high watermark to `end`, for a decision; None: flush."""
 
     def count_carried(self, end: int) -> None:
-        """Raise the high watermark to `end`: a durable decision carries what is not flushed."""
+        """Raise the high watermark to `end`, because a decision carries the rest."""
 
     def wait(self, beyond: int, timeout: float, *, of: PublishedEnd = ...) -> bool:
         """Wait until a published end is beyond an offset; False after `timeout` seconds."""

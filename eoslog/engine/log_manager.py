@@ -158,7 +158,7 @@ class OpenPartitions:
         return log
 
     def _may_lack_batches(self, topic: str, slot: int) -> bool:
-        """Whether a partition may lack batches that a decision carries: it is not recovered yet."""
+        """Whether a partition may lack batches that a decision carries."""
         if self.last_run.clean or topic in (CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC):
             return False
         return self.session.private or self.session.control.published_ends((slot,))[0] < 0

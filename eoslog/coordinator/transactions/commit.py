@@ -142,7 +142,7 @@ class Endings:
         self, clog: TransactionLog, record: TransactionMetadata, offset: int,
         carried: Iterable[CarriedPart] = (),
     ) -> bool:  # fmt: skip
-        """Make an appended PREPARE_* and what it carries durable, then complete the transaction.
+        """Make an appended PREPARE_* durable, then complete the transaction.
 
         Returns:
             Whether the transaction is complete.

@@ -102,7 +102,9 @@ def _ends(
     partitions: Iterable[TopicPartition],
     needed: Callable[[TopicPartition], bool],
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, HostLog], set[TopicPartition]]:
-    """Return the last stable offsets and logs, after folding their decisions, and what is left out.
+    """Return last stable offsets, logs, and the partitions that are left out.
+
+    The decisions of the logs are folded after the offsets are read.
 
     Another process may settle a decision, and the cleaner may remove it from C before this function
     reads C. In that case everything is read again. Decisions that were settled before the ends were

@@ -370,7 +370,7 @@ def recover_for_writer(
 
 
 def _carried_from(log: PartitionLog, carried: CarriedAbove) -> bytes:
-    """Return the carried batches that are not in the log, which ends where the fold is.
+    """Return the carried batches that the log lacks; it ends where the fold is.
 
     Raises:
         CorruptRecord: if they do not continue the log.

@@ -182,8 +182,9 @@ class PartitionLog:
 
     @property
     def high_watermark(self) -> int:
-        """The end of what a power loss leaves: of the flushed records, and of those that a durable
-        decision carries. In an "os" directory the log end.
+        """The end of what a power loss leaves, or the log end in an "os" directory.
+
+        It is the end of the flushed records, or of those that a durable decision carries.
         """
         return self.core.covered_end if self.strict else self.core.log_end
 
@@ -323,7 +324,7 @@ class PartitionLog:
         self.flusher.sync()
 
     def carry(self, end: int, most: int) -> CarriedBatches | None:
-        """Return the batches between the high watermark and `end`, for a decision to carry.
+        """Return the batches from the high watermark to `end`, for a decision.
 
         Returns:
             None if they must be flushed instead: they are larger than `most` bytes, too much was
@@ -351,7 +352,7 @@ class PartitionLog:
         return _new(CarriedBatches, (first, data))
 
     def count_carried(self, end: int) -> None:
-        """Raise the high watermark to `end`: a durable decision carries what is not flushed."""
+        """Raise the high watermark to `end`, because a decision carries the rest."""
         self.core.publish_carried(end)
 
     def segment(self, base: int) -> Segment:

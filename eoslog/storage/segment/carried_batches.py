@@ -1,4 +1,4 @@
-"""Carried batches: what a durable decision has of a partition whose files may lack it.
+"""Carried batches: what a decision has of a partition whose files may lack it.
 
 A commit of few bytes does not flush its partitions. Its decision in `__transaction_state` carries
 their batches instead, from the end of what is durable to the end of the transaction. After a power

@@ -42,7 +42,7 @@ def lose(path: Path, tp: object, size: int, base: int = 0) -> None:
 
 
 def commits(world: RealWorld) -> None:
-    """A transaction that is carried, and another, whose decision flushes COMPLETE of the first."""
+    """Commit twice; the second decision flushes COMPLETE of the first."""
     writer = Writer(world, "t")
     writer.write(A0, b"1")
     writer.commit()
@@ -100,7 +100,7 @@ def test_a_roll_inside_a_slice_with_a_lost_head_is_written_again(tmp_path: Path)
 def test_a_log_that_is_closed_after_the_decision_does_not_fail_the_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread closes the log. Once decided, a commit is committed, fenced or unknown."""
+    """Another thread closes the log between decision and marker."""
     from eoslog.coordinator.transactions import commit
 
     world = make(tmp_path / "d")
@@ -114,7 +114,7 @@ def test_a_log_that_is_closed_after_the_decision_does_not_fail_the_commit(
 
 
 def test_a_recovery_that_is_killed_at_any_call_restores_all_the_same(tmp_path: Path) -> None:
-    """Also if the power goes again: what recovery wrote is lost, except what it had synced."""
+    """It also loses the power: of what recovery wrote, only the synced part stays."""
     import shutil
 
     make(tmp_path / "d").close()
@@ -162,8 +162,8 @@ def test_a_recovery_that_is_killed_at_any_call_restores_all_the_same(tmp_path: P
     assert nth < 39
 
 
-def test_a_torn_decision_is_no_decision(tmp_path: Path) -> None:
-    """C's last batch is torn at every 64th byte: the transaction is aborted everywhere."""
+def test_a_torn_decision_is_not_a_decision(tmp_path: Path) -> None:
+    """C's last batch is torn at each 64th byte: the transaction is aborted."""
     import shutil
 
     make(tmp_path / "d").close()
@@ -322,7 +322,7 @@ def test_a_slow_flush_does_not_keep_all_decisions(tmp_path: Path) -> None:
         world.close()
 
 
-def test_commits_go_on_while_a_partition_of_an_older_decision_does_not_open(tmp_path: Path) -> None:
+def test_commits_continue_while_a_partition_of_an_older_one_does_not_open(tmp_path: Path) -> None:
     make(tmp_path / "d").close()
 
     def work(world: RealWorld) -> None:
@@ -349,10 +349,10 @@ def test_commits_go_on_while_a_partition_of_an_older_decision_does_not_open(tmp_
         world.close()
 
 
-def test_a_power_loss_in_a_recovery_that_drops_a_segment_leaves_a_log_that_opens(
+def test_a_power_loss_in_a_recovery_that_drops_a_segment_is_recovered(
     tmp_path: Path,
 ) -> None:
-    """Recovery drops segment 1, and writes its batches into segment 0, which it syncs.
+    """Recovery drops segment 1, and writes its batches into segment 0.
 
     The removal of the names is not synced before that, so a power loss may undo it.
     """
@@ -370,7 +370,7 @@ def test_a_power_loss_in_a_recovery_that_drops_a_segment_leaves_a_log_that_opens
     second = [p for p in (tmp_path / "d/a-0").iterdir() if p.name.startswith(f"{1:020}")]
 
     def recovered(call: str, action: str, nth: int) -> tuple[bool, bool]:
-        """Recover until a call; whether segment 1 is there, and whether segment 0 has bytes."""
+        """Recover until a call; whether segment 1 exists, and segment 0 has bytes."""
         image_of(tmp_path / "d", tmp_path / "image")
         pid = os.fork()
         if pid == 0:
