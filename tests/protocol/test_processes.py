@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -138,13 +139,17 @@ def test_a_fork_at_every_lock_state_leaves_parent_and_child_usable(
 
 
 def digest(path: Path) -> Any:
-    """What a fresh process finds in t-0; an error of ours counts as an answer."""
+    """What a fresh process finds in t-0; an error of ours counts as an answer.
+
+    Recovery writes lost markers again, so the times of producers differ.
+    """
 
     def body(child: Child) -> None:
         try:
             with eoslog.open(path):
                 engine = Engine.open(path)
-                child.tell("state", repr(state(engine.partition("t", 0))))
+                found = repr(state(engine.partition("t", 0)))
+                child.tell("state", re.sub(r"last_timestamp=\d+", "last_timestamp", found))
                 engine.close()
         except EoslogError as error:
             child.tell("state", type(error).__name__)
