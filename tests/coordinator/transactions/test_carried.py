@@ -190,6 +190,23 @@ def test_a_failed_flush_after_a_commit_does_not_take_it_back(tmp_path: Path) -> 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
+    ("step", "end"), [("txn.prepared", 0), ("txn.decided", 0), ("txn.counted", 1)]
+)
+def test_carried_records_count_only_after_their_decision_is_durable(
+    tmp_path: Path, step: str, end: int
+) -> None:
+    world = late_world(tmp_path / "d")
+    try:
+        logs = [world.log(tp) for tp in PARTITIONS]
+        run_killed(world.path, step, 1, True)
+        assert [log.high_watermark for log in logs] == [2 * end] * 3
+        assert [log.flushed_end for log in logs] == [0] * 3
+    finally:
+        world.close()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
     ("step", "nth"),
     [("txn.prepared", 1), ("txn.decided", 1), ("txn.counted", 1), ("txn.marked", 1),
      ("txn.marked", 2), ("txn.marked", 3), ("txn.completed", 1)],
