@@ -25,6 +25,7 @@ from eoslog.storage.fs import files
 from eoslog.storage.log.loader import make_directory
 from eoslog.storage.log.retention import delete_records
 from eoslog.storage.segment import seals
+from eoslog.storage.segment.carried_batches import write_missing
 from eoslog.storage.segment.producer_snapshots import write_snapshot
 from eoslog.storage.segment.segment import SNAPSHOT, file_name
 from tests.storage.helpers import batch, opened
@@ -126,6 +127,14 @@ def test_appending_syncs_nothing_and_flushing_syncs_the_segment(tmp_path: Path) 
             log.flush()
         with syncs(0, 0):
             log.flush()
+
+
+def test_carried_batches_are_synced_where_recovery_writes_them(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        log.append(batch(1))
+        path, size = str(tmp_path / log.name), log.core.end_position
+    with syncs(1, 0):  # the segment
+        write_missing(path, 0, size, batch(1))
 
 
 def test_a_roll_syncs_the_files_of_the_next_segment(tmp_path: Path) -> None:

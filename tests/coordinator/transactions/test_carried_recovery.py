@@ -20,6 +20,7 @@ import pytest
 import eoslog
 from eoslog import TopicPartition, errors
 from eoslog.engine.engine import Engine
+from eoslog.storage.directory.session import CONTROL_FILE
 from eoslog.storage.fs import files
 from eoslog.storage.log.partition_log import PartitionLog
 from tests.coordinator.transactions.carried_images import (
@@ -275,20 +276,20 @@ def test_carried_records_are_restored_after_a_roll_was_lost(place: Path, lost: s
 
 
 def clean_decisions(path: Path) -> list[PartitionLog]:
-    """Commit often, and clean the coordinator's log while no partition is flushed."""
+    """Commit often, and clean the coordinator's log while nothing else is flushed."""
     log = eoslog.open(path)
     log.create_topic("t", config=LATE)
     producer = log.producer(transactional_id="x", linger_ms=0)
     producer.init_transactions()
+    engine = Engine.open(path)
+    (clog,) = engine.transaction_partitions()
     for number in range(30):
         producer.begin_transaction()
         producer.produce("t", value=str(number))
         producer.commit_transaction()
-    engine = Engine.open(path)
-    (clog,) = engine.transaction_partitions()
-    clog.flush()
-    for _ in range(2):
-        log.clean("__transaction_state", roll=True)
+        if number % 10 == 9:  # each time, earlier markers are below the high watermark
+            clog.flush()
+            log.clean("__transaction_state", roll=True)
     return [engine.partition("t", 0)]
 
 
@@ -371,17 +372,17 @@ def test_a_hole_below_the_carried_batches_is_reported_and_nothing_changes(
     first = next(iter(codec.iter_batches(part.data)))
     hole = part.data[: first.position + first.size + inside]
     with killed.image({"a-0": hole}) as image:
-        before = content(image / "a-0"), content(image)
+        (image / CONTROL_FILE).unlink()  # as in a copy: only the decision shows what was durable
         world = RealWorld(image)
         try:
             for _ in range(2):
                 with pytest.raises(errors.CorruptRecord):
                     world.log(A0)
+                assert (image / part.file).read_bytes() == hole
             assert world.values(A1) == A1_VALUES
-            assert (image / part.file).read_bytes() == hole
         finally:
             world.close()
-        assert (image / part.file).read_bytes() == hole, before[0].keys()
+        assert (image / part.file).read_bytes() == hole
 
 
 def test_a_private_reader_refuses_a_partition_that_lacks_carried_records(place: Path) -> None:
