@@ -17,14 +17,14 @@ import copy
 import gc
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 
 from tests.simulation.machine import seam
 from tests.simulation.machine.disk import Disk, Image
 from tests.simulation.machine.world import Faults, World
 from tests.simulation.oracles import oracle
-from tests.simulation.oracles.model import Model
+from tests.simulation.oracles.model import Model, Place
 
 AT_ONCE = 2
 """Images of one moment."""
@@ -42,18 +42,21 @@ class Fates:
         disk: makes a disk of an image.
         run: runs processes in a world.
         counts: crashes, power cuts, nested, looks.
+        watermarks: returns the high watermarks that the processes show now.
         inside_commits: choose moments at which a process commits.
     """
 
     def __init__(
         self, rng: Random, images: int, disk: Callable[[Image], Disk],
         run: Callable[[World, list[tuple[str, Callable[[], None]]]], None], counts: Counter[str],
+        watermarks: Callable[[], Mapping[Place, int]] = dict,
         *, inside_commits: bool = False,
     ) -> None:  # fmt: skip
         """Nothing is kept yet."""
         self._inside_commits, self._left = inside_commits, images if inside_commits else 0
         self._share = min(1.0, images / 1000)
         self._rng, self._disk, self._run, self._counts = rng, disk, run, counts
+        self._watermarks = watermarks
         # The lengths of runs differ widely: half of the moments are early.
         self._moments = Counter(
             rng.randrange(20, rng.choice((500, 1500))) for _ in range(images // AT_ONCE)
@@ -76,6 +79,7 @@ class Fates:
 
     def keep(self, disk: Disk, model: Model, images: int = AT_ONCE) -> None:
         """States in which a power cut at this moment may leave the disk."""
+        model.watermarks = {**model.watermarks, **self._watermarks()}
         for image in disk.power_cuts(self._rng, images):
             if self._is_new(image, model):
                 self._kept.append((image, copy.deepcopy(model)))

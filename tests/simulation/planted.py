@@ -19,7 +19,8 @@ from eoslog.storage.fs import files
 from eoslog.storage.log import flusher as log_flusher
 from eoslog.storage.log import loader as log_loader
 from eoslog.storage.log.flusher import LogFlusher
-from eoslog.storage.segment import seals
+from eoslog.storage.log.partition_log import PartitionLog
+from eoslog.storage.segment import carried_batches, seals
 from eoslog.storage.segment.derived import Derived
 from eoslog.storage.segment.segment import TXN_INDEX
 from tests.simulation.machine import seam
@@ -111,6 +112,7 @@ def _use_indexes_as_they_are(stack: contextlib.ExitStack) -> None:
 def _recover_without_sync(stack: contextlib.ExitStack) -> None:
     """Neither before it reads nor after it wrote again: one alone is all but enough."""
     _put(stack, log_loader, "_core", But(_core, os_sync=_nothing))
+    _put(stack, carried_batches, "_core", But(_core, os_sync=_nothing))
     _put(stack, log_loader.files, "forget_cached", lambda _fd: True)
 
 
@@ -153,6 +155,53 @@ def _note_after_the_decision(stack: contextlib.ExitStack) -> None:
     _put(stack, Endings, "end", apart)
 
 
+def _count_before_the_decision(stack: contextlib.ExitStack) -> None:
+    """Carried batches count as durable while the decision that carries them is not."""
+    carry = Endings.carry
+
+    def early(self: Endings, written: Any) -> Any:
+        parts = carry(self, written)
+        for part in parts or ():
+            part.log.count_carried(part.end)
+        return parts
+
+    _put(stack, Endings, "carry", early)
+
+
+def _carry_own_batches_only(stack: contextlib.ExitStack) -> None:
+    """A slice begins at its transaction, above records that nothing has made durable."""
+    spans, carry = Endings.spans, Endings.carry
+    firsts: dict[tuple[str, int], int] = {}
+
+    def remembered(self: Endings, *args: Any) -> Any:
+        found, written = spans(self, *args)
+        firsts.update(((tp.topic, tp.partition), span.first) for tp, span in found.items())
+        return found, written
+
+    def from_first(self: Endings, written: Any) -> Any:
+        parts = carry(self, written)
+        return parts and [
+            part._replace(batches=_beginning_at(firsts[part.log.topic, part.log.partition], part))
+            for part in parts
+        ]
+
+    _put(stack, Endings, "spans", remembered)
+    _put(stack, Endings, "carry", from_first)
+
+
+def _beginning_at(offset: int, part: Any) -> Any:
+    first, data = part.batches
+    kept = [b for b in _core.iter_batches(data) if b.base_offset >= offset]
+    if not kept or first >= offset:
+        return part.batches
+    return carried_batches.CarriedBatches(kept[0].base_offset, data[kept[0].position :])
+
+
+def _forget_unflushed_decisions(stack: contextlib.ExitStack) -> None:
+    """A decision is forgotten although the files lack what it carries."""
+    _put(stack, PartitionLog, "flushed_end", PartitionLog.high_watermark)
+
+
 def _put(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
     stack.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
@@ -164,6 +213,10 @@ OF_PREPARED: dict[str, Callable[[contextlib.ExitStack], None]] = {
     "two decisions of one prepared transaction": _accept_both_decisions,
 }
 """Those that only prepared transactions show."""
+OF_CHORES: dict[str, Callable[[contextlib.ExitStack], None]] = {
+    "a decision that is forgotten before its files are flushed": _forget_unflushed_decisions,
+}
+"""Those that only the cleaning of the internal topics shows."""
 PLANTS: dict[str, Callable[[contextlib.ExitStack], None]] = {
     "a flush without fdatasync": _flush_without_sync,
     "an acknowledgement before the flush": lambda s: _put(
@@ -173,8 +226,13 @@ PLANTS: dict[str, Callable[[contextlib.ExitStack], None]] = {
         s, files, "write_atomically", _rename_first
     ),
     "a publication before the bytes": _publish_first,
-    "a commit whose data is not flushed": lambda s: _put(
-        s, Endings, "flush", lambda self, spans: False
+    "a commit whose data is neither carried nor flushed": lambda s: _put(
+        s, Endings, "carry", lambda self, written: []
+    ),
+    "carried batches that count before their decision is durable": _count_before_the_decision,
+    "a slice that begins at its transaction": _carry_own_batches_only,
+    "recovery without the carried batches": lambda s: _put(
+        s, log_loader, "_carried_from", lambda log, carried: b""
     ),
     "a decision that is not flushed": lambda s: _put(s, TransactionLog, "make_durable", _nothing),
     "indexes that are neither synced nor verified": _use_indexes_as_they_are,
@@ -183,6 +241,7 @@ PLANTS: dict[str, Callable[[contextlib.ExitStack], None]] = {
     ),
     "recovery without fdatasync": _recover_without_sync,
     **OF_PREPARED,
+    **OF_CHORES,
 }
 
 

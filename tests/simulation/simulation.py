@@ -9,6 +9,7 @@ look     by an undisturbed process: the oracles, and live state = replayed state
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import os
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from eoslog.errors import EoslogError
 from eoslog.storage.format import checkpoints
 from eoslog.storage.fs import files
 from tests.simulation.fates import Fates
@@ -27,8 +29,8 @@ from tests.simulation.machine import seam
 from tests.simulation.machine.disk import Disk, Image
 from tests.simulation.machine.world import Faults, Process, World
 from tests.simulation.oracles import oracle
-from tests.simulation.oracles.model import Model
-from tests.simulation.workloads.workload import Client
+from tests.simulation.oracles.model import Model, Place
+from tests.simulation.workloads.workload import TOPICS, Client
 
 ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
@@ -155,7 +157,8 @@ class Run:
         world.on_kill = killed
         fates = Fates(
             Random(f"{self.seed} {number} fates"), self.plan.images, self._disk, self._run,
-            self.report.counts, inside_commits=self.plan.commits,
+            self.report.counts, lambda: watermarks(clients),
+            inside_commits=self.plan.commits,
         )  # fmt: skip
         fates.watch(world, self.model)
         self._run(world, [(client.name, client) for client in clients])
@@ -251,6 +254,18 @@ class Run:
             oracle.same(found, self.model)
         self.report.counts["max depth"] = max(self.report.counts["max depth"], depth)
         return disk.power_cut(self.rng)
+
+
+def watermarks(clients: list[Client]) -> dict[Place, int]:
+    """The high watermarks that processes show, of the topics that are never deleted."""
+    found: dict[Place, int] = {}
+    for client in clients:
+        with contextlib.suppress(EoslogError):  # it is being closed, or was killed
+            for log in client.log._engine.open_logs() if client.log else ():
+                if log.topic in TOPICS:
+                    place = log.topic, log.partition
+                    found[place] = max(found.get(place, 0), log.high_watermark)
+    return found
 
 
 def run(

@@ -65,6 +65,9 @@ class Model:
     floor: dict[str, int] = field(
         default_factory=dict
     )  # ... of a group with one owner, acknowledged last
+    watermarks: dict[Place, int] = field(
+        default_factory=dict
+    )  # a power loss leaves what is below them
     events: int = 0
     committing: int = 0  # processes that are inside commit_transaction
     topics: set[str] = field(default_factory=set)

@@ -39,6 +39,9 @@ def inspect(
             seen = looks.everything(engine)
             for place in [place for place in seen if place[0] in chores.TOPICS]:
                 del seen[place]
+            for place, end in model.watermarks.items():
+                if (left := engine.partition(*place).log_end) < end:
+                    model.violated(f"O1 {place} ends at {left}, its high watermark was {end}")
             model.settle(seen, looks.positions(engine, set(model.positions)))
             model.chores.settle(chores.looked_at(engine), model.violated)
         found.append(looks.state(engine))
