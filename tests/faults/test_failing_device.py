@@ -44,6 +44,8 @@ def lose_the_indexes(child: Child, path: Path, inject: Path) -> None:
                 producer.begin_transaction()
                 producer.send("t", f"{n}{commits}".encode() * 20).result(30)
                 producer.commit_transaction() if commits else producer.abort_transaction()
+        for part in log._engine.open_logs():
+            part.flush()  # only the indexes are lost
         inject.touch()
         for suffix in SUFFIXES:
             fd = os.open(path / "t-0" / f"{0:020}{suffix}", os.O_RDWR)
@@ -193,3 +195,44 @@ def test_P07_a_flush_never_counts_records_that_the_disk_did_not_keep(disk, tmp_p
     last = live(count, path).fine()
     assert last.of("problems") == [[]]
     assert last.of("records")[0] >= ended.of("durable")[0]
+
+
+def lose_committed_records(child: Child, path: Path, inject: Path) -> None:
+    """Commit; then the partition's writeback fails once, and the process dies."""
+    with eoslog.open(path) as log:
+        with log.producer(transactional_id="x", linger_ms=0) as producer:
+            producer.init_transactions()
+            for number in range(5):
+                producer.begin_transaction()
+                producer.produce("t", str(number) * 900)
+                producer.commit_transaction()
+        child.tell("flushed", log._engine.partition("t", 0).flushed_end)
+        inject.touch()
+        fd = os.open(path / "t-0" / f"{0:020}.log", os.O_RDWR)
+        with pytest.raises(OSError):
+            os.fsync(fd)
+        inject.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def read_records(child: Child, path: Path) -> None:
+    with eoslog.open(path) as log:
+        child.tell("records", [record.value[:1].decode() for record in log.read("t")])
+        child.tell("problems", [str(p) for p in log.check(full=True).problems])
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_P44_a_commit_survives_the_loss_of_its_partitions_pages(disk, cut):
+    """The disk kept only the coordinator's log, in which the decision carries the records."""
+    mounted, inject = disk
+    path = mounted.mount_point / "log"
+    live(create, path).fine()
+    first = live(lose_committed_records, path, inject)
+    assert first.killed, first
+    assert first.of("flushed") == [0]
+    if cut:
+        mounted.cut()
+        mounted.remount()
+    last = live(read_records, path).fine()
+    assert last.of("records") == [["0", "1", "2", "3", "4"]]
+    assert last.of("problems") == [[]]
