@@ -67,7 +67,7 @@ def main() -> int:
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
     logging.disable(logging.CRITICAL)
-    from tests.simulation.planted import OF_CHORES, OF_PREPARED, PLANTS, planted
+    from tests.simulation.planted import OF_COMMITS, OF_PREPARED, PLANTS, planted
     from tests.simulation.simulation import Plan, Report, run
     from tests.simulation.sweep import sweep
 
@@ -79,7 +79,9 @@ def main() -> int:
         missed = []
         for name in PLANTS:
             with planted(name):
-                plan = Plan(chores=float(name in OF_CHORES), halves=float(name in OF_PREPARED))
+                plan = Plan(chores=0, halves=float(name in OF_PREPARED))
+                if name in OF_COMMITS:
+                    plan = Plan(commits=True, chores=0, halves=0, operations=30)
                 report = run(seconds, args.seed, plan=plan, runs=args.runs, stop_at_first=True)
             found = "found" if report.violations else "MISSED"
             say(

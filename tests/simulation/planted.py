@@ -19,7 +19,6 @@ from eoslog.storage.fs import files
 from eoslog.storage.log import flusher as log_flusher
 from eoslog.storage.log import loader as log_loader
 from eoslog.storage.log.flusher import LogFlusher
-from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.segment import carried_batches, seals
 from eoslog.storage.segment.derived import Derived
 from eoslog.storage.segment.segment import TXN_INDEX
@@ -197,11 +196,6 @@ def _beginning_at(offset: int, part: Any) -> Any:
     return carried_batches.CarriedBatches(kept[0].base_offset, data[kept[0].position :])
 
 
-def _forget_unflushed_decisions(stack: contextlib.ExitStack) -> None:
-    """A decision is forgotten although the files lack what it carries."""
-    _put(stack, PartitionLog, "flushed_end", PartitionLog.high_watermark)
-
-
 def _put(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
     stack.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
@@ -213,10 +207,14 @@ OF_PREPARED: dict[str, Callable[[contextlib.ExitStack], None]] = {
     "two decisions of one prepared transaction": _accept_both_decisions,
 }
 """Those that only prepared transactions show."""
-OF_CHORES: dict[str, Callable[[contextlib.ExitStack], None]] = {
-    "a decision that is forgotten before its files are flushed": _forget_unflushed_decisions,
+OF_COMMITS: dict[str, Callable[[contextlib.ExitStack], None]] = {
+    "carried batches that count before their decision is durable": _count_before_the_decision,
+    "a slice that begins at its transaction": _carry_own_batches_only,
+    "recovery without the carried batches": lambda s: _put(
+        s, log_loader, "_carried_from", lambda log, carried: b""
+    ),
 }
-"""Those that only the cleaning of the internal topics shows."""
+"""Those of processes that commit, clean the coordinator's log, and do little else."""
 PLANTS: dict[str, Callable[[contextlib.ExitStack], None]] = {
     "a flush without fdatasync": _flush_without_sync,
     "an acknowledgement before the flush": lambda s: _put(
@@ -229,11 +227,6 @@ PLANTS: dict[str, Callable[[contextlib.ExitStack], None]] = {
     "a commit whose data is neither carried nor flushed": lambda s: _put(
         s, Endings, "carry", lambda self, written: []
     ),
-    "carried batches that count before their decision is durable": _count_before_the_decision,
-    "a slice that begins at its transaction": _carry_own_batches_only,
-    "recovery without the carried batches": lambda s: _put(
-        s, log_loader, "_carried_from", lambda log, carried: b""
-    ),
     "a decision that is not flushed": lambda s: _put(s, TransactionLog, "make_durable", _nothing),
     "indexes that are neither synced nor verified": _use_indexes_as_they_are,
     "a roll whose names are not synced": lambda s: _put(
@@ -241,7 +234,7 @@ PLANTS: dict[str, Callable[[contextlib.ExitStack], None]] = {
     ),
     "recovery without fdatasync": _recover_without_sync,
     **OF_PREPARED,
-    **OF_CHORES,
+    **OF_COMMITS,
 }
 
 

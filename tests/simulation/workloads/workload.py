@@ -86,7 +86,8 @@ class Client(Chores, Halves):
         if self.prepares:
             choices += [self.prepare] * 4 + [self.decide] * 3
         if self.only_commits:
-            choices = [self.transact] * 6 + [self.produce, self.background, self.look]
+            choices = [self.transact] * 6
+            choices += [self.produce, self.background, self.look, self.clean_decisions]
         for _ in range(self.operations):
             try:
                 self.rng.choice(choices)()
@@ -291,6 +292,12 @@ class Client(Chores, Halves):
 
     def roll(self) -> None:
         self.engine.partition(*self._place()).roll()
+
+    def clean_decisions(self) -> None:
+        """Compact the coordinator's log, which has the records that no flush has covered."""
+        assert self.log is not None
+        self.model.cleaned = True
+        self.log.clean("__transaction_state", roll=True)
 
     def look(self) -> None:
         """Complete the due transactions of other processes that block this one."""
