@@ -160,11 +160,11 @@ class Endings:
                     "which returns the outcome"
                 ) from error
             raise
-        failpoint("txn.decided")
+        failpoint("txn.durable")
         try:
             for part in carried:
                 part.log.count_carried(part.end)
-            failpoint("txn.counted")
+            failpoint("txn.decided")
             return self._driver.drive(clog, decided.key)
         except EoslogError:
             return False  # the decision stands, and the next driver completes it

@@ -190,7 +190,7 @@ def test_a_failed_flush_after_a_commit_does_not_take_it_back(tmp_path: Path) -> 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("step", "end"), [("txn.prepared", 0), ("txn.decided", 0), ("txn.counted", 1)]
+    ("step", "end"), [("txn.prepared", 0), ("txn.durable", 0), ("txn.decided", 1)]
 )
 def test_carried_records_count_only_after_their_decision_is_durable(
     tmp_path: Path, step: str, end: int
@@ -208,7 +208,7 @@ def test_carried_records_count_only_after_their_decision_is_durable(
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("step", "nth"),
-    [("txn.prepared", 1), ("txn.decided", 1), ("txn.counted", 1), ("txn.marked", 1),
+    [("txn.prepared", 1), ("txn.durable", 1), ("txn.decided", 1), ("txn.marked", 1),
      ("txn.marked", 2), ("txn.marked", 3), ("txn.completed", 1)],
 )  # fmt: skip
 @pytest.mark.parametrize("first", PARTITIONS)

@@ -106,7 +106,7 @@ def test_a_log_that_is_closed_after_the_decision_does_not_fail_the_commit(
     world = make(tmp_path / "d")
     writer = Writer(world, "t")
     writer.write(A0, b"1")
-    monkeypatch.setattr(commit, "failpoint", lambda at: world.close() if at == "txn.decided" else 0)
+    monkeypatch.setattr(commit, "failpoint", lambda at: world.close() if at == "txn.durable" else 0)
     writer.commit()
     again = RealWorld(tmp_path / "d")
     assert again.values(A0) == [b"1"]

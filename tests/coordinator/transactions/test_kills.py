@@ -26,7 +26,7 @@ pytestmark = pytest.mark.process
 COMMIT_STEPS = [
     ("txn.init.appended", 1, None), ("txn.init.durable", 1, None),
     ("txn.added", 1, False), ("txn.added", 3, False), ("txn.flushed", 1, False),
-    ("txn.prepared", 1, True), ("txn.decided", 1, True), ("txn.counted", 1, True),
+    ("txn.prepared", 1, True), ("txn.durable", 1, True), ("txn.decided", 1, True),
     ("txn.marked", 1, True), ("txn.marked", 2, True), ("txn.marked", 3, True),
     ("txn.completed", 1, True),
 ]  # fmt: skip
@@ -103,7 +103,7 @@ def test_recovery_of_one_partition_that_opens_all_others_does_not_nest(tmp_path:
             world.coordinator.add_partitions_to_txn(*writer.identity, places)
             for tp in places:
                 writer.write(tp, b"1")
-            files.arm_failpoint("txn.decided", "kill")
+            files.arm_failpoint("txn.durable", "kill")
             writer.commit()
         except BaseException as error:  # noqa: BLE001
             print(repr(error), file=sys.stderr)
@@ -149,7 +149,7 @@ def stopped_at(path: Path, step: str) -> int:
     return pid
 
 
-@pytest.mark.parametrize("step", ["txn.prepared", "txn.decided", "txn.counted", "txn.marked"])
+@pytest.mark.parametrize("step", ["txn.prepared", "txn.durable", "txn.decided", "txn.marked"])
 def test_a_suspended_driver_is_overtaken_and_harmless_when_it_resumes(
     tmp_path: Path, step: str
 ) -> None:

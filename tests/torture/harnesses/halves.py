@@ -22,7 +22,7 @@ NAMED = (
     "resolve.appended", "resolve.durable", "deliver.appended", "deliver.offsets",
     "deliver.nothing", "deliver.decided", "inline.copied", "inline.set_aside", "sweep.asked",
     "txn.init.appended", "txn.init.durable", "txn.added", "txn.flushed", "txn.prepared",
-    "txn.decided", "txn.marked", "txn.completed", "clean.written", "clean.durable",
+    "txn.durable", "txn.decided", "txn.marked", "txn.completed", "clean.written", "clean.durable",
     "clean.swap.published", "clean.checkpoint", "topic.first_use", "position.checked",
     "position.set", "position.deleted", "ids.written",
 )  # fmt: skip

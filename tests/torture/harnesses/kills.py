@@ -18,7 +18,7 @@ CALLS = {"pwrite": 110, "fdatasync": 40, "fsync": 40, "rename": 12, "unlink": 12
 POINTS = range(1, 8)
 NAMED = (
     "txn.init.appended", "txn.init.durable", "txn.added", "txn.marked", "txn.completed",
-    "txn.flushed", "txn.prepared", "txn.decided", "topic.deleted", "topic.forgotten", "close.alone",
+    "txn.flushed", "txn.prepared", "txn.durable", "txn.decided", "topic.deleted", "topic.forgotten", "close.alone",
     "close.left",
     "log.rolled", "log.rolled.snapshot", "flush.before", "flush.after", "fetch.read",
     "clean.group", "clean.written", "clean.durable", "clean.swap.made", "clean.swap.named",
