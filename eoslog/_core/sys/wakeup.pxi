@@ -16,9 +16,11 @@ cdef class Bell:
 
     A thread that calls `flush` after each record sends its own batches. Waking the sender thread each
     time would only make both wait for each other's lock. So after HABIT such flushes in a row, the
-    sender thread is not woken, and polls every LOOK_NS instead.
+    sender thread is not woken, and polls every LOOK_NS instead. This lasts until it finds a record that
+    no flush has sent (`needed`).
     """
     cdef uint32_t rung
+    cdef uint32_t covered       # the rings before the last `hold`: that thread sends what they were for
     cdef uint32_t listeners
     cdef uint32_t holders
     cdef uint32_t looking       # the waiting thread polls: `ring` does not wake it
@@ -42,8 +44,14 @@ cdef class Bell:
             eoslog_futex_wake(&self.rung, EVERYBODY)
 
     def hold(self):
+        """Announce that this thread sends everything that is buffered now."""
         self.streak += 1
         atomic_add_u32(&self.holders, 1)
+        atomic_store_u32(&self.covered, atomic_load_u32(&self.rung))
+
+    def needed(self):
+        """Have rings wake the sender thread again, because a record is left to it."""
+        self.streak = 0
 
     def let_go(self):
         """End a `hold`: rings wake the sender thread again. The caller must check for unsent batches after
@@ -58,7 +66,8 @@ cdef class Bell:
         eoslog_futex_wake(&self.rung, EVERYBODY)
 
     def wait(self, uint32_t strokes, double timeout):
-        """Wait until the event is rung after `strokes` and not held, `end` is called, or `timeout` seconds pass."""
+        """Wait until the event is rung after `strokes`, not held, and not held since; or until `end` is called,
+        or `timeout` seconds pass."""
         cdef uint64_t now = eoslog_monotonic_ns()
         cdef uint64_t deadline = now + <uint64_t>(max(timeout, 0.0) * 1e9)
         cdef uint32_t* place = &self.rung
@@ -74,8 +83,9 @@ cdef class Bell:
                 else:
                     atomic_store_u32(&self.looking, 0)
                 heard = atomic_load_u32(&self.rung)     # read before `ended`, because `end` rings too
-                if self.ended or heard != strokes and not atomic_load_u32(&self.holders):
-                    self.streak = 0
+                if self.ended:
+                    break
+                if heard != strokes and heard != atomic_load_u32(&self.covered) and not atomic_load_u32(&self.holders):
                     break
                 eoslog_os.wait(&place, &heard, 1, most)
                 if not atomic_load_u32(&self.looking) and not atomic_load_u32(&self.holders):

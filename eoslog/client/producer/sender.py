@@ -113,6 +113,8 @@ class Sender:
         while not self._closing:
             strokes = self._bell.strokes
             if not self._bell.held:
+                if self._accumulator.buffered:
+                    self._bell.needed()
                 try:
                     self.run_once()
                 except Exception:

@@ -93,3 +93,20 @@ def test_a_bell_that_is_held_often_still_wakes_its_waiters() -> None:
     bell.ring()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_a_stroke_before_a_hold_is_left_to_the_holder() -> None:
+    bell = _core.Bell()
+    for _ in range(100):
+        bell.hold()
+        bell.let_go()
+    strokes = bell.strokes
+    bell.ring()
+    bell.hold()
+    bell.let_go()
+    thread = waiting(bell, strokes)
+    thread.join(0.2)
+    assert thread.is_alive()
+    bell.ring()
+    thread.join(60)
+    assert not thread.is_alive()
