@@ -485,9 +485,10 @@ class Engine:
         timeout: float,
         *,
         of: PublishedEnd = PublishedEnd.LAST_STABLE_OFFSET,
+        on_unflushed: Callable[[], None] | None = None,
     ) -> bool:
-        """Wait until a log has a published end beyond its offset.
+        """Wait until a log has a published end beyond its offset; see `waiter.wait_any`.
 
         Returns False after `timeout` seconds.
         """
-        return wait_any(bounds, timeout, of=of)
+        return wait_any(bounds, timeout, of=of, on_unflushed=on_unflushed)

@@ -215,6 +215,7 @@ class FakeHost:
         timeout: float,
         *,
         of: PublishedEnd = PublishedEnd.LOG_END,
+        on_unflushed: Callable[[], None] | None = None,
     ) -> bool:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:

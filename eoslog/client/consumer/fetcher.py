@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from eoslog import _core
 from eoslog.client.consumer.offset_store import OffsetStore
 from eoslog.client.consumer.partition_state import TopicPartitionState
+from eoslog.client.consumer.read_ahead import ReadAhead
 from eoslog.client.consumer.subscription import SubscriptionState
 from eoslog.client.consumer.warned import Warned
 from eoslog.client.visible_lag import lag_of
@@ -280,6 +282,8 @@ class Fetcher:
 
     def _fetch(self, state: TopicPartitionState) -> bool:
         """Fetch until there is a record, or the readable end is reached."""
+        if state.ahead is not None and self._take_ahead(state):
+            return True
         while (found := self.readable(state)) is not None:
             position = state.position
             self.decode(state, *found)
@@ -288,6 +292,53 @@ class Fetcher:
             if self.ends_without_records(state, position):
                 return False
         return False
+
+    def _take_ahead(self, state: TopicPartitionState) -> bool:
+        """Use what was decoded before it was durable, as far as it is durable now."""
+        ahead = state.ahead
+        assert ahead is not None
+        log = self.log(state)  # drops the position if the topic was re-created
+        state.ahead = ahead.give(state, self._end.of(log))
+        return bool(state.records)
+
+    def _read_ahead(self, states: list[TopicPartitionState]) -> None:
+        """Decode records that are not durable yet, because the disk is slower."""
+        config = self._config
+        if config.key_deserializer is not None or config.value_deserializer is not None:
+            return  # code of the application sees durable records only
+        for state in states:
+            log, position = state.log, state.position
+            if state.ahead is None and not state.records and position is not None:
+                # An error is ignored here: the read that returns the records meets it again.
+                with contextlib.suppress(Exception):
+                    state.ahead = self._decoded_ahead(log, state.partition, position)
+
+    def _decoded_ahead(
+        self, log: PartitionLog, partition: TopicPartition, position: int
+    ) -> ReadAhead | None:
+        cleaned = log.cleaned_version
+        end = log.stable_end if self._committed_only else log.log_end
+        if not log.log_start <= position < end:
+            return None
+        slices = log.read(position, end, self._fetch_bytes)
+        aborted = None
+        if self._committed_only and slices:
+            read_to = min(end, slices[-1].next_offset)
+            aborted = _core.AbortedTransactions(log.aborted(position, read_to))
+        if log.cleaned_version != cleaned or log.log_start > position:
+            return None
+        records, begin = [], position
+        for part in slices:
+            found, next_offset = _core.decode_records(
+                partition.topic, partition.partition, part.data, position, end, aborted, None,
+                None, None, self._config.check_crcs, log.leader_epochs,
+            )  # fmt: skip
+            records += found
+            stopped_early = next_offset < min(part.next_offset, end)
+            position = next_offset
+            if stopped_early:
+                break
+        return ReadAhead(log, cleaned, begin, records, position) if records else None
 
     def ends_without_records(self, state: TopicPartitionState, position: int | None) -> bool:
         """Whether to stop after a fetch at `position` that had no visible record.
@@ -444,7 +495,8 @@ class Fetcher:
             for state in states:
                 self._drive(state, now, state.position or 0)
         places = [(s.log, s.position) for s in states if s.position is not None]
-        if not self._engine.wait_any(places, pause, of=self._end):
+        read_ahead = partial(self._read_ahead, states)
+        if not self._engine.wait_any(places, pause, of=self._end, on_unflushed=read_ahead):
             self._found_ready = None
             return
         # New data is available. If `collect` neither returns records nor moves a position, waiting

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from eoslog import _core
+from eoslog.client.consumer.read_ahead import ReadAhead
 from eoslog.model import EARLIEST, TopicPartition
 
 __all__ = ["TopicPartitionState"]
@@ -16,12 +17,16 @@ __all__ = ["TopicPartitionState"]
 class TopicPartitionState(_core.FetchedRecords):
     """One assigned partition: its position, and fetched records."""
 
-    __slots__ = ("blocked_at", "committed", "log", "next_drive", "partition", "reset", "start")
+    __slots__ = (
+        "ahead", "blocked_at", "committed", "log", "next_drive", "partition", "reset", "start",
+    )  # fmt: skip
 
     def __init__(self, partition: TopicPartition) -> None:
         """Start without a position."""
         self.partition = TopicPartition(partition.topic, partition.partition)
         self.log: Any = None
+        # Records that were decoded before they were durable.
+        self.ahead: ReadAhead | None = None
         # Where reading began: a rewind returns to it if no offset was committed.
         self.start: int | None = None
         # "earliest" or "latest" after a seek there; None: the committed offset, or the policy.

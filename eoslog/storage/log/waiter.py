@@ -6,7 +6,7 @@ Source: protocol.md, Read, row 35.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from eoslog.storage.directory.session import Session
@@ -57,6 +57,7 @@ def wait_any(
     timeout: float,
     *,
     of: PublishedEnd = PublishedEnd.LAST_STABLE_OFFSET,
+    on_unflushed: Callable[[], None] | None = None,
 ) -> bool:
     """Wait until one of the logs has a published end past its offset.
 
@@ -67,6 +68,7 @@ def wait_any(
         bounds: (log, offset) pairs; all logs must be of one directory.
         timeout: seconds to wait.
         of: the published end to compare.
+        on_unflushed: called once, when records were written that are not durable yet.
 
     Returns:
         False on timeout.
@@ -97,6 +99,10 @@ def wait_any(
                 for log in waiting:
                     log.flush()
                 flush_due = None
+                continue
+            if on_unflushed is not None:
+                on_unflushed()
+                on_unflushed = None
                 continue
             pause = min(pause, flush_due - now)
         session.control.wait(counters, max(pause, _SHORTEST_S))
