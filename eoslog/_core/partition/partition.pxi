@@ -465,6 +465,56 @@ cdef class Partition:
         """Raise the carried end (never lower it). The marker that is appended next wakes the readers."""
         self.control.check()
         atomic_max_i64(&self.state.slot.carried_end, end)
+    def lead_flush(self, int lock_fd, int64_t lock_at, int64_t base, int fd, int64_t opened_at, point):
+        """Flush everything published, if all of it that is not durable is in one segment with a durable name.
+
+        This is the usual flush. Does nothing in the other cases, if a flush is under way, or if the flush
+        lock is taken. The caller holds the process's flush mutex.
+
+        Args:
+            lock_fd, lock_at: file and byte of the flush lock.
+            base, fd, opened_at: the segment, its descriptor, and the log end when that was opened.
+            point: called with the names of the failpoints, before and after the sync.
+
+        Returns:
+            Whether everything that was published before the call is durable now.
+
+        Raises:
+            OSError: if the sync failed; the partition is poisoned.
+        """
+        cdef Slot* slot = self.state.slot
+        cdef uint64_t started = eoslog_monotonic_ns()
+        cdef int64_t target, done
+        cdef eoslog_sync call
+        self.control.check()
+        if round_under_way(slot) or not try_lock(lock_fd, lock_at):
+            return False
+        try:
+            target = atomic_load_i64(&slot.log_end)
+            done = max(atomic_load_i64(&slot.durable_end), atomic_load_i64(&slot.log_start))
+            if done >= target:
+                return True
+            # The active segment is read after the log end: no later segment has records below `target`.
+            if base >= done or opened_at > done or base != atomic_load_i64(&slot.active_base):
+                return False
+            if atomic_load_u32(&slot.poison) or atomic_load_u32(&slot.deleted):
+                return False
+            begin_round(slot, target)
+            try:
+                point("flush.before")
+                call.fd, call.poison, call.deleted = fd, &slot.poison, &slot.deleted
+                with nogil:
+                    eoslog_sync_all(&call, 1)
+                if call.error:
+                    raise OSError(call.error, errno_text(call.error))
+                point("flush.after")
+                self.publish_durable(target, eoslog_monotonic_ns() - started)
+            except:
+                give_up_round(slot)
+                raise
+            return True
+        finally:
+            unlock(lock_fd, lock_at)
 
     def sync(self, int fd):
         """Call fdatasync; see `sync_together`."""

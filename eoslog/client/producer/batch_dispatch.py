@@ -154,6 +154,8 @@ class BatchDispatch:
         if self._ack_is_lost():
             self._stats.acks_lost += 1
             return True
+        if self._waits_for_flush and len(group) == len(queue) and len(self._pending) == 1:
+            log.try_flush()  # nothing else is to be appended before the flush
         self._appended(log, place, queue, group, result)
         return True
 

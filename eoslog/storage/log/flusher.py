@@ -29,6 +29,7 @@ from typing import TypeVar
 from eoslog import _core
 from eoslog.errors import (
     CorruptRecord,
+    EoslogError,
     LockTimeout,
     LogPoisoned,
     OffsetOutOfRange,
@@ -195,7 +196,9 @@ class LogFlusher:
                     with _core.TryMutex(self._flushing) as mine:
                         if mine:
                             owes = True
-                            taken = owes = self._run(self._flush_if_free(target, late=late))
+                            taken = owes = self._flush_one() or self._run(
+                                self._flush_if_free(target, late=late)
+                            )
                     if mine:
                         break
                     self._met = True  # then try again: the owner may have read `_met` before this
@@ -210,6 +213,48 @@ class LogFlusher:
             if self._closed:  # while this flush was running
                 self.close_retired()
             if owes or self._met:
+                self._met = False
+                self._core.pass_flush_on()
+
+    def _flush_one(self) -> bool:
+        """Flush if that takes one sync of a descriptor that this process has.
+
+        The caller holds the mutex. Returns False if the flush needs more than that, or the flush
+        lock is taken: nothing was done.
+        """
+        base = self._core.active_base
+        held = self._fds.get(base)
+        if held is None:
+            return False
+        try:
+            done = self._core.lead_flush(
+                self._lock_fd, self._flush_at, base, *held, files.failpoint
+            )
+        except TooManyOpenFiles:
+            raise  # no disk error: the caller can retry
+        except OSError as error:
+            if self._core.deleted:
+                raise self._context.topic_deleted() from error
+            raise self.poison(error) from error
+        if done:
+            self._release(self._core.durable_end)
+        return done
+
+    def try_flush(self) -> None:
+        """Flush if `_flush_one` can; `flush` does the rest and reports errors.
+
+        Called as soon as records are appended, before the work that precedes `flush`.
+        """
+        mine = False
+        try:
+            with _core.TryMutex(self._flushing) as mine:
+                if mine:
+                    with contextlib.suppress(EoslogError):
+                        self._flush_one()
+        finally:
+            if self._closed:  # while this flush was running
+                self.close_retired()
+            if mine:
                 self._met = False
                 self._core.pass_flush_on()
 

@@ -314,6 +314,11 @@ class PartitionLog:
         if self.strict:
             self.flusher.flush(self.log_end if up_to is None else min(up_to, self.log_end))
 
+    def try_flush(self) -> None:
+        """Flush without waiting for a lock, if that is possible; `flush` reports errors."""
+        if self.strict:
+            self.flusher.try_flush()
+
     def flush_later(self) -> None:
         """Have the background thread flush appended records within `flush.ms`."""
         if self.on_append is not None:
