@@ -221,7 +221,7 @@ def test_trying_to_flush_wakes_the_next_flusher(
         before = log.core.flush_counters
         log.try_flush()
         found = log.core.flush_counters - before
-        assert [found >> shift & 0xFFFF for shift in (0, 32)] in ([1, 2], [2, 1])
+        assert [found >> shift & 0xFFFF for shift in (0, 32)] == [1, 1]
         assert other.durable_end == 2
 
 

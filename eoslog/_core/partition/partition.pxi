@@ -432,11 +432,15 @@ cdef class Partition:
         self.control.check()
         pass_on(self.state.slot)
 
+    cdef void raise_durable_end(self, int64_t target, uint64_t elapsed_ns) noexcept:
+        cdef Slot* slot = self.state.slot
+        slot.flush_ns = elapsed_ns if slot.flush_ns == 0 else (7 * slot.flush_ns + elapsed_ns) // 8
+        atomic_max_i64(&slot.durable_end, target)
+
     def publish_durable(self, int64_t target, uint64_t elapsed_ns):
         """Raise the durable end (never lower it), record the cost of a flush, and wake the waiters."""
         self.control.check()
-        self.state.slot.flush_ns = elapsed_ns if self.state.slot.flush_ns == 0 else (7 * self.state.slot.flush_ns + elapsed_ns) // 8
-        atomic_max_i64(&self.state.slot.durable_end, target)
+        self.raise_durable_end(target, elapsed_ns)
         wake_word(self.state.lane, EVERYBODY)
         end_round(self.state.slot)
 
@@ -477,7 +481,8 @@ cdef class Partition:
             point: called with the names of the failpoints, before and after the sync.
 
         Returns:
-            Whether everything that was published before the call is durable now.
+            Whether everything that was published before the call is durable now. After a flush, this call has
+            woken one waiter of the next round, and then all that `publish_durable` wakes.
 
         Raises:
             OSError: if the sync failed; the partition is poisoned.
@@ -486,6 +491,8 @@ cdef class Partition:
         cdef uint64_t started = eoslog_monotonic_ns()
         cdef int64_t target, done
         cdef eoslog_sync call
+        cdef uint64_t turn
+        cdef bint flushed = False
         self.control.check()
         if round_under_way(slot) or not try_lock(lock_fd, lock_at):
             return False
@@ -500,6 +507,7 @@ cdef class Partition:
             if atomic_load_u32(&slot.poison) or atomic_load_u32(&slot.deleted):
                 return False
             begin_round(slot, target)
+            turn = atomic_load_u64(&slot.round) & 1         # the next round may begin when the lock is free
             try:
                 point("flush.before")
                 call.fd, call.poison, call.deleted = fd, &slot.poison, &slot.deleted
@@ -508,13 +516,20 @@ cdef class Partition:
                 if call.error:
                     raise OSError(call.error, errno_text(call.error))
                 point("flush.after")
-                self.publish_durable(target, eoslog_monotonic_ns() - started)
+                self.raise_durable_end(target, eoslog_monotonic_ns() - started)
+                flushed = True
             except:
                 give_up_round(slot)
                 raise
             return True
         finally:
             unlock(lock_fd, lock_at)
+            if flushed:
+                wake_word(&slot.flushed[turn ^ 1], 1)       # first, because the disk waits for this thread
+                wake_word(self.state.lane, EVERYBODY)
+                wake_word(&slot.flushed[turn], EVERYBODY)
+            else:
+                pass_on(slot)
 
     def sync(self, int fd):
         """Call fdatasync; see `sync_together`."""

@@ -5,7 +5,8 @@
 #
 # The slot has two wake words, and rounds use them alternately. A waiting thread sleeps on the word of
 # the round that covers its offset. When a round ends, its flusher wakes all threads on that word.
-# After it has released the flush lock, it wakes one more thread, which does the next flush.
+# After it has released the flush lock, it wakes one more thread, which does the next flush. The usual
+# flush (`lead_flush`) does that before it wakes the others.
 #
 # Rounds and wake words only save time. No byte is durable because of them: only `durable_end` says
 # so. If a flusher dies or is suspended, waiters stop waiting for its round after the time that

@@ -196,15 +196,17 @@ class LogFlusher:
                     with _core.TryMutex(self._flushing) as mine:
                         if mine:
                             owes = True
-                            taken = owes = self._flush_one() or self._run(
-                                self._flush_if_free(target, late=late)
-                            )
+                            if taken := self._flush_one():
+                                owes = False  # it has woken the next one
+                            else:
+                                taken = owes = self._run(self._flush_if_free(target, late=late))
                     if mine:
                         break
                     self._met = True  # then try again: the owner may have read `_met` before this
                 if taken:
-                    owes = self._met = False
-                    self._core.pass_flush_on()
+                    if owes or self._met:
+                        owes = self._met = False
+                        self._core.pass_flush_on()
                     continue
                 # Never flush past a thread of this process, because it uses the descriptors.
                 left = SLICE_S if late else deadline - now
@@ -254,7 +256,7 @@ class LogFlusher:
         finally:
             if self._closed:  # while this flush was running
                 self.close_retired()
-            if mine:
+            if mine and self._met:
                 self._met = False
                 self._core.pass_flush_on()
 
