@@ -202,11 +202,11 @@ def test_a_record_appended_during_a_sync_is_left_to_the_next_flush(
 
 def test_trying_to_flush_leaves_its_errors_to_the_flush(tmp_path: Path) -> None:
     with flushed_once(tmp_path) as log:
-        log.try_flush()
+        log.try_flush(log.log_end)
         assert log.durable_end == 2
         log.append(batch(1))
         files.arm_failpoint("fdatasync", "EIO")
-        log.try_flush()
+        log.try_flush(log.log_end)
         files.disarm_failpoints()
         assert log.durable_end == 2
         with pytest.raises(LogPoisoned):
@@ -219,14 +219,21 @@ def test_trying_to_flush_wakes_the_next_flusher(
 ) -> None:
     with flushed_once(tmp_path) as log, opened(str(tmp_path)) as other:
         before = log.core.flush_counters
-        log.try_flush()
+        log.try_flush(log.log_end)
         found = log.core.flush_counters - before
         assert [found >> shift & 0xFFFF for shift in (0, 32)] == [1, 1]
         assert other.durable_end == 2
 
 
+def test_a_blocked_reader_is_woken_by_a_usual_flush(tmp_path: Path) -> None:
+    with flushed_once(tmp_path) as log:
+        before = log.session.control.wake_counters([log.slot])
+        assert usual(log)
+        assert log.session.control.wake_counters([log.slot]) != before
+
+
 def test_an_os_directory_is_not_flushed_by_trying(tmp_path: Path) -> None:
     with flushed_once(tmp_path, strict=False) as log:
         before = _core.fault_count("fdatasync")
-        log.try_flush()
+        log.try_flush(log.log_end)
         assert _core.fault_count("fdatasync") == before

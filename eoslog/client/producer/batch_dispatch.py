@@ -104,6 +104,8 @@ class BatchDispatch:
         self._errors = DeliveryErrors()
         self._idempotent = config.enable_idempotence and transactions is None
         self._waits_for_flush = config.acks == -1 and transactions is None
+        # An interrupt of the flush leaves the batch in doubt. Sent again, it must be recognised.
+        self._flushes_now = self._waits_for_flush and self._idempotent
         self._delivery_ns = config.delivery_timeout_ms * 1_000_000
         self._lose_acks = config.eoslog_test_lose_acks
 
@@ -154,8 +156,8 @@ class BatchDispatch:
         if self._ack_is_lost():
             self._stats.acks_lost += 1
             return True
-        if self._waits_for_flush and len(group) == len(queue) and len(self._pending) == 1:
-            log.try_flush()  # nothing else is to be appended before the flush
+        if self._flushes_now and len(group) == len(queue) and len(self._pending) == 1:
+            log.try_flush(result.last_offset + 1)  # nothing else is appended before the flush
         self._appended(log, place, queue, group, result)
         return True
 
@@ -217,6 +219,7 @@ class BatchDispatch:
         # With CreateTime, each record keeps its own timestamp.
         timestamp = result.timestamp if log.settings.log_append_time else -1
         waits = self._waits_for_flush and log.strict
+        durable = log.durable_end if waits and offset >= 0 else -1
         if self._transactions is not None:
             self._transactions.note_span(log, place, result)
         for batch in group:
@@ -227,7 +230,7 @@ class BatchDispatch:
             stats.duplicates += duplicate
             stats.retries += batch.attempts > 1
             result = AppendResult(offset, last, duplicate, timestamp)
-            if waits:
+            if waits and (durable < 0 or durable < offset + batch.count):
                 self._acks.wait_for_flush(log, batch, result)
             else:
                 self._acks.settle(batch, None, result)

@@ -242,11 +242,14 @@ class LogFlusher:
             self._release(self._core.durable_end)
         return done
 
-    def try_flush(self) -> None:
-        """Flush if `_flush_one` can; `flush` does the rest and reports errors.
+    def try_flush(self, target: int) -> None:
+        """Join a flush, or flush if `_flush_one` can; `flush` does the rest.
 
-        Called as soon as records are appended, before the work that precedes `flush`.
+        Called as soon as records are appended, before the work that precedes `flush`. Raises no
+        error: `flush` does.
         """
+        if self._core.join_flush(target, _JOIN_S):
+            return
         mine = False
         try:
             with _core.TryMutex(self._flushing) as mine:

@@ -314,10 +314,10 @@ class PartitionLog:
         if self.strict:
             self.flusher.flush(self.log_end if up_to is None else min(up_to, self.log_end))
 
-    def try_flush(self) -> None:
+    def try_flush(self, up_to: int) -> None:
         """Flush without waiting for a lock, if that is possible; `flush` reports errors."""
         if self.strict:
-            self.flusher.try_flush()
+            self.flusher.try_flush(up_to)
 
     def flush_later(self) -> None:
         """Have the background thread flush appended records within `flush.ms`."""
