@@ -494,7 +494,9 @@ cdef class Partition:
         cdef uint64_t turn
         cdef bint flushed = False
         self.control.check()
-        if round_under_way(slot) or not try_lock(lock_fd, lock_at):
+        if round_under_way(slot) or base >= atomic_load_i64(&slot.durable_end):     # a new name is not durable
+            return False
+        if not try_lock(lock_fd, lock_at):
             return False
         try:
             target = atomic_load_i64(&slot.log_end)
@@ -502,7 +504,7 @@ cdef class Partition:
             if done >= target:
                 return True
             # The active segment is read after the log end: no later segment has records below `target`.
-            if base >= done or opened_at > done or base != atomic_load_i64(&slot.active_base):
+            if opened_at > done or base != atomic_load_i64(&slot.active_base):
                 return False
             if atomic_load_u32(&slot.poison) or atomic_load_u32(&slot.deleted):
                 return False
