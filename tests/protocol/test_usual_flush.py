@@ -91,10 +91,14 @@ def test_a_new_segment_gets_its_name_synced(tmp_path: Path) -> None:
 
 
 def test_records_in_an_earlier_segment_are_flushed_too(tmp_path: Path) -> None:
+    """Also if the roll came after the caller chose the segment."""
     with flushed_once(tmp_path) as log:
+        flusher, held = log.flusher, log.flusher._fds[0]
         log.roll()
         log.append(batch(1))
         assert not usual(log)
+        lock = flusher._lock_fd, flusher._flush_at
+        assert not log.core.lead_flush(*lock, 0, *held, files.failpoint)
         assert log.durable_end == 1
         before = _core.fault_count("fdatasync")
         log.flush()
