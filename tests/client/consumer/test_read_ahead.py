@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import eoslog
+from eoslog._core import build_marker
 from eoslog.errors import OffsetOutOfRange
-from eoslog.model import TopicPartition
+from eoslog.model import AppendOrigin, TopicPartition
 from tests.rows.tools import data
+from tests.storage.helpers import batch
 
 T0 = TopicPartition("t", 0)
 NO_FLUSH = {"flush.ms": "600000"}
@@ -102,15 +104,13 @@ def test_records_of_undecided_transactions_are_not_decoded_ahead(log: Any) -> No
 
 def test_aborted_records_decoded_ahead_are_not_returned(log: Any) -> None:
     consumer, partition = reader(log), partition_of(log)
-    with log.producer(transactional_id="x") as producer:
-        producer.init_transactions()
-        producer.begin_transaction()
-        producer.produce("t", b"aborted")
-        producer.flush()
-        producer.abort_transaction()
-    partition.flush()
+    consumer.poll(0)
+    aborted = batch(2, producer_id=7, sequence=0, transactional=True)
+    partition.append(aborted, expect=[(partition, 0)])
+    partition.append(build_marker(7, 1, False, timestamp=1000), origin=AppendOrigin.COORDINATOR)
     partition.append(data(["a"]))
     assert consumer.consume(10, SHORT_S) == []
+    assert values(ahead(consumer).records) == [b"a"]
     partition.flush()
     assert values(consumer.consume(10, 60)) == [b"a"]
 
@@ -155,6 +155,7 @@ def test_records_of_a_deleted_topic_decoded_ahead_are_not_returned(log: Any) -> 
     again = partition_of(log)
     again.append(data(["new"]))
     again.flush()
+    consumer.seek(T0, 0)
     assert consumer.poll(60).value == b"new"
 
 
