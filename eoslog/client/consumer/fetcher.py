@@ -298,7 +298,7 @@ class Fetcher:
         ahead = state.ahead
         assert ahead is not None
         log = self.log(state)  # drops the position if the topic was re-created
-        state.ahead = ahead.give(state, self._end.of(log))
+        state.ahead = ahead.give(state, log, self._end.of(log))
         return bool(state.records)
 
     def _read_ahead(self, states: list[TopicPartitionState]) -> None:

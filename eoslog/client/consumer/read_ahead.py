@@ -11,12 +11,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from eoslog import _core
 
 if TYPE_CHECKING:
-    from eoslog.client.consumer.partition_state import TopicPartitionState
     from eoslog.storage.log.partition_log import PartitionLog
 
 __all__ = ["ReadAhead"]
@@ -34,16 +33,20 @@ class ReadAhead:
     records: list[_core.Record]
     next_offset: int
 
-    def give(self, state: TopicPartitionState, bound: int) -> ReadAhead | None:
+    def give(self, state: _core.FetchedRecords, log: PartitionLog, bound: int) -> ReadAhead | None:
         """Move the records below `bound` to the state, if they continue at its position.
+
+        Args:
+            state: the consumer's state of the partition.
+            log: the partition's log now.
+            bound: the readable end.
 
         Returns:
             What is left; None if nothing is, or if it must be read again.
         """
         position = state.position
-        log: Any = self.log
         if (
-            state.log is not log
+            self.log is not log
             or position != self.position
             or log.cleaned_version != self.cleaned_version
             or log.log_start > position

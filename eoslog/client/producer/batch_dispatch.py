@@ -156,8 +156,9 @@ class BatchDispatch:
         if self._ack_is_lost():
             self._stats.acks_lost += 1
             return True
-        if self._flushes_now and len(group) == len(queue) and len(self._pending) == 1:
-            log.try_flush(result.last_offset + 1)  # nothing else is appended before the flush
+        alone = len(group) == len(queue) and len(self._pending) == 1 and not self._acks.waiting
+        if self._flushes_now and alone:  # several partitions are flushed together
+            log.try_flush(result.last_offset + 1)
         self._appended(log, place, queue, group, result)
         return True
 
