@@ -469,6 +469,7 @@ cdef class Partition:
         """Raise the carried end (never lower it). The marker that is appended next wakes the readers."""
         self.control.check()
         atomic_max_i64(&self.state.slot.carried_end, end)
+
     def lead_flush(self, int lock_fd, int64_t lock_at, int64_t base, int fd, int64_t opened_at, point):
         """Flush everything published, if all of it that is not durable is in one segment with a durable name.
 

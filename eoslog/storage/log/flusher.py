@@ -96,7 +96,7 @@ class LogFlusher:
         )  # guards `_fds` and `_retired`: the fold must not move while descriptors are closed
 
     def keep(self, base: int, fd: int, opened_at: int) -> None:
-        """Flush the segment through this descriptor. Of two descriptors, the older one is kept."""
+        """Flush the segment through this descriptor; of two, keep the older one."""
         with self._changing:
             if self._closed:  # `close` has closed it, or gets it from the fold
                 return
