@@ -133,7 +133,7 @@ def test_carried_batches_are_synced_where_recovery_writes_them(tmp_path: Path) -
     with opened(str(tmp_path)) as log:
         log.append(batch(1))
         path, size = str(tmp_path / log.name), log.core.end_position
-    with syncs(1, 0):  # the segment
+    with syncs(1, 1):  # the segment, the names that remain
         write_missing(path, 0, size, batch(1))
 
 
