@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 
 from eoslog._util.argument_types import explained
 from eoslog._util.arguments import as_path
@@ -16,10 +16,12 @@ from eoslog.errors import EoslogError
 from eoslog.model import TRANSACTION_STATE_TOPIC, TopicPartition
 from eoslog.reports import CheckReport, RepairReport
 from eoslog.storage.broker.check import check_kafka
+from eoslog.storage.broker.directory import is_kafka_directory
 from eoslog.storage.broker.repair import repair_as_kafka
 from eoslog.storage.check.checker import partition_directories, recovery_points
 from eoslog.storage.check.truncation import batches_after
 from eoslog.storage.format import checkpoints
+from eoslog.storage.fs import files
 from eoslog.storage.segment.carried_batches import CarriedBatches, end_of
 from eoslog.storage.segment.segment import LOG, offsets_in
 
@@ -108,7 +110,7 @@ def repair(path: str | os.PathLike[str], mode: str = "report") -> RepairReport:
     carried, decisions = _Carried(place), cache(lambda: _decisions(place))
     if mode != "as-kafka":
         return log_repair.repair(place, mode, decisions, carried)
-    if not carried.found:
+    if is_kafka_directory(place) or not carried.found:
         return repair_as_kafka(place)
     log_repair.restore_carried(place, carried)
     done = repair_as_kafka(place)
@@ -125,15 +127,21 @@ class _Carried:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.found: dict[tuple[TopicPartition, bytes], list[CarriedBatches]] = {}
-        if checkpoints.was_clean_shutdown(path):
-            return
+
+    @cached_property
+    def found(self) -> dict[tuple[TopicPartition, bytes], list[CarriedBatches]]:
+        """The batches by partition and topic id, as of the first use."""
+        path = self._path
+        found: dict[tuple[TopicPartition, bytes], list[CarriedBatches]] = {}
+        if not files.is_dir(path) or checkpoints.was_clean_shutdown(path):
+            return found
         flushed = recovery_points(path)
         for _, value in _transaction_records(path):
             with contextlib.suppress(EoslogError):
                 for (tp, topic_id), part in decode_carried(value).items():
                     if end_of([part]) > flushed.get((tp.topic, tp.partition), 0):
-                        self.found.setdefault((tp, topic_id), []).append(part)
+                        found.setdefault((tp, topic_id), []).append(part)
+        return found
 
     def __call__(self, name: str) -> list[CarriedBatches]:
         """What decisions carry of a partition, by the name of its folder."""

@@ -68,7 +68,13 @@ Carried = Callable[[str], Sequence[CarriedBatches]]
 """Returns the batches that decisions carry of a partition, by the name of its folder."""
 
 
-def repair(path: str, mode: str, decisions: skipping.Decisions, carried: Carried) -> RepairReport:
+def _nothing(_: str) -> Sequence[CarriedBatches]:
+    return ()
+
+
+def repair(
+    path: str, mode: str, decisions: skipping.Decisions, carried: Carried = _nothing
+) -> RepairReport:
     """See `eoslog.repair`; for every mode but "as-kafka"."""
     if mode not in ("report", "cut", "skip"):
         raise ConfigError(f"mode {mode!r}: expected 'report', 'cut', 'skip' or 'as-kafka'")
