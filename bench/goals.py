@@ -74,15 +74,15 @@ ROWS = (
     ),
     Row(
         "commit of one record : 4 KiB append+fdatasync", "test_transactions:test_commit_of_one_record",
-        ("4 KiB append+fdatasync",), most=1.6,
+        ("4 KiB append+fdatasync",), most=1.3,
     ),
     Row(
         "commit on two partitions / SQLite", "test_transactions:test_commit_on_two_partitions",
-        ("sqlite",), least=0.5,
+        ("sqlite",), least=0.75,
     ),
     Row(
         "commit over ten partitions : ten parallel appends", "test_transactions:test_commit_over_ten_partitions",
-        ("10 parallel appends",), most=1.6,
+        ("10 parallel appends",), most=1.0,
     ),
     Row(
         "commit of one record in os", "test_transactions:test_commit_of_one_record_to_the_page_cache",
