@@ -178,8 +178,9 @@ def _read_apart(log: PartitionLog, last: LastSession) -> None:
 
 
 def _recover(
-    log: PartitionLog, last: LastSession, producer_expiration_ms: int, carried: CarriedAbove
-) -> tuple[bool, FoldStart | None]:
+    log: PartitionLog, last: LastSession, producer_expiration_ms: int,
+    carried: CarriedAbove = nothing_carried,
+) -> tuple[bool, FoldStart | None]:  # fmt: skip
     """Recover under the append lock; (whether this call did it, start of the fold if known)."""
     if log.core.lock_for_recovery(LOCK_TIMEOUT_S) != AppendStatus.APPENDED:
         holder = lock_text(log.session, log.slot, "append")
