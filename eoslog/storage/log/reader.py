@@ -174,12 +174,13 @@ class LogReader:
             least = max(least, next_offset)
             if base_offset >= 0:
                 found = position + first - at
-                if end < self._core.log_end or size - stop < HEADER_SIZE:
-                    self._check_beyond(base, found + stop - first, next_offset, end)
+                position = found + stop - first
+                ends = next_offset < end or position == self._published_end(base)
+                if not ends or end < self._core.log_end or size - stop < HEADER_SIZE:
+                    self._check_beyond(base, position, next_offset, end)
                 data = _sub(buffer, first, stop)
                 out.append(Slice(data, base_offset, next_offset, found, base, self.path))
                 left -= stop - first
-                position = found + stop - first
                 start = next_offset
                 need = 0
                 if len(self._cursors) > 64:

@@ -36,7 +36,9 @@ def damaged(tmp_path, request):
 
 
 @pytest.mark.parametrize(
-    "offset", [21, 28, 20 + (1 << 30), 16, 4, 0, 20 + (1 << 63), (1 << 64) - 1]
+    # 38 and 40: the batch seems to end at the log end.
+    "offset",
+    [21, 28, 38, 40, 20 + (1 << 30), 16, 4, 0, 20 + (1 << 63), (1 << 64) - 1],
 )
 def test_a_changed_base_offset_never_hides_a_record(damaged, offset):
     log, damage, _ = damaged
