@@ -112,13 +112,13 @@ def repair(path: str | os.PathLike[str], mode: str = "report") -> RepairReport:
         return log_repair.repair(place, mode, decisions, carried)
     if is_kafka_directory(place) or not carried.found:
         return repair_as_kafka(place)
-    log_repair.restore_carried(place, carried)
+    before = log_repair.restore_carried(place, carried)
     done = repair_as_kafka(place)
     # A partition that is damaged below what decisions carry keeps the offsets.
-    more = log_repair.repair(place, "cut", decisions, carried)
+    after = log_repair.repair(place, "cut", decisions, carried)
     return replace(
-        done, problems=[*done.problems, *more.problems], kept=[*done.kept, *more.kept],
-        bytes_cut=done.bytes_cut + more.bytes_cut,
+        done, problems=[*before.problems, *done.problems, *after.problems],
+        kept=[*before.kept, *done.kept, *after.kept], bytes_cut=done.bytes_cut + after.bytes_cut,
     )  # fmt: skip
 
 

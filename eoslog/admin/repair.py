@@ -82,12 +82,14 @@ def repair(
         return _Repair(path, mode, decisions, carried).run()
 
 
-def restore_carried(path: str, carried: Carried) -> None:
+def restore_carried(path: str, carried: Carried) -> RepairReport:
     """Write into each partition of a closed directory what only decisions have of it."""
     with alone(path):
-        run = _Repair(path, "cut", dict, carried)
-        for name in partition_directories(path):
-            run.restore(name, recovery_points(path))
+        run, points = _Repair(path, "cut", dict, carried), recovery_points(path)
+        names = partition_directories(path)
+        for name in names:
+            run.restore(name, points)
+        return RepairReport("cut", len(names), run.problems, kept=run.kept)
 
 
 def fix_indexes(path: str, *, full: bool = False) -> CheckReport:

@@ -40,7 +40,7 @@ Claimed = Mapping[TopicPartition, tuple[int, int] | tuple[int, int, bytes]]
 Rows = Sequence[tuple[bytes, bytes | None]]
 """Records (key, value) that are appended in one batch with a decision."""
 CARRIED_BYTES = 32 << 10
-"""The most that one decision carries: more bytes, written twice, cost more than a flush."""
+"""The most that one decision carries, because these bytes are written twice."""
 
 
 class CarriedPart(NamedTuple):

@@ -175,6 +175,7 @@ class LogReader:
             if base_offset >= 0:
                 found = position + first - at
                 position = found + stop - first
+                # With a base offset that is too high, a batch may seem to end at the log end.
                 ends = next_offset < end or position == self._published_end(base)
                 if not ends or end < self._core.log_end or size - stop < HEADER_SIZE:
                     self._check_beyond(base, position, next_offset, end)

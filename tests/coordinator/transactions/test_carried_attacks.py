@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from eoslog import errors
+from eoslog.admin.backup import backup
+from eoslog.coordinator.transactions import commit
+from eoslog.engine.engine import Engine
 from eoslog.storage.fs import files
 from tests.coordinator.transactions.test_engine import RealWorld, in_child
 from tests.coordinator.world import A0, A1, B0, Writer
@@ -101,8 +105,6 @@ def test_a_log_that_is_closed_after_the_decision_does_not_fail_the_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread closes the log between decision and marker."""
-    from eoslog.coordinator.transactions import commit
-
     world = make(tmp_path / "d")
     writer = Writer(world, "t")
     writer.write(A0, b"1")
@@ -115,8 +117,6 @@ def test_a_log_that_is_closed_after_the_decision_does_not_fail_the_commit(
 
 def test_a_recovery_that_is_killed_at_any_call_restores_all_the_same(tmp_path: Path) -> None:
     """It also loses the power: of what recovery wrote, only the synced part stays."""
-    import shutil
-
     make(tmp_path / "d").close()
 
     def work(world: RealWorld) -> None:
@@ -164,8 +164,6 @@ def test_a_recovery_that_is_killed_at_any_call_restores_all_the_same(tmp_path: P
 
 def test_a_torn_decision_is_not_a_decision(tmp_path: Path) -> None:
     """C's last batch is torn at each 64th byte: the transaction is aborted."""
-    import shutil
-
     make(tmp_path / "d").close()
     ends = []
 
@@ -199,8 +197,6 @@ def test_a_torn_decision_is_not_a_decision(tmp_path: Path) -> None:
 
 
 def image_of(path: Path, to: Path) -> Path:
-    import shutil
-
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(path, to)
     return to
@@ -275,8 +271,6 @@ def test_an_unknown_commit_is_whole_or_nothing(tmp_path: Path, survives: bool) -
 
 
 def test_a_backup_has_what_is_only_carried(tmp_path: Path) -> None:
-    from eoslog.admin.backup import backup
-
     world = make(tmp_path / "d")
     writer = Writer(world, "t")
     writer.write(A0, b"1")
@@ -291,8 +285,6 @@ def test_a_backup_has_what_is_only_carried(tmp_path: Path) -> None:
 
 
 def test_a_reader_alone_refuses_a_partition_that_lacks_batches_and_no_other(tmp_path: Path) -> None:
-    from eoslog.engine.engine import Engine
-
     make(tmp_path / "d").close()
     killed(tmp_path / "d", commits)
     image = image_of(tmp_path / "d", tmp_path / "image")
