@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from eoslog import _core
 from eoslog.client.producer.acknowledger import Acknowledger
 from eoslog.coordinator.transactions.commit import Endings
 from eoslog.coordinator.transactions.log import TransactionLog
+from eoslog.coordinator.transactions.markers import MarkerDriver
 from eoslog.coordinator.transactions.prepared import PreparedTransactions
 from eoslog.engine.staged_transactions import StagedTransactions
 from eoslog.errors import OutcomeConflict
@@ -19,6 +21,7 @@ from eoslog.storage.fs import files
 from eoslog.storage.log import flusher as log_flusher
 from eoslog.storage.log import loader as log_loader
 from eoslog.storage.log.flusher import LogFlusher
+from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.segment import carried_batches, seals
 from eoslog.storage.segment.derived import Derived
 from eoslog.storage.segment.segment import TXN_INDEX
@@ -197,7 +200,7 @@ def _beginning_at(offset: int, part: Any) -> Any:
 
 
 def _put(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
-    stack.callback(setattr, owner, name, getattr(owner, name))
+    stack.callback(setattr, owner, name, inspect.getattr_static(owner, name))
     setattr(owner, name, value)
 
 
@@ -212,6 +215,12 @@ OF_COMMITS: dict[str, Callable[[contextlib.ExitStack], None]] = {
     "a slice that begins at its transaction": _carry_own_batches_only,
     "recovery without the carried batches": lambda s: _put(
         s, log_loader, "_carried_from", lambda log, carried: b""
+    ),
+    "a marker of records that are not durable": lambda s: _put(
+        s, MarkerDriver, "_check_data", staticmethod(_nothing)
+    ),
+    "decisions that are forgotten by the high watermark": lambda s: _put(
+        s, PartitionLog, "flushed_end", property(lambda self: self.high_watermark)
     ),
 }
 """Those of processes that commit, clean the coordinator's log, and do little else."""

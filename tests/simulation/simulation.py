@@ -33,6 +33,7 @@ from tests.simulation.oracles.model import Model, Place
 from tests.simulation.workloads.workload import TOPICS, Client
 
 ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else None
+_STEPS_OF_A_COMMIT = ("", "txn.prepared", "txn.durable", "txn.decided", "txn.marked")
 
 
 @dataclass
@@ -201,6 +202,7 @@ class Run:
             writeback=rng.choice((0.0, 0.02, 0.2)),
             short=rng.choice((0.0, 0.0, 0.2)),
             kill=rng.choice((0.0, 0.0, 0.002)),
+            deadly=rng.choice(_STEPS_OF_A_COMMIT) if self.plan.commits else "",
         )
 
     def _after_crash(self, disk: Disk, depth: int) -> Image:

@@ -65,6 +65,7 @@ class Faults:
     writeback: float = 0.02  # probability that the kernel writes a dirty page
     short: float = 0.0  # a write takes less than it was given
     kill: float = 0.0  # some process dies
+    deadly: str = ""  # a process that comes to this failpoint dies there, one time in five
     call: str = ""  # this call ...
     nth: int = 0  # ... fails at its nth time,
     error: int = 0  # ... with this errno,
@@ -216,6 +217,8 @@ class World:
             self.kill(self.rng.choice([p for p in self.processes if not p.done and not p.dead]))
             if me.dead:
                 return False
+        if what == "failpoint" and detail == self.faults.deadly and self.rng.random() < 0.2:
+            self.kill(me)
         if len(self.processes) > 1 and self.rng.random() < self.faults.switch:
             self._yield(me)
         return not me.dead

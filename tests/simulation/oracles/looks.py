@@ -14,6 +14,8 @@ from eoslog.model import STAGED_TRANSACTIONS_TOPIC
 from eoslog.storage.log.partition_log import PartitionLog
 from tests.simulation.oracles.model import Model, Seen
 
+COMMIT_MARKER = 1
+
 
 def visible(log: PartitionLog, end: int | None = None) -> list[tuple[int, str]]:
     """(offset, value) of each read_committed record, read by batch and filtered here."""
@@ -62,6 +64,19 @@ def positions(engine: Engine, groups: set[str]) -> dict[str, int]:
         offsets = engine.groups.fetch_offsets(group, timeout=5.0)
         found.update({group: stored.offset for stored in offsets.values()})
     return found
+
+
+def check_committed(log: PartitionLog, model: Model) -> None:
+    """O5 records that a commit marker ends are below the high watermark."""
+    last, committed = dict[int, int](), -1
+    for batch in log.batches(max(log.log_start, log.core.durable_end), log.log_end):
+        if batch.control_type == COMMIT_MARKER:
+            committed = max(committed, last.pop(batch.producer_id, -1))
+        elif batch.transactional and not batch.control:
+            last[batch.producer_id] = batch.last_offset
+    covered = log.high_watermark
+    if committed >= covered:
+        model.violated(f"O5 {log.name}: {committed} is committed, the high watermark is {covered}")
 
 
 def check_structure(engine: Engine, model: Model, *, settled: bool) -> None:

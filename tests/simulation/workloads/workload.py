@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import eoslog
 from eoslog import Producer, TopicPartition, errors
+from eoslog.coordinator.transactions.resolver import GRACE_S
 from eoslog.engine.engine import Engine
 from eoslog.errors import EoslogError, InvalidProducerEpoch, ProducerFenced
 from tests.simulation.machine.world import World
@@ -86,8 +87,8 @@ class Client(Chores, Halves):
         if self.prepares:
             choices += [self.prepare] * 4 + [self.decide] * 3
         if self.only_commits:
-            choices = [self.transact] * 6
-            choices += [self.produce, self.background, self.look, self.clean_decisions]
+            choices = [*[self.transact] * 6, self.produce, self.background]
+            choices += [*[self.look_later] * 2, *[self.clean_decisions] * 3]
         for _ in range(self.operations):
             try:
                 self.rng.choice(choices)()
@@ -192,6 +193,7 @@ class Client(Chores, Halves):
             except EoslogError:
                 self._give_up(name)
                 raise
+            self._check_committed()
         txn = self.model.begin(f"{self.name}:{name}:{self.count}")
         try:
             producer.begin_transaction()
@@ -303,6 +305,18 @@ class Client(Chores, Halves):
         """Complete the due transactions of other processes that block this one."""
         log = self.engine.partition(*self._place())
         self.engine.transactions.resolve_blockers(log)
+        self._check_committed()
+
+    def look_later(self) -> None:
+        """Complete what the process that decided has left for others."""
+        self.world.sleep(2 * int(GRACE_S * 1e9))
+        self.look()
+
+    def _check_committed(self) -> None:
+        """Check what this process or another one has completed."""
+        for topic, partitions in TOPICS.items():
+            for partition in range(partitions):
+                looks.check_committed(self.engine.partition(topic, partition), self.model)
 
 
 def hash_of(name: str) -> int:
