@@ -183,6 +183,23 @@ def test_a_record_appended_during_a_sync_is_left_to_the_next_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with flushed_once(tmp_path) as log, opened(str(tmp_path)) as other:
+
+        def late(name: str) -> bool:
+            if name == "flush.before" and log.log_end == 2:
+                other.append(batch(1))
+            return False
+
+        monkeypatch.setattr(files, "failpoint", late)
+        log.flush()
+        assert (log.durable_end, log.log_end) == (2, 3)
+        other.flush()
+        assert log.durable_end == 3
+
+
+def test_a_flush_that_waits_during_a_sync_is_woken_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with flushed_once(tmp_path) as log, opened(str(tmp_path)) as other:
         second: list[threading.Thread] = []
 
         def late(name: str) -> bool:
@@ -192,8 +209,6 @@ def test_a_record_appended_during_a_sync_is_left_to_the_next_flush(
                 second[0].start()
                 while not any(log.session.control.slot_view(log.slot)["flush_waiters"]):
                     pass
-            elif name == "flush.after":
-                assert log.durable_end < 3
             return False
 
         monkeypatch.setattr(files, "failpoint", late)
