@@ -555,6 +555,7 @@ class Partition:
         segment_index_bytes: int = ...,
         leader_epoch: int = ...,
         writeback_bytes: int = ...,
+        preallocates: bool = ...,
     ) -> None: ...
     def load(self, base: int, producers: bytes) -> None: ...
     def use_segment(

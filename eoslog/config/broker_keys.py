@@ -37,7 +37,7 @@ IGNORED = frozenset(
     log.cleaner.io.buffer.load.factor log.cleaner.io.buffer.size
     log.cleaner.io.max.bytes.per.second log.cleaner.threads log.dir log.dir.failure.timeout.ms
     log.dirs log.flush.scheduler.interval.ms log.flush.start.offset.checkpoint.interval.ms
-    log.initial.task.delay.ms log.preallocate log.segment.delete.delay.ms
+    log.initial.task.delay.ms log.segment.delete.delay.ms
     max.connection.creation.rate max.connections max.connections.per.ip
     max.connections.per.ip.overrides max.incremental.fetch.session.cache.slots
     max.request.partition.size.limit min.insync.replicas node.id num.io.threads
@@ -90,6 +90,7 @@ TOPIC_DEFAULTS: dict[str, tuple[tuple[str, int], ...]] = {
     "message.timestamp.type": (("log.message.timestamp.type", 1),),
     "min.cleanable.dirty.ratio": (("log.cleaner.min.cleanable.ratio", 1),),
     "min.compaction.lag.ms": (("log.cleaner.min.compaction.lag.ms", 1),),
+    "preallocate": (("log.preallocate", 1),),
     "retention.bytes": (("log.retention.bytes", 1),),
     "retention.ms": (
         ("log.retention.ms", 1), ("log.retention.minutes", _MINUTE), ("log.retention.hours", _HOUR),

@@ -10,7 +10,16 @@ from typing import Any, ClassVar, Literal, TypedDict
 
 from eoslog._util.arguments import shown
 from eoslog.config.codec_levels import CODEC_LEVELS, CODECS, check_codec_level
-from eoslog.config.parsing import LONG_MAX, Parser, Settings, choice, integer, number, setting
+from eoslog.config.parsing import (
+    LONG_MAX,
+    Parser,
+    Settings,
+    boolean,
+    choice,
+    integer,
+    number,
+    setting,
+)
 from eoslog.errors import ConfigError
 
 
@@ -50,10 +59,9 @@ class TopicConfig(Settings):
     KIND: ClassVar[str] = "topic"
     IGNORED_PREFIXES: ClassVar[tuple[str, ...]] = ("remote.", "local.retention.", "errors.")
     # file.delete.delay.ms: readers map the bytes they read, so a file may be removed immediately.
-    # preallocate: recovery relies on a segment that ends at the end of its published bytes.
     IGNORED: ClassVar[frozenset[str]] = frozenset(
         """
-        file.delete.delay.ms preallocate
+        file.delete.delay.ms
         min.insync.replicas unclean.leader.election.enable message.format.version
         message.downconversion.enable leader.replication.throttled.replicas
         follower.replication.throttled.replicas internal.segment.bytes
@@ -156,6 +164,13 @@ class TopicConfig(Settings):
         "A record is not compacted before this time has passed.",
         unit="ms",
     )
+    preallocate: bool = setting(
+        False,
+        boolean,
+        "Zeros follow the last record of a segment that is written to, so that a flush does not "
+        "store a new file size. Without effect if `durability=os`.",
+        kafka="Kafka allocates a whole segment",
+    )
     retention_bytes: int = setting(
         -1,
         integer(-1, LONG_MAX),
@@ -229,6 +244,7 @@ TopicOptions = TypedDict(
         "message.timestamp.type": Literal["CreateTime", "LogAppendTime"],
         "min.cleanable.dirty.ratio": float,
         "min.compaction.lag.ms": int,
+        "preallocate": bool,
         "retention.bytes": int,
         "retention.ms": int,
         "segment.bytes": int,
@@ -262,6 +278,7 @@ TopicChanges = TypedDict(
         "message.timestamp.type": Literal["CreateTime", "LogAppendTime"] | None,
         "min.cleanable.dirty.ratio": float | None,
         "min.compaction.lag.ms": int | None,
+        "preallocate": bool | None,
         "retention.bytes": int | None,
         "retention.ms": int | None,
         "segment.bytes": int | None,

@@ -344,6 +344,8 @@ class PartitionFiles:
             try:
                 found = iter_batches(data, base_position=start, strict=False)
             except CorruptRecord as error:
+                if base == self.bases[-1] and SegmentFiles(path, base).blank_from(start):
+                    return  # preallocated space
                 raise type(error)(f"{path}: {error}") from error
             yield from found
             position = found[-1].position + found[-1].size if found else start

@@ -352,7 +352,6 @@ def test_the_client_id_of_a_member_is_shown(log):
         (ConsumerConfig, "retry.backoff.ms"),
         (ConsumerConfig, "exclude.internal.topics"),
         (TopicConfig, "file.delete.delay.ms"),
-        (TopicConfig, "preallocate"),
     ],
 )
 def test_keys_without_meaning_in_a_library_are_accepted_and_logged(cls, key, caplog):

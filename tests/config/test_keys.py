@@ -141,6 +141,7 @@ SHOWN: dict[type[Settings], dict[str, str]] = {
         "message.timestamp.type": PRODUCER + "metadata_contains_the_log_append_time",
         "min.cleanable.dirty.ratio": COMPACTION + "lag_and_dirty_ratio_decide_when_cleaning_starts",
         "min.compaction.lag.ms": COMPACTION + "lag_and_dirty_ratio_decide_when_cleaning_starts",
+        "preallocate": "protocol/test_preallocation.py::test_appends_keep_the_size_of_a_preallocated_file",
         "retention.bytes": PARTITION + "retention_by_size_keeps_at_least_the_limit",
         "retention.ms": PARTITION + "retention_by_time_deletes_expired_segments_and_the_active_one",
         "segment.bytes": LOG + "segment_bytes_of_internal_topics_follow_the_settings_of_open",
@@ -168,5 +169,5 @@ def test_ignored_keys_are_listed_in_the_documentation():
     text = (ROOT / "docs" / "reference" / "ignored-settings.md").read_text()
     network = ProducerConfig.IGNORED
     ignored = ConsumerConfig.IGNORED - network
-    for key in ignored | {"file.delete.delay.ms", "preallocate"}:
+    for key in ignored | {"file.delete.delay.ms"}:
         assert f"`{key}`" in text, key

@@ -52,7 +52,7 @@ KILL_AFTER_S = (
 LAST_ROW = {
     "A": 26, "B": 16, "C": 13, "D": 7, "E": 35, "F": 12, "G": 10, "H": 8, "I": 9, "J": 3, "K": 7,
 }  # fmt: skip
-PROTOCOL_ROWS = 48
+PROTOCOL_ROWS = 51
 COMPARED_ROWS = [
     "L01", "L02", "L03", "L04", "L05", "L06", "L07", "L08", "L09", "L10", "L11", "L12", "L13", "L14",
     "M01", "M02", "M03",

@@ -23,6 +23,10 @@ cdef struct Result:
 
 cdef enum:
     PAGE = 4096
+    PREALLOCATED = 65536        # bytes between two sizes of a preallocated file
+    BLANK_MIN = 64              # bytes of zeros that a preallocated file ends with at least
+
+cdef uint8_t zeros[PREALLOCATED + BLANK_MIN]
 
 
 cdef int judge_append(PartitionState* state, const FoldedBatch* headers, int count, bint client, bint verified, Result* result) noexcept nogil:
@@ -83,6 +87,21 @@ cdef int write_effects(PartitionState* state, const Effects* e) noexcept nogil:
         if eoslog_pwrite_all(state.files.txn, entry, ABORTED_ENTRY_SIZE, (s.aborted_count - 1) * ABORTED_ENTRY_SIZE) < 0:
             return IO_FAILED
     return 0
+
+
+cdef void extend(PartitionState* state, int64_t end) noexcept nogil:
+    """Write zeros up to the next border of `PREALLOCATED` bytes.
+
+    Only if batches just written, which end at `end`, have used up those of the file. The caller holds the
+    lock and has set `busy`. An error fails no append, because any number of zeros is right, and the next
+    append tries again."""
+    cdef int64_t border = (end // PREALLOCATED + 1) * PREALLOCATED
+    if border - end < BLANK_MIN:
+        border += PREALLOCATED
+    if not state.preallocates or end + BLANK_MIN <= state.file_size:
+        return
+    if eoslog_pwrite_all(state.files.log, zeros, <size_t>(border - end), end) < 0:
+        eoslog_os.ftruncate(state.files.log, end)    # a full disk has better uses
 
 
 cdef int begin_writeback(PartitionState* state, int64_t position) noexcept nogil:
@@ -167,6 +186,7 @@ cdef int append_locked(PartitionState* state, uint8_t* data, int64_t size, Folde
             unlock_partition(state)
             return IO_FAILED
         return must_reload(state)
+    extend(state, position + size)
     eoslog_os.point(POINT_WRITTEN)
     # After an error in this loop the fold is ahead of the log: `must_reload` keeps `busy` set.
     for i in range(count):

@@ -50,7 +50,7 @@ cdef class Partition:
 
     def configure(self, *, int64_t segment_bytes=1 << 30, int64_t segment_ms=7 * 86400000,
                   int64_t index_interval_bytes=4096, int64_t segment_index_bytes=10485760, int32_t leader_epoch=0,
-                  int64_t writeback_bytes=0):
+                  int64_t writeback_bytes=0, bint preallocates=False):
         self.state.segment_size_max = segment_bytes
         self.state.segment_ms = segment_ms
         self.state.index_interval = index_interval_bytes
@@ -59,6 +59,7 @@ cdef class Partition:
         self.state.time_entries_max = segment_index_bytes // TIME_ENTRY_SIZE - 1
         self.state.leader_epoch = leader_epoch
         self.state.writeback_bytes = writeback_bytes
+        self.state.preallocates = preallocates
 
     # --- published values -------------------------------------------------------------------
 

@@ -63,6 +63,14 @@ cdef void unlock_partition(PartitionState* state) noexcept nogil:
     unlock_slot(state.slot, state.lock_fd, state.lock_at)
 
 
+cdef int trim(PartitionState* state) noexcept nogil:
+    """Truncate the active log file to its last batch. The caller holds the lock. Returns -1 on an error."""
+    if state.file_size == state.segment.position:
+        return 0
+    state.file_size = state.segment.position
+    return eoslog_os.ftruncate(state.files.log, state.segment.position)
+
+
 cdef int repair_after_dead_holder(PartitionState* state) noexcept nogil:
     """Repair the files after a lock holder died during an append (protocol.md row 9). The caller holds
     the lock, and its fold is at the published end.
@@ -105,9 +113,8 @@ cdef int repair_after_dead_holder(PartitionState* state) noexcept nogil:
 cdef int enter_lock(PartitionState* state, uint64_t deadline, const Expected* expected, int expected_count) noexcept nogil:
     """Take the append lock and bring the fold to the log end (steps 2 to 6 of an append).
 
-    Returns APPENDED with the lock held, the fold at the published end, the indexes open and the log
-    file exactly as long as the fold says. Any other status means that the lock is released."""
-    cdef int64_t size
+    Returns APPENDED with the lock held, the fold at the published end, the indexes open, and after the
+    fold's position nothing but the zeros of a preallocated log file. Any other status means that the lock is released."""
     cdef int rc, i
     if state.gated:
         return GONE
@@ -142,12 +149,12 @@ cdef int enter_lock(PartitionState* state, uint64_t deadline, const Expected* ex
         rc = NEXT_SEGMENT
     if rc == 0:
         # Not `fstat`: since Linux 6.13, a write to a file whose times were read stores new times.
-        size = c_lseek(state.files.log, 0, SEEK_END)
-        if size < 0:
+        state.file_size = c_lseek(state.files.log, 0, SEEK_END)
+        if state.file_size < 0:
             rc = IO_FAILED
-        elif size < state.segment.position:
+        elif state.file_size < state.segment.position:
             rc = CORRUPT                     # another program truncated published bytes
-        elif size > state.segment.position and eoslog_os.ftruncate(state.files.log, state.segment.position) < 0:
+        elif not state.preallocates and trim(state) < 0:
             rc = IO_FAILED
     if rc != 0:
         unlock_partition(state)

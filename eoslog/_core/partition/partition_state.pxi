@@ -105,6 +105,8 @@ cdef struct PartitionState:
     int64_t carried_to, carried_base, carried_position   # end of the batches that were carried last
     int64_t segment_size_max, segment_ms, index_interval, index_entries_max, time_entries_max
     int32_t leader_epoch
+    bint preallocates           # zeros follow the last batch, so that most appends keep the file's size
+    int64_t file_size           # of the active log file; valid under the append lock
 
 
 cdef void take_mutex(PartitionState* state) noexcept:

@@ -25,6 +25,8 @@ cdef int roll_segment(PartitionState* state) noexcept nogil:
     cdef const char* prepared = state.prepared_paths
     cdef int64_t time_count = state.segment.time_count
     memset(&e, 0, sizeof(e))
+    if trim(state) < 0:                       # before the next log has its name: only the last one has zeros
+        return IO_FAILED
     time_entry(&state.segment, &e)
     if e.timed:
         store_time_entry(entry, &e)
@@ -52,6 +54,7 @@ cdef int roll_segment(PartitionState* state) noexcept nogil:
     state.files = state.next_files
     state.next_files = SegmentDescriptors(-1, -1, -1, -1)
     enter_segment(&state.segment, state.next_offset)
+    state.file_size = 0
     state.buffer_size = 0
     store_active(state.slot, state.segment.base, 0)
     eoslog_os.point(POINT_ROLLED)

@@ -33,6 +33,7 @@ from eoslog.storage.fs import files
 from eoslog.storage.segment import kept_copies, seals, segment_files
 from eoslog.storage.segment.leader_epochs import EpochCheck
 from eoslog.storage.segment.replacement import unfinished_swap
+from eoslog.storage.segment.scans import is_blank
 from eoslog.storage.segment.segment import (
     INDEX,
     LOG,
@@ -186,6 +187,8 @@ class Walk:
         self.cleaned = 0  # offset below which a cleaning may have removed them
         self._open: dict[int, int] = {}
         self._log_start = 0
+        self._bases: list[int] = []
+        self._stop = 0, 0  # base of the last segment that was read, and the byte after its batches
         self._gaps_to: int | None = None  # where gaps are allowed in the last segment; None: all
         self._epochs = EpochCheck(path)
 
@@ -212,7 +215,7 @@ class Walk:
             return
         self.notes += kept_copies.notes_of_copies(self.path)
         self.notes += strangers(self.path, is_of_a_partition)
-        bases = offsets_in(self.path, LOG)
+        bases = self._bases = offsets_in(self.path, LOG)
         expected = bases[0] if bases else 0
         if bases:
             self._open = segment_files.open_before(segment_files.list_segments(self.path))
@@ -267,9 +270,22 @@ class Walk:
                 self._problem(offset, SNAPSHOT, 0, "not a valid producer snapshot")
 
     def _end(self, base: int, expected: int) -> LogPosition:
-        """Return the end of the last segment; a missing one has no bytes."""
-        log = os.path.join(self.path, file_name(base, LOG))
-        return base, files.size(log) if files.exists(log) else 0, expected
+        """Return the end of the last segment's batches; a missing one has no bytes."""
+        return base, self._stop[1] if self._stop[0] == base else 0, expected
+
+    def _preallocated(self, base: int, position: int, expected: int) -> bool:
+        """Whether the rest of a segment is preallocated space, and no lost batch.
+
+        See `torn_tails.accept_zeros`. `run` compares the end of the last one with what was flushed.
+        """
+        later = [other for other in self._bases if other > base]
+        if later and later[0] != expected:
+            return False
+        fd = files.open_file(os.path.join(self.path, file_name(base, LOG)), read_only=True)
+        try:
+            return is_blank(fd, position, os.fstat(fd).st_size)
+        finally:
+            files.close(fd)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -291,7 +307,7 @@ class Walk:
         position = 0
         for batch, fault in self._batches(base):
             if batch is None:
-                if expected < self.end:
+                if expected < self.end and not self._preallocated(base, position, expected):
                     self._damaged(base, position, expected, fault)
                 break
             if batch.base_offset >= self.end:
@@ -319,6 +335,7 @@ class Walk:
             starts[batch.position] = (batch.last_offset, batch.max_timestamp)
             position = batch.position + batch.size
             expected = batch.last_offset + 1
+        self._stop = base, position
         self.problems += self._epochs.taken(os.path.join(self.path, file_name(base, LOG)))
         # A segment below the log start is left from an interrupted deletion: no reader uses it.
         deleted = expected <= self._log_start

@@ -35,7 +35,8 @@ from eoslog.storage.metadata.image import MetadataFold
 from eoslog.storage.metadata.metadata_log import PRODUCER_ID_BLOCK
 from eoslog.storage.metadata.records import ProducerIdsRecord, decode
 from eoslog.storage.segment import segment_files
-from eoslog.storage.segment.kept_copies import bytes_of, keep, set_aside
+from eoslog.storage.segment.kept_copies import MORE, bytes_of, keep, set_aside
+from eoslog.storage.segment.scans import is_blank
 from eoslog.storage.segment.segment import (
     INDEX,
     LOG,
@@ -225,7 +226,8 @@ def keep_offsets(path: str, bad: LogPosition, flushed: int) -> tuple[LogPosition
     try:
         with files.naming(name):
             # Damage must follow until the log is truncated, because later segments still exist.
-            more = b"" if os.fstat(fd).st_size > following else b"\0"
+            # Zeros would be preallocated space.
+            more = MORE if is_blank(fd, following, os.fstat(fd).st_size) else b""
             _core.os_pwrite(fd, head + body + more, position)
             _core.os_sync(fd)
     finally:

@@ -517,10 +517,12 @@ class LogFlusher:
         if start >= end:
             return []
         active = self._core.active_base
-        if active <= start:  # segments rolled since begin at `end` or after it
+        if active < start:  # segments rolled since begin at `end` or after it
             return [active]
+        # The first records of a segment make the end of the segment before it durable too. Its
+        # preallocated space was truncated by the roll, and may be there again after a power loss.
         bases = self._segments.bases(wait=wait)
-        first = max((i for i, base in enumerate(bases) if base <= start), default=0)
+        first = max((i for i, base in enumerate(bases) if base < start), default=0)
         return [base for base in bases[first:] if base < end]
 
     def _write_fd(self, base: int) -> tuple[int, int]:

@@ -10,6 +10,9 @@ derived files, and then publishes the log end.
 | a damaged batch that was never flushed | truncates the log before it, complete batches after it
                 included: a power loss keeps any subset of unflushed pages |
 | a damaged batch that was flushed | raises CorruptRecord and changes nothing: there is no replica |
+| zeros up to the end of the last segment's file, or in a segment that ends where the next begins |
+                truncates the file: it was preallocated. Batches that were flushed are missing if
+                the last segment ends below a durable offset: raises CorruptRecord |
 | a gap between batches | raises CorruptRecord in the last segment: appends leave no gap, so a base
                          offset is damaged; also between segments, if a transaction is open
                          there, because its end may be missing |
@@ -49,6 +52,7 @@ from eoslog.storage.log.producer_expiry import last_in_use, written_before
 from eoslog.storage.log.segment_writer import FoldStart
 from eoslog.storage.log.settings import FOR_EVER
 from eoslog.storage.log.torn_tails import (
+    accept_zeros,
     check_tail,
     lost_before,
     refuse_gap,
@@ -268,6 +272,7 @@ def scan_for_reader(
             scan = scan_open_segment(core, base, where, fd, verify=verify)
             if not (verify or later or _agrees(log, scan, seal)):
                 return scan_for_reader(log, last, names, carried, distrust=True)
+            accept_zeros(log.context, scan, later, last)
             refuse_gap(log.context, scan, before, active=not later)
             if scan.fault is not None:
                 check_tail(log.context, scan, later, last)
@@ -277,6 +282,7 @@ def scan_for_reader(
                 scan.offset_index, scan.times, scan.aborted, scan.offset,
                 bool(core.open_transactions()),
             )  # fmt: skip
+            log.segment(base).end = scan.position
         finally:
             core.use_segment(base, -1)
             files.close(fd)
@@ -330,6 +336,7 @@ def recover_for_writer(
             scan = scan_open_segment(core, base, where, fds[0], verify=verify)
             if not (verify or later or _agrees(log, scan, seal)):
                 return recover_for_writer(log, last, names, carried, distrust=True)
+            accept_zeros(log.context, scan, later, last)
             refuse_gap(log.context, scan, before, active=not later)
             if scan.fault is not None:
                 _carried_from(log, carried)  # raises before anything is changed

@@ -21,6 +21,7 @@ from eoslog.errors import EoslogError, ErrorCode, IllegalState, LockTimeout, Rec
 from eoslog.model import AppendOrigin, AppendResult
 from eoslog.storage.directory.cleaner_lock import CleanerLock
 from eoslog.storage.directory.session import Session
+from eoslog.storage.fs import files
 from eoslog.storage.fs.timeouts import LOCK_TIMEOUT_S
 from eoslog.storage.log.append_errors import out_of_order
 from eoslog.storage.log.append_status import AppendStatus
@@ -37,7 +38,7 @@ from eoslog.storage.segment import leader_epochs, seals
 from eoslog.storage.segment.carried_batches import CarriedBatches
 from eoslog.storage.segment.producer_snapshots import write_snapshot
 from eoslog.storage.segment.replacement import finish_renames
-from eoslog.storage.segment.segment import Segment
+from eoslog.storage.segment.segment import LOG, Segment, file_name
 
 _NO_LIMIT = 1 << 30  # bytes
 _REPEATS = range(MAX_REPEATS)
@@ -143,6 +144,7 @@ class PartitionLog:
             segment_index_bytes=settings.segment_index_bytes,
             leader_epoch=self.leader_epoch,
             writeback_bytes=_WRITEBACK_BYTES if self.strict else 0,
+            preallocates=self.strict and settings.preallocate,
         )
 
     @property
@@ -532,13 +534,34 @@ class PartitionLog:
         raise LockTimeout(f"{self.name}: nothing was changed in {MAX_REPEATS} attempts; retry")
 
     def write_snapshot(self) -> None:
-        """Write the producer snapshot at the log end, and seal the active segment (clean close)."""
+        """Write the producer snapshot at the log end, and seal the active segment (clean close).
+
+        Durability: the active segment ends with its last batch, and so does the one before it.
+        """
         self.fold()
+        self._trim()
         offset, entries = self.core.export_producers()
         write_snapshot(self.path, offset, entries)
         if offset > self.core.active_base:  # otherwise it would be the previous segment's seal
             with contextlib.suppress(FileNotFoundError):
                 seals.seal_files(self.path, self.topic_id, self.core.active_base, offset)
+
+    def _trim(self) -> None:
+        """Truncate the preallocated space; no process writes any more."""
+        active, end = self.core.active_base, self.core.end_position
+        path = os.path.join(self.path, file_name(active, LOG))
+        bases = self.segments.bases()
+        if files.size(path) == end and (end or len(bases) == 1):
+            return  # the flush of its first records has synced the segment before it
+        for base in bases[-2:]:
+            fd = files.open_file(os.path.join(self.path, file_name(base, LOG)))
+            try:
+                with files.naming(path):
+                    if base == active and os.fstat(fd).st_size > end:
+                        _core.os_truncate(fd, end)
+                    _core.os_sync(fd)
+            finally:
+                files.close(fd)
 
     def close(self, *, deleted: bool = False) -> None:
         """Close descriptors. Views that reads have returned stay valid.

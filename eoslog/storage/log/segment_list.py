@@ -155,7 +155,7 @@ class SegmentList:
             return found
 
     def sizes(self) -> dict[int, int]:
-        """Return the size in bytes of each readable segment's log file, by base.
+        """Return the bytes of batches in each readable segment, by base.
 
         Raises:
             UnknownTopicOrPartition: if the topic was deleted.
@@ -165,7 +165,11 @@ class SegmentList:
         while True:
             bases = tuple(self.bases())
             try:
-                return {base: self.segment(base).size() for base in bases}
+                sizes = {base: self.segment(base).size() for base in bases}
+                active, end = self._core.active_base, self._core.end_position
+                if active in sizes and active == self._core.active_base:
+                    sizes[active] = end  # its file may be preallocated
+                return sizes
             except FileNotFoundError as error:
                 if self._core.deleted:
                     raise self._topic_deleted() from error

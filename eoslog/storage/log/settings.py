@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ class LogSettings:
     message_timestamp_after_max_ms: int = FOR_EVER
     message_timestamp_before_max_ms: int = FOR_EVER
     segment_jitter_ms: int = 0
+    preallocate: bool = False
 
     @property
     def codec_level(self) -> int | None:
@@ -70,4 +71,10 @@ class LogSettings:
         return cls(**values)
 
 
-_KINDS: dict[str, type] = {"int": int, "int | None": int, "float": float, "str": str}
+def _boolean(value: str) -> bool:
+    return value.lower() == "true"
+
+
+_KINDS: dict[str, Callable[[str], Any]] = {
+    "bool": _boolean, "int": int, "int | None": int, "float": float, "str": str,
+}  # fmt: skip

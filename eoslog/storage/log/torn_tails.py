@@ -22,7 +22,14 @@ from eoslog.storage.segment.segment import HEADER_SIZE, LOG, file_name
 
 logger = get_logger("eoslog.storage")
 
-__all__ = ["check_tail", "lost_before", "refuse_gap", "refuse_lost_markers", "valid_batch_after"]
+__all__ = [
+    "accept_zeros",
+    "check_tail",
+    "lost_before",
+    "refuse_gap",
+    "refuse_lost_markers",
+    "valid_batch_after",
+]
 
 
 def lost_before(context: LogContext, base: int, last: LastSession) -> bool:
@@ -43,6 +50,28 @@ def lost_before(context: LogContext, base: int, last: LastSession) -> bool:
     text = "%s: truncating at offset %d, before the segment at %d: batches between were not flushed"
     logger.warning(text, context.path, end, base)
     return True
+
+
+def accept_zeros(
+    context: LogContext, scan: SegmentScan, later: list[int], last: LastSession
+) -> None:
+    """Accept zeros after a segment's batches as preallocated space.
+
+    They are the end of the last segment unless batches there were durable. In an earlier segment
+    they are the end if the next one begins there: a roll truncates the file before the next log
+    has its name, and a power loss may undo that. Elsewhere the pages of batches may be lost.
+
+    Args:
+        context: the partition's.
+        scan: the scan that may have ended at zeros; without a fault on return if they are the end.
+        later: bases of the segments after it.
+        last: how the last session ended.
+    """
+    if not scan.blank or last.clean:
+        return
+    ends = scan.offset == later[0] if later else scan.offset >= _known_durable(context, last)
+    if ends:
+        scan.fault = None
 
 
 def refuse_gap(

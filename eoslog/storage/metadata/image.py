@@ -171,7 +171,7 @@ def internal_topics(
     """
 
     def compacted(size: int) -> dict[str, str]:
-        return {"cleanup.policy": "compact", "segment.bytes": str(size)}
+        return {"cleanup.policy": "compact", "preallocate": "true", "segment.bytes": str(size)}
 
     layout = [
         (CLUSTER_METADATA_TOPIC, 0, 1, {}),

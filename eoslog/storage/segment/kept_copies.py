@@ -21,12 +21,14 @@ from eoslog.storage.fs import files
 from eoslog.storage.segment.segment import HEADER_SIZE, LOG, file_name
 
 __all__ = [
-    "bytes_of", "gap_at", "is_gap", "keep", "kept_in", "name_without_mark", "note_of_gap",
+    "MORE", "bytes_of", "gap_at", "is_gap", "keep", "kept_in", "name_without_mark", "note_of_gap",
     "notes_of_copies", "set_aside",
 ]  # fmt: skip
 
 _KEPT = re.compile(r"(\d{20}\.log)\.cut-\d+")
 _STEP = 4 << 20
+MORE = b"\1"
+"""A byte of no batch: `truncation.keep_offsets` leaves it where nothing else shows damage."""
 
 
 def kept_in(path: str) -> list[str]:
@@ -106,8 +108,9 @@ def keep(path: str, base: int, position: int, end: int | None, now_ms: int) -> s
     log = os.path.join(path, file_name(base, LOG))
     data = bytes_of(log)
     end = len(data) if end is None else end
-    if position >= end or (end - position == 1 and data[position] == 0):
-        return None  # the zero byte that `truncation.keep_offsets` writes before it truncates
+    first = data[position : position + 1]
+    if end - position <= _STEP and not data[position + (first == MORE) : end].strip(b"\0"):
+        return None  # preallocated space, perhaps after what `truncation.keep_offsets` has written
     for name in files.names(path):
         if name.startswith(file_name(base, LOG)) and name.endswith(".tmp"):
             files.remove(os.path.join(path, name))

@@ -17,6 +17,8 @@ from eoslog.errors import CorruptRecord
 from eoslog.storage.fs import files
 from eoslog.storage.segment.segment import LOG, file_name
 
+_BLANK_STEP = 1 << 16
+
 
 class Gap(NamedTuple):
     """Offsets that no batch of a segment contains.
@@ -47,6 +49,7 @@ class SegmentScan:
         aborted: content of the abort index.
         fault: why the scan ended before the end of the file, None if it did not.
         gap: the last gap before that offset, None if offsets are contiguous.
+        blank: whether only zeros follow, as in a preallocated file.
     """
 
     base: int
@@ -59,6 +62,15 @@ class SegmentScan:
     aborted: bytes
     fault: str | None
     gap: Gap | None = None
+    blank: bool = False
+
+
+def is_blank(fd: int, position: int, end: int) -> bool:
+    """Whether all bytes of a file in [position, end) are zero."""
+    for at in range(position, end, _BLANK_STEP):
+        if bytes(_core.os_pread(fd, min(_BLANK_STEP, end - at), at)).strip(b"\0"):
+            return False
+    return True
 
 
 def raised_base(name: str, path: str, gap: Gap) -> CorruptRecord:
@@ -92,7 +104,8 @@ def scan_open_segment(
     size = os.fstat(fd).st_size
     found = fold.scan_segment(size, verify)
     gap = None if found[6] is None else Gap(*found[6])
-    return SegmentScan(base, path, size, *found[:6], gap)
+    blank = found[5] is not None and is_blank(fd, found[0], size)
+    return SegmentScan(base, path, size, *found[:6], gap, blank)
 
 
 def scan_segments(

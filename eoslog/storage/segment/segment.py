@@ -111,6 +111,7 @@ class Segment:
         self._times: bytes | None = None
         self.scanned: tuple[bytes, bytes, bytes, int, bool] | None = None
         self.identified = False
+        self.end = -1  # byte after the last batch, if a private scan has found it
 
     def path(self, suffix: str = LOG) -> str:
         """Return the path of one of the segment's files."""
@@ -127,7 +128,7 @@ class Segment:
         return file
 
     def size(self) -> int:
-        """Return the size of the log file.
+        """Return the size of the log file, up to the end that a private scan found.
 
         Raises:
             FileNotFoundError: if the file was deleted.
@@ -136,7 +137,8 @@ class Segment:
 
     def _size(self, file: ReadFile) -> int:
         with files.naming(self.path()):
-            return os.fstat(file.fd).st_size
+            size = os.fstat(file.fd).st_size
+        return size if self.end < 0 else min(size, self.end)
 
     def _whole(self, file: ReadFile, size: int) -> np.memmap | None:
         """Map the first `size` bytes; None if the file is shorter now, truncated by a repair.

@@ -1,0 +1,203 @@
+"""Preallocated space: zeros after the last batch.
+
+Appends write them, rolls and closes cut them, and recovery recognises them. Rows 41 to 43 of docs/contributing/protocol.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import eoslog
+from eoslog._core import fault_count, iter_batches
+from eoslog.connector.byte_ranges import PartitionFiles
+from eoslog.errors import CorruptRecord
+from eoslog.storage.check.checker import check
+from eoslog.storage.log.partition_log import PartitionLog
+from eoslog.storage.segment.segment import LOG, file_name
+from tests.faults.harness import Child, live
+from tests.storage.helpers import batch, opened, payloads, state
+
+SETTINGS = {"segment_bytes": 100_000, "preallocate": True}
+CHUNK = 1 << 16
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "log").mkdir()
+    return tmp_path / "log"
+
+
+def fill(log: PartitionLog, count: int, *, size: int = 1000, first: int = 0) -> None:
+    for i in range(first, first + count):
+        log.append(batch(1, producer_id=7, sequence=i, size=size, timestamp=i))
+
+
+def image(path: Path, name: str) -> Path:
+    """What a kill of all processes would leave now."""
+    copy = path.parent / f"{path.name}-{name}"
+    shutil.copytree(path, copy)
+    return copy
+
+
+def log_file(path: Path, base: int = 0) -> Path:
+    return path / "t-0" / file_name(base, LOG)
+
+
+def test_appends_keep_the_size_of_a_preallocated_file(tmp_path):
+    with opened(str(tmp_path), **SETTINGS) as log:
+        sizes = set()
+        for i in range(50):
+            fill(log, 1, first=i)
+            sizes.add(log_file(tmp_path).stat().st_size)
+        assert sizes == {CHUNK}
+        fill(log, 30, first=50)
+        assert log_file(tmp_path).stat().st_size == 2 * CHUNK
+        assert log.segments.size() == log.core.end_position < CHUNK + 30_000
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_file_is_preallocated_only_where_a_flush_gains(tmp_path, strict):
+    with opened(str(tmp_path), strict=strict, **SETTINGS) as log:
+        fill(log, 1)
+        assert (log_file(tmp_path).stat().st_size > log.core.end_position) is strict
+
+
+def test_a_roll_cuts_the_zeros_of_the_sealed_segment(tmp_path):
+    with opened(str(tmp_path), **SETTINGS) as log:
+        fill(log, 20)
+        end = log.core.end_position
+        log.roll()
+        assert log_file(tmp_path).stat().st_size == end
+        fill(log, 1, first=20)
+        assert len(payloads(log)) == 21
+
+
+def test_the_first_flush_of_a_segment_syncs_the_one_before_it(tmp_path):
+    """Otherwise a power loss could undo the cut."""
+    with opened(str(tmp_path), **SETTINGS) as log:
+        fill(log, 20)
+        log.flush()
+        log.roll()
+        for synced in (2, 1):
+            fill(log, 1, first=log.log_end)
+            fault_count("fdatasync", reset=True)
+            log.flush()
+            assert fault_count("fdatasync") == synced
+
+
+def test_a_clean_close_leaves_no_zeros(tmp_path):
+    with eoslog.open(tmp_path) as log:
+        log.create_topic("t", config={"preallocate": True})
+        with log.producer(transactional_id="x") as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.produce("t", b"v")
+            producer.commit_transaction()
+        state_log = next(tmp_path.glob("__transaction_state-*")) / file_name(0, LOG)
+        assert {log_file(tmp_path).stat().st_size, state_log.stat().st_size} == {CHUNK}
+    for path in (log_file(tmp_path), state_log):
+        data = path.read_bytes()
+        assert sum(found.size for found in iter_batches(data)) == len(data) > 0
+
+
+def test_zeros_after_a_kill_are_the_end_of_the_log(place):
+    with opened(str(place), **SETTINGS) as log:
+        fill(log, 20)
+        expected, end = state(log), log.core.end_position
+        left = image(place, "killed")
+    assert check(str(left)).problems == []
+    assert [span.end for span in PartitionFiles(str(left / "t-0")).spans(0, 20)] == [end]
+    with opened(str(left), read_only=True, **SETTINGS) as log:
+        assert payloads(log) == expected[-1]
+    with opened(str(left), **SETTINGS) as log:
+        assert state(log) == expected
+        assert log_file(left).stat().st_size == end
+        fill(log, 1, first=20)
+        assert len(payloads(log)) == 21
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_lost_cut_of_a_sealed_segment_drops_no_later_segment(place, read_only):
+    with opened(str(place), **SETTINGS) as log:
+        fill(log, 20)
+        end = log.core.end_position
+        log.roll()
+        fill(log, 5, first=20)
+        log.flush()
+        expected = state(log)
+        left = image(place, "lost")
+    (left / "eoslog.control").unlink()  # after a power loss it may be older
+    os.truncate(log_file(left), CHUNK)
+    assert check(str(left)).problems == []
+    with opened(str(left), read_only=read_only, **SETTINGS) as log:
+        assert payloads(log) == expected[-1]
+        assert log_file(left).stat().st_size == (CHUNK if read_only else end)
+
+
+def test_zeros_below_the_durable_end_are_damage(place):
+    with opened(str(place), **SETTINGS) as log:
+        fill(log, 10)
+        at = log.core.end_position
+        fill(log, 1, first=10)
+        log.flush()
+        left = image(place, "lost")
+    blank(left, at, CHUNK)
+    with (
+        pytest.raises(CorruptRecord, match="below the flushed offset 11"),
+        opened(str(left), **SETTINGS),
+    ):
+        pass
+
+
+def test_zeros_before_batches_that_were_not_flushed_cut_them(place, caplog):
+    with opened(str(place), **SETTINGS) as log:
+        fill(log, 10)
+        log.flush()
+        at = log.core.end_position
+        fill(log, 1, first=10)
+        following = log.core.end_position
+        fill(log, 1, first=11)
+        left = image(place, "torn")
+    blank(left, at, following)
+    with opened(str(left), **SETTINGS) as log:
+        assert log.log_end == 10
+        assert "complete batches that were never flushed" in caplog.text
+        assert log_file(left).stat().st_size == at
+
+
+def blank(path: Path, begin: int, end: int) -> None:
+    with open(log_file(path), "r+b") as file:
+        file.seek(begin)
+        file.write(bytes(end - begin))
+
+
+def two_batches(child: Child, path: str) -> None:
+    """Dies once both batches of an append are in the file."""
+    with opened(path, **SETTINGS) as log:
+        fill(log, 1)
+        child.armed()
+        log.append(
+            batch(1, producer_id=8, sequence=0, size=60)
+            + batch(1, producer_id=8, sequence=1, size=60)
+        )
+
+
+@pytest.mark.process
+def test_batches_of_a_dead_writer_do_not_follow_those_of_the_next(place):
+    """The next append is as long as the first one of both."""
+    path = place
+    with opened(str(path), **SETTINGS) as log:
+        life = live(two_batches, str(path), faults=(("point", "kill", 3),))
+        assert life.killed, life.error
+        log.append(batch(1, producer_id=9, sequence=0, size=60))
+        log.flush()
+        expected, end = state(log), log.core.end_position
+        assert log_file(path).stat().st_size > end
+        left = image(path, "killed")
+    with opened(str(left), **SETTINGS) as log:
+        assert state(log) == expected
+        assert log_file(left).stat().st_size == end
