@@ -16,9 +16,10 @@ from eoslog._core import fault_count, iter_batches
 from eoslog.connector.byte_ranges import PartitionFiles
 from eoslog.errors import CorruptRecord
 from eoslog.storage.check.checker import check
+from eoslog.storage.fs import files
 from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.segment.segment import LOG, file_name
-from tests.faults.harness import Child, live
+from tests.faults.harness import Child, every_point, live
 from tests.storage.helpers import batch, opened, payloads, state
 
 SETTINGS = {"segment_bytes": 100_000, "preallocate": True}
@@ -201,3 +202,108 @@ def test_batches_of_a_dead_writer_do_not_follow_those_of_the_next(place):
     with opened(str(left), **SETTINGS) as log:
         assert state(log) == expected
         assert log_file(left).stat().st_size == end
+
+
+def produce_on(child: Child, path: str) -> None:
+    """Goes on where the log ends, over several segments; tells each record that is acknowledged."""
+    with eoslog.open(path) as log, log.producer(linger_ms=0) as producer:
+        child.armed()
+        first = log.offsets("t", 0).log_end
+        for number in range(first, first + 12):
+            producer.produce("t", f"{number:<9000}")
+            producer.flush()
+            child.tell("acked", number)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_kill_at_any_call_loses_nothing_and_shows_no_old_byte(tmp_path):
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t", config={"preallocate": True, "segment.bytes": 40_000})
+    for call, nth, left, life in every_point(produce_on, path, 8):
+        live(produce_on, left).fine()
+        with eoslog.open(left) as log:
+            found = [int(record.value.split()[0]) for record in log.read("t")]
+        assert found == list(range(len(found))), (call, nth)
+        assert len(found) >= len(life.of("acked")) + 12, (call, nth)
+        for file in (left / "t-0").glob("*.log"):
+            data = file.read_bytes()
+            assert sum(batch.size for batch in iter_batches(data)) == len(data) if data else True
+
+
+def test_a_batch_that_does_not_follow_is_damage_and_not_a_record(place):
+    with opened(str(place), **SETTINGS) as log:
+        fill(log, 10)
+        log.flush()
+        end = log.core.end_position
+        left = image(place, "stale")
+    other = place.parent / "other"
+    other.mkdir()
+    with opened(str(other), **SETTINGS) as log:
+        fill(log, 20)
+        start = [
+            found.position
+            for found in iter_batches(log_file(other).read_bytes()[: log.core.end_position])
+        ][15]
+        stale = log_file(other).read_bytes()[start : start + 1100]
+    with open(log_file(left), "r+b") as file:
+        file.seek(end)
+        file.write(stale)
+    with pytest.raises(CorruptRecord, match="base offset"), opened(str(left), **SETTINGS):
+        pass
+
+
+def test_a_disk_too_full_for_zeros_still_takes_the_record(tmp_path):
+    with opened(str(tmp_path), **SETTINGS) as log:
+        files.arm_failpoint("pwrite", "ENOSPC", 2)  # the zeros; the record was the first
+        fill(log, 1)
+        files.disarm_failpoints()
+        assert log_file(tmp_path).stat().st_size == log.core.end_position
+        fill(log, 1, first=1)
+        assert log_file(tmp_path).stat().st_size == CHUNK
+        assert len(payloads(log)) == 2
+
+
+def test_sizes_and_retention_do_not_count_the_zeros(tmp_path):
+    sizes = {}
+    for preallocate in (True, False):
+        with eoslog.open(tmp_path / str(preallocate)) as log:
+            log.create_topic("t", config={"preallocate": preallocate})
+            with log.producer(linger_ms=0) as producer:
+                for _ in range(20):
+                    producer.produce("t", bytes(1000), timestamp=1)
+                    producer.flush()
+            sizes[preallocate] = log._engine.partition("t", 0).segments.sizes()
+    assert sizes[True] == sizes[False]
+
+
+@pytest.mark.parametrize("mode", ["report", "cut", "skip", "as-kafka"])
+def test_a_repair_of_a_killed_directory_keeps_all_records(place, mode):
+    with eoslog.open(place) as log:
+        log.create_topic("t", config={"preallocate": True})
+        with log.producer() as producer:
+            producer.produce_many("t", [b"%d" % n for n in range(20)])
+            producer.flush()
+        left = image(place, mode)
+    report = eoslog.repair(left, mode)
+    assert not report.damage
+    assert (report.bytes_cut == 0) is (mode != "as-kafka")  # Kafka cuts the zeros
+    with eoslog.open(left) as log:
+        assert len(list(log.read("t"))) == 20
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("call", ["ftruncate", "rename"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_kill_in_a_roll_loses_nothing(tmp_path, call, nth):
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t", config={"preallocate": True, "segment.bytes": 40_000})
+    life = live(produce_on, path, faults=((call, "kill", nth),))
+    assert life.killed
+    live(produce_on, path).fine()
+    with eoslog.open(path) as log:
+        found = [int(record.value.split()[0]) for record in log.read("t")]
+    assert found == list(range(len(found)))
+    assert len(found) >= len(life.of("acked")) + 12
