@@ -15,6 +15,7 @@ import pytest
 
 import eoslog
 from eoslog import Outcome
+from eoslog._core import iter_batches
 from eoslog.errors import PreparedTransactionPending
 from tests.kafka import jars
 from tests.kafka.broker import java
@@ -27,6 +28,8 @@ MAIN = {
 DUMPED = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
 INDEXES = (".index", ".timeindex")
 WRONG = re.compile(r"isvalid: false|mismatch|Found |should be|could not|no such|exception", re.I)
+PREALLOCATED = ("__consumer_offsets", "__transaction_state")
+"""The topics whose logs end in zeros while the directory is in use."""
 STATES = {
     jars.DIRECTORIES: {
         "Empty",
@@ -116,6 +119,8 @@ def test_dump_log_segments_finds_no_problem_in_any_file(
     suffixes: tuple[str, ...],
     options: tuple[str, ...],
 ) -> None:
+    if which == "live" and topics in PREALLOCATED:
+        suffixes = tuple(suffix for suffix in suffixes if suffix != ".log")
     paths = files(getattr(written, which), suffixes, topics)
     code, output, complaints = dump(version, paths, *options)
     assert (code, complaints) == (0, "")
@@ -131,6 +136,25 @@ def test_dump_log_segments_finds_no_problem_in_any_file(
             )
         del sections["trimmed-0"]  # the first segment may still contain records below the log start
         assert {name: count for name, count in sections.items() if count} == written.records
+
+
+@pytest.mark.parametrize("version", MAIN)
+@pytest.mark.parametrize("topic", PREALLOCATED)
+def test_dump_log_segments_shows_each_batch_before_preallocated_space(
+    written: Directories, version: str, topic: str
+) -> None:
+    """At the zeros it fails, as it does with a segment that a broker has preallocated."""
+    seen = 0
+    for path in files(written.live, (".log",), topic):
+        if not (data := path.read_bytes()):
+            continue
+        code, output, complaints = dump(version, [path], "--deep-iteration")
+        batches = len(re.findall(r"^baseOffset: ", output, re.M))
+        end = sum(batch.size for batch in iter_batches(data, strict=False)[:batches])
+        assert not data[end:].strip(b"\0") and len(data) > end
+        assert "record size 0" in f"{output}{complaints}" and code
+        seen += batches
+    assert seen
 
 
 @pytest.mark.parametrize("version", MAIN)
