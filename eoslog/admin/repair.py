@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from eoslog.errors import ConfigError, CorruptRecord, EoslogError
 from eoslog.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC
@@ -38,6 +39,7 @@ from eoslog.storage.check.truncation import (
     LogPosition,
     bytes_after,
     cut_at,
+    durable_ends,
     keep_offsets,
     keep_producer_ids,
     keep_what_goes,
@@ -129,7 +131,11 @@ class _Repair:
     kept: list[str] = field(default_factory=list)
     refused: list[Problem] = field(default_factory=list)
     cut: int = 0
+    durable: Callable[[], Mapping[tuple[str, int], int]] = field(init=False)
     now_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+
+    def __post_init__(self) -> None:
+        self.durable = cache(lambda: durable_ends(self.path))
 
     def run(self) -> RepairReport:
         path, changes = self.path, self.mode != "report"
@@ -173,8 +179,9 @@ class _Repair:
         )  # fmt: skip
 
     def _walk(self, name: str, points: Mapping[tuple[str, int], int]) -> Walk:
-        durable = end_of(self.carried(name))
-        walk = Walk(os.path.join(self.path, name), _END, True, points, durable=durable)
+        carried = end_of(self.carried(name))
+        place = os.path.join(self.path, name)
+        walk = Walk(place, _END, True, points, self.durable, carried=carried)
         walk.run()
         return walk
 

@@ -395,9 +395,13 @@ def test_field_C1_a_poisoned_partition_is_named(log: Log) -> None:
     with log.producer(acks=1) as producer:
         producer.produce("one", "v")
         producer.flush()
+        part = log._engine.partition("one", 0)
+        part.flush()
         files.arm_failpoint("fdatasync", "EIO")
+        producer.produce("one", "v")
+        producer.flush()
         with pytest.raises(eoslog.errors.LogPoisoned):
-            log._engine.partition("one", 0).flush()
+            part.flush()  # or the background flush has failed
         found = only(log.blockers("g"))
         assert (found.kind, found.topic) == ("poisoned_partition", "one")
         assert found.remedy.startswith(f"eoslog -d {log.path} ps ")

@@ -19,6 +19,7 @@ from eoslog.storage.check.checker import check
 from eoslog.storage.fs import files
 from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.segment.segment import LOG, file_name
+from eoslog.storage.segment.segment_files import SegmentFiles
 from tests.faults.harness import Child, every_point, live
 from tests.storage.helpers import batch, opened, payloads, state
 
@@ -110,7 +111,7 @@ def test_zeros_after_a_kill_are_the_end_of_the_log(place):
         fill(log, 20)
         expected, end = state(log), log.core.end_position
         left = image(place, "killed")
-    assert check(str(left)).problems == []
+    assert check(str(left)).problems == eoslog.check(left).problems == []
     assert [span.end for span in PartitionFiles(str(left / "t-0")).spans(0, 20)] == [end]
     with opened(str(left), read_only=True, **SETTINGS) as log:
         assert payloads(log) == expected[-1]
@@ -133,7 +134,7 @@ def test_a_lost_cut_of_a_sealed_segment_drops_no_later_segment(place, read_only)
         left = image(place, "lost")
     (left / "eoslog.control").unlink()  # after a power loss it may be older
     os.truncate(log_file(left), CHUNK)
-    assert check(str(left)).problems == []
+    assert check(str(left)).problems == eoslog.check(left).problems == []
     with opened(str(left), read_only=read_only, **SETTINGS) as log:
         assert payloads(log) == expected[-1]
         assert log_file(left).stat().st_size == (CHUNK if read_only else end)
@@ -152,6 +153,61 @@ def test_zeros_below_the_durable_end_are_damage(place):
         opened(str(left), **SETTINGS),
     ):
         pass
+
+
+@pytest.mark.parametrize("mode", ["cut", "skip", "as-kafka"])
+def test_check_and_repair_see_zeros_below_the_durable_end(place, mode):
+    """No checkpoint has its offset, only the slot that the dead process left."""
+    with eoslog.open(place) as log:
+        log.create_topic("t", config={"preallocate": True})
+        with log.producer(linger_ms=0) as producer:
+            for number in range(10):
+                producer.produce("t", b"%d" % number)
+                producer.flush()
+        left = image(place, "lost")
+    starts = [found.position for found in SegmentFiles(str(log_file(left)), 0).batches()]
+    blank(left, starts[5], CHUNK)
+    (problem, *_) = [p for p in eoslog.check(left).problems if "flushed" in p.message]
+    assert "ends at offset 5, but it was flushed up to offset 10" in problem.message
+    (damage,) = eoslog.repair(left).damage
+    assert (damage.first_offset, damage.position) == (5, starts[5])
+    for _ in range(2):
+        with (
+            eoslog.open(left) as log,
+            pytest.raises(CorruptRecord, match="below the flushed offset 10"),
+        ):
+            list(log.read("t"))
+    eoslog.repair(left, mode)
+    with eoslog.open(left) as log:
+        assert [int(record.value) for record in log.read("t")] == [0, 1, 2, 3, 4]
+
+
+def test_zeros_after_a_clean_close_are_damage(place):
+    with eoslog.open(place) as log:
+        log.create_topic("t", config={"preallocate": True})
+        with log.producer() as producer:
+            producer.produce("t", b"v")
+    with open(log_file(place), "ab") as file:
+        file.write(bytes(1000))
+    assert [damage.size for damage in eoslog.repair(place).damage] == [1000]
+    with (
+        eoslog.open(place) as log,
+        pytest.raises(CorruptRecord, match="1000 unexpected bytes"),
+    ):
+        list(log.read("t"))
+
+
+def test_a_clean_close_syncs_what_it_has_cut(tmp_path):
+    counts = []
+    for preallocate in (False, True):
+        (tmp_path / str(preallocate)).mkdir()
+        with opened(str(tmp_path / str(preallocate)), preallocate=preallocate) as log:
+            fill(log, 1)
+            log.flush()
+            fault_count("fdatasync", reset=True)
+            log.write_snapshot()
+            counts.append(fault_count("fdatasync"))
+    assert counts[1] == counts[0] + 1
 
 
 def test_zeros_before_batches_that_were_not_flushed_cut_them(place, caplog):
@@ -205,7 +261,7 @@ def test_batches_of_a_dead_writer_do_not_follow_those_of_the_next(place):
 
 
 def produce_on(child: Child, path: str) -> None:
-    """Goes on where the log ends, over several segments; tells each record that is acknowledged."""
+    """Append over several segments, and tell each acknowledged record."""
     with eoslog.open(path) as log, log.producer(linger_ms=0) as producer:
         child.armed()
         first = log.offsets("t", 0).log_end

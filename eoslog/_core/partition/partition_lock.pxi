@@ -113,8 +113,9 @@ cdef int repair_after_dead_holder(PartitionState* state) noexcept nogil:
 cdef int enter_lock(PartitionState* state, uint64_t deadline, const Expected* expected, int expected_count) noexcept nogil:
     """Take the append lock and bring the fold to the log end (steps 2 to 6 of an append).
 
-    Returns APPENDED with the lock held, the fold at the published end, the indexes open, and after the
-    fold's position nothing but the zeros of a preallocated log file. Any other status means that the lock is released."""
+    Returns APPENDED with the lock held, the fold at the published end, the indexes open, and nothing
+    after the fold's position but the zeros of a preallocated log file. Any other status means that the
+    lock is released."""
     cdef int rc, i
     if state.gated:
         return GONE

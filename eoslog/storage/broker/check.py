@@ -12,6 +12,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import zip_longest
 
 from eoslog import _core
 from eoslog.errors import ConfigError, CorruptRecord
@@ -19,6 +20,7 @@ from eoslog.reports import CheckReport, Problem
 from eoslog.storage.broker import lock as running_broker
 from eoslog.storage.broker.directory import is_kafka_directory, read_kafka_directory
 from eoslog.storage.check.checker import missing_offline, recovery_points
+from eoslog.storage.check.truncation import durable_ends
 from eoslog.storage.directory.offset_jumps import gaps_to
 from eoslog.storage.format import checkpoints
 from eoslog.storage.format.legacy_messages import LegacyBatch
@@ -62,9 +64,12 @@ def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False
                 "directory or a partition directory"
             )
     problems = [*_of_the_whole(path), *missing_offline(path)]
+    # Before the logs: if a process writes them, they have what was durable before.
+    durable = durable_ends(path)
+    keys = map(segment_files.partition_of_path, places)
     partitions = [
-        _Partition(place, full, points.get(segment_files.partition_of_path(place), 0))
-        for place in places
+        _Partition(place, full, points.get(key, 0), durable.get(key, 0))
+        for place, key in zip(places, keys, strict=True)
     ]
     for partition in partitions:
         partition.run()
@@ -104,10 +109,11 @@ def _of_the_whole(path: str) -> list[Problem]:
 
 
 class _Partition:
-    def __init__(self, path: str, full: bool, flushed: int) -> None:
+    def __init__(self, path: str, full: bool, flushed: int, durable: int) -> None:
         self.path = path
         self.full = full
         self.flushed = flushed
+        self.durable = durable
         self.batches = self.records = 0
         self.problems: list[Problem] = []
         self.notes = kept_copies.notes_of_copies(path)
@@ -134,7 +140,7 @@ class _Partition:
         except ConfigError:
             return 0  # never written to
         expected = segments[0].base_offset
-        for segment in segments:
+        for segment, after in zip_longest(segments, segments[1:]):
             if segment.base_offset < expected:
                 self._problem(
                     segment.path, 0,
@@ -142,7 +148,8 @@ class _Partition:
                     f"ends at {expected}",
                 )  # fmt: skip
             expected = max(expected, segment.base_offset)
-            expected = self._segment(segment, expected, last=segment is segments[-1])
+            following = None if after is None else after.base_offset
+            expected = self._segment(segment, expected, following)
         for name in segment_files.list_snapshots(self.path):
             place = os.path.join(self.path, name)
             self._reads(place, partial(segment_files.read_snapshot, place))
@@ -161,7 +168,8 @@ class _Partition:
         except FileNotFoundError as error:  # a link to a file that is missing
             self._problem(path, 0, f"cannot be opened: {error}")
 
-    def _segment(self, segment: SegmentFiles, expected: int, *, last: bool) -> int:
+    def _segment(self, segment: SegmentFiles, expected: int, following: int | None) -> int:
+        """Check a segment; `following` is the base of the next one or None."""
         starts: list[int] = []
         markers: set[int] = set()
         position: int | None = 0
@@ -171,7 +179,7 @@ class _Partition:
             try:
                 for batch in segment.batches(at):
                     at = batch.position
-                    self._batch(segment, batch, expected, last=last)
+                    self._batch(segment, batch, expected, last=following is None)
                     if isinstance(batch, _core.Batch) and kept_copies.is_gap(batch):
                         note = kept_copies.note_of_gap(self.path, segment.base_offset, batch)
                         self.notes.append(note)
@@ -180,7 +188,11 @@ class _Partition:
                     if batch.control:
                         markers.add(batch.last_offset)
                     at += batch.size
-                if at == size or (last and segment.blank_from(at)):
+                if at == size:
+                    break
+                if following in (None, expected) and segment.blank_from(at):
+                    if following is None:  # batches that the last session flushed may be missing
+                        self.flushed = max(self.flushed, self.durable)
                     break
                 self._problem(segment.path, at, f"{size - at} bytes are not a complete batch")
             except CorruptRecord as error:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +24,12 @@ from eoslog.model import (
     TRANSACTION_STATE_TOPIC,
 )
 from eoslog.reports import CheckReport, Problem
-from eoslog.storage.check.truncation import LogPosition, batches_after, living_partitions
+from eoslog.storage.check.truncation import (
+    LogPosition,
+    batches_after,
+    durable_ends,
+    living_partitions,
+)
 from eoslog.storage.directory import offset_checkpoints
 from eoslog.storage.directory.directory import is_of_a_directory
 from eoslog.storage.directory.offset_jumps import gaps_to
@@ -91,12 +97,14 @@ def check(
     notes: list[Problem] = []
     points = recovery_points(path) if flushed is None else flushed
     names = partition_directories(path)
+    durable = cache(lambda: durable_ends(path))
     for name in names:
         partitions += 1
         while True:
             version = versions(name) if versions is not None else None
             end = (ends or {}).get(name, _MAX)
-            walk = Walk(os.path.join(path, name), end, full, points, (ids or {}).get(name))
+            topic_id = (ids or {}).get(name)
+            walk = Walk(os.path.join(path, name), end, full, points, durable, topic_id)
             with contextlib.suppress(FileNotFoundError):
                 walk.run()
                 if versions is None or version == versions(name):
@@ -166,15 +174,17 @@ class Walk:
         end: int,
         full: bool,
         points: Mapping[tuple[str, int], int],
+        durable: Callable[[], Mapping[tuple[str, int], int]],
         topic_id: bytes | None = None,
         *,
-        durable: int = 0,
+        carried: int = 0,
     ) -> None:
         self.path = path
-        self._durable = durable  # the log ends there or above, besides the recovery point
         self.end = end
         self.full = full
         self._points = points
+        self._durable = durable
+        self._carried = carried  # the end of what decisions carry, which files may lack
         self._topic_id = topic_id
         self.batches = 0
         self.records = 0
@@ -250,10 +260,7 @@ class Walk:
         for base, end in pairwise(bases):
             if end <= self.end and self.bad is None:
                 self._identity(base, end)
-        # A point is lower now if the topic was deleted and re-created.
-        now = recovery_points(os.path.dirname(self.path))
-        flushed = min(points.get(self.key, 0) for points in (self._points, now))
-        flushed = max(flushed, self._durable)
+        flushed = max(self._flushed(), self._carried)
         if self.bad is None and expected < flushed:
             self.short = self._end(bases[-1] if bases else 0, expected)
             self._problem(
@@ -276,16 +283,28 @@ class Walk:
     def _preallocated(self, base: int, position: int, expected: int) -> bool:
         """Whether the rest of a segment is preallocated space, and no lost batch.
 
-        See `torn_tails.accept_zeros`. `run` compares the end of the last one with what was flushed.
+        The same as `torn_tails.accept_zeros`: recovery and a check must agree.
         """
+        root = os.path.dirname(self.path)
+        if self.end < _MAX or checkpoints.was_clean_shutdown(root):
+            return False
         later = [other for other in self._bases if other > base]
-        if later and later[0] != expected:
+        if later:
+            ends = expected == later[0]
+        else:
+            ends = expected >= max(self._flushed(), self._durable().get(self.key, 0))
+        if not ends:
             return False
         fd = files.open_file(os.path.join(self.path, file_name(base, LOG)), read_only=True)
         try:
             return is_blank(fd, position, os.fstat(fd).st_size)
         finally:
             files.close(fd)
+
+    def _flushed(self) -> int:
+        """The recovery point. It is lower now if the topic was deleted and re-created."""
+        now = recovery_points(os.path.dirname(self.path))
+        return min(points.get(self.key, 0) for points in (self._points, now))
 
     @property
     def key(self) -> tuple[str, int]:

@@ -28,10 +28,12 @@ from eoslog.model import (
     TRANSACTION_STATE_TOPIC,
 )
 from eoslog.reports import Problem
+from eoslog.storage.directory.session import durable_end_in, past_control
+from eoslog.storage.format import checkpoints
 from eoslog.storage.format.serde import Reader
 from eoslog.storage.fs import files
 from eoslog.storage.log.torn_tails import valid_batch_after
-from eoslog.storage.metadata.image import MetadataFold
+from eoslog.storage.metadata.image import MetadataFold, TopicInfo, internal_topics
 from eoslog.storage.metadata.metadata_log import PRODUCER_ID_BLOCK
 from eoslog.storage.metadata.records import ProducerIdsRecord, decode
 from eoslog.storage.segment import segment_files
@@ -127,13 +129,7 @@ def living_partitions(root: str) -> set[tuple[str, int]]:
 
     Leaves out topics with the name of a deleted one, because records under that name are ambiguous.
     """
-    fold = MetadataFold({}, {}, 0)
-    path = os.path.join(root, METADATA)
-    with contextlib.suppress(CorruptRecord):
-        for base in offsets_in(path, LOG) if files.is_dir(path) else ():
-            for batch in _batches(os.path.join(path, file_name(base, LOG))):
-                for _, _, _, value, _ in () if batch.control else batch.records():
-                    fold.apply(decode(value))
+    fold = _metadata(root)
     deleted = {topic.name for topic in fold.deleted.values()}
     return {
         (topic.name, number)
@@ -141,6 +137,42 @@ def living_partitions(root: str) -> set[tuple[str, int]]:
         if topic.name not in deleted
         for number in topic.partitions
     }
+
+
+def _metadata(root: str) -> MetadataFold:
+    """Fold a directory's metadata log, up to damage."""
+    fold = MetadataFold({}, {}, 0)
+    path = os.path.join(root, METADATA)
+    with contextlib.suppress(CorruptRecord):
+        for base in offsets_in(path, LOG) if files.is_dir(path) else ():
+            for batch in _batches(os.path.join(path, file_name(base, LOG))):
+                for _, _, _, value, _ in () if batch.control else batch.records():
+                    fold.apply(decode(value))
+    return fold
+
+
+def durable_ends(root: str) -> dict[tuple[str, int], int]:
+    """Return (topic, number) -> durable end in the slots that the last session left.
+
+    Recovery of a directory without a clean close uses the same values (`torn_tails.accept_zeros`).
+    """
+    with contextlib.suppress(FileNotFoundError), past_control(root) as control:
+        return {
+            (topic.name, number): durable_end_in(control, partition.slot, topic.topic_id)
+            for topic in _topics(root)
+            for number, partition in topic.partitions.items()
+        }
+    return {}
+
+
+def _topics(root: str) -> Iterator[TopicInfo]:
+    """Yield all topics of a directory, as far as its files are readable."""
+    yield from _metadata(root).topics.values()
+    with contextlib.suppress(CorruptRecord):
+        found = checkpoints.read_meta_properties(root)
+        if found is not None:
+            counts = found.transaction_partitions, found.offsets_partitions
+            yield from internal_topics(*counts).values()
 
 
 def _batches(path: str) -> Iterator[_core.Batch]:

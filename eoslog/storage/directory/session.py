@@ -52,6 +52,41 @@ def _append_at(slot: int) -> int:
     return 2 * (slot // LOCK_FILES)
 
 
+@contextlib.contextmanager
+def past_control(path: str) -> Iterator[_core.ControlFile]:
+    """Open the control file that the last session left, to read its slots.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        StorageError: if it cannot be read.
+    """
+    fd = files.open_file(os.path.join(path, CONTROL_FILE), read_only=True)
+    try:
+        past = _core.ControlFile(fd, writable=False)
+        try:
+            past.map_chunks(os.fstat(fd).st_size // CHUNK_SIZE)
+            yield past
+        finally:
+            past.close()
+    finally:
+        files.close(fd)
+
+
+def durable_end_in(control: _core.ControlFile, slot: int, topic_id: bytes) -> int:
+    """Return the durable end in a partition's slot, -1 if no session has left one.
+
+    It was stored after the flush. So a bad batch below it is damage, not a torn write. After a
+    power loss the value may be too old, and is only a lower bound.
+    """
+    try:
+        view = control.slot_view(slot)
+    except IndexError:  # beyond the end of the file
+        return -1
+    if view["session"] == 0 or view["topic_id"] != topic_id:
+        return -1
+    return max(0, int(view["durable_end"]))
+
+
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock on Linux: type, whence, start, len, pid
 
 
@@ -342,25 +377,13 @@ class Session:
     def durable_before(self, slot: int, topic_id: bytes) -> int:
         """Return the offset below which an earlier session has flushed a partition; -1 if unknown.
 
-        The slot's durable end was stored after the flush. So a bad batch below it is damage, not a
-        torn write. After a power loss the value may be too old, and is only a lower bound.
+        See `durable_end_in`.
         """
-        view = None
         if not self.private:
-            view = self.control.slot_view(slot)
-        else:
-            with contextlib.suppress(OSError, IndexError):
-                fd = files.open_file(os.path.join(self.path, CONTROL_FILE), read_only=True)
-                try:
-                    past = _core.ControlFile(fd, writable=False)
-                    past.map_chunks(os.fstat(fd).st_size // CHUNK_SIZE)
-                    view = past.slot_view(slot)
-                    past.close()
-                finally:
-                    files.close(fd)
-        if view is None or view["session"] == 0 or view["topic_id"] != topic_id:
-            return -1
-        return max(0, int(view["durable_end"]))
+            return durable_end_in(self.control, slot, topic_id)
+        with contextlib.suppress(OSError), past_control(self.path) as past:
+            return durable_end_in(past, slot, topic_id)
+        return -1
 
     # --- in use ---------------------------------------------------------------------------------
 

@@ -539,7 +539,8 @@ class PartitionLog:
         Durability: the active segment ends with its last batch, and so does the one before it.
         """
         self.fold()
-        self._trim()
+        with contextlib.suppress(FileNotFoundError):  # the next session reports a missing file
+            self._trim()
         offset, entries = self.core.export_producers()
         write_snapshot(self.path, offset, entries)
         if offset > self.core.active_base:  # otherwise it would be the previous segment's seal
@@ -554,7 +555,8 @@ class PartitionLog:
         if files.size(path) == end and (end or len(bases) == 1):
             return  # the flush of its first records has synced the segment before it
         for base in bases[-2:]:
-            fd = files.open_file(os.path.join(self.path, file_name(base, LOG)))
+            path = os.path.join(self.path, file_name(base, LOG))
+            fd = files.open_file(path)
             try:
                 with files.naming(path):
                     if base == active and os.fstat(fd).st_size > end:

@@ -143,7 +143,7 @@ def test_dump_log_segments_finds_no_problem_in_any_file(
 def test_dump_log_segments_shows_each_batch_before_preallocated_space(
     written: Directories, version: str, topic: str
 ) -> None:
-    """At the zeros it fails, as it does with a segment that a broker has preallocated."""
+    """It fails at the zeros, as in a segment that a broker has preallocated."""
     seen = 0
     for path in files(written.live, (".log",), topic):
         if not (data := path.read_bytes()):
