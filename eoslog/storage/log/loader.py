@@ -282,7 +282,8 @@ def scan_for_reader(
                 scan.offset_index, scan.times, scan.aborted, scan.offset,
                 bool(core.open_transactions()),
             )  # fmt: skip
-            log.segment(base).end = scan.position
+            if log.session.private:  # other readers follow the writers past the scan's end
+                log.segment(base).end = scan.position
         finally:
             core.use_segment(base, -1)
             files.close(fd)
