@@ -1,6 +1,6 @@
 """Preallocated space: zeros after the last batch.
 
-Appends write them, rolls and closes cut them, and recovery recognises them. Rows 41 to 43 of docs/contributing/protocol.md.
+Appends write them, rolls and closes cut them, and recovery recognises them. Rows 49 to 51 of docs/contributing/protocol.md.
 """
 
 from __future__ import annotations

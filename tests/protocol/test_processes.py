@@ -200,7 +200,7 @@ def test_a_stale_control_page_is_never_trusted(tmp_path: Path, case: str) -> Non
     shutil.copytree(subject, scanned)
     (scanned / "eoslog.control").unlink()
     if case == "page ahead":
-        # The page shows that the preallocated log of the coordinator had more records (row 43).
+        # The page shows that the preallocated log of the coordinator had more records (row 51).
         assert digest(subject) == ["CorruptRecord"]
         eoslog.repair(subject, "cut")
     assert digest(subject) == digest(scanned)

@@ -339,8 +339,9 @@ def recover_for_writer(
                 return recover_for_writer(log, last, names, carried, distrust=True)
             accept_zeros(log.context, scan, later, last)
             refuse_gap(log.context, scan, before, active=not later)
-            if scan.fault is not None:
+            if scan.fault is not None or (scan.blank and not later):
                 _carried_from(log, carried)  # raises before anything is changed
+            if scan.fault is not None:
                 check_tail(log.context, scan, later, last)
             elif later:
                 scan.times += core.final_time_entry()

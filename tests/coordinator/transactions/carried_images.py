@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +21,12 @@ LATE = {"flush.ms": "3600000", "segment.ms": str(1 << 60)}
 """No background flush; no roll between batches of 1970 and markers of now."""
 
 
-def late_world(path: Path, durability: str = "strict") -> RealWorld:
+def late_world(path: Path, durability: str = "strict", *, preallocate: bool = False) -> RealWorld:
     """Topics a (2 partitions) and b (1), which nothing but a call flushes."""
     world = RealWorld(path, durability)
-    world.engine.metadata.create_topic("a", 2, LATE)
-    world.engine.metadata.create_topic("b", 1, LATE)
+    config = {**LATE, "preallocate": str(preallocate).lower()}
+    world.engine.metadata.create_topic("a", 2, config)
+    world.engine.metadata.create_topic("b", 1, config)
     return world
 
 
@@ -75,10 +76,10 @@ class Killed:
 
     def _part(self, name: str, slot: int, flushed: int, covered: int) -> Part:
         file = f"{name}/{0:020}.log"
-        data = (self.path / file).read_bytes()
+        data = without_zeros((self.path / file).read_bytes())
         return Part(file, slot, data, position(data, flushed), position(data, covered))
 
-    @contextmanager
+    @contextlib.contextmanager
     def image(self, tails: Mapping[str, bytes]) -> Iterator[Path]:
         """Yield a copy in which some partitions' segments have other bytes."""
         image = self.path.with_suffix(".image")
@@ -92,6 +93,24 @@ class Killed:
     def cut(self) -> dict[str, bytes]:
         """What is left if a power loss takes all that no flush has made durable."""
         return {name: part.data[: part.flushed] for name, part in self.parts.items()}
+
+
+def without_zeros(data: bytes) -> bytes:
+    """The batches of a segment that may be preallocated."""
+    end = 0
+    with contextlib.suppress(codec.Malformed):
+        for found in codec.iter_batches(data, records=False):
+            end = found.position + found.size
+    assert not data[end:].strip(b"\0")
+    return data[:end]
+
+
+def lose_from(file: Path, size: int) -> None:
+    """A segment's batches end at a byte; a preallocated file keeps its size."""
+    data = file.read_bytes()
+    os.truncate(file, size)
+    if len(without_zeros(data)) < len(data):
+        os.truncate(file, len(data))
 
 
 def position(data: bytes, offset: int) -> int:

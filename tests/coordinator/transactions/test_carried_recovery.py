@@ -29,7 +29,9 @@ from tests.coordinator.transactions.carried_images import (
     content,
     durable_end,
     late_world,
+    lose_from,
     position,
+    without_zeros,
 )
 from tests.coordinator.transactions.test_engine import RealWorld
 from tests.coordinator.world import A0, A1, B0, Writer
@@ -61,9 +63,9 @@ def values(path: Path, *partitions: TopicPartition) -> list[list[bytes]]:
         world.close()
 
 
-def transactions(path: Path) -> list[PartitionLog]:
+def transactions(path: Path, *, preallocate: bool = False) -> list[PartitionLog]:
     """Commit once with a flush and twice without, with other records between."""
-    world = late_world(path)
+    world = late_world(path, preallocate=preallocate)
     writer, other = Writer(world, "t"), Writer(world, "u")
     writer.write(A0, b"0")
     writer.write(A1, b"0")
@@ -200,10 +202,9 @@ def prepared_by_two(path: Path) -> dict[str, Path]:
     return {key: path / name / f"{0:020}.log" for key, name in names.items()}
 
 
-def without_last_batch(file: Path) -> bytes:
-    data = file.read_bytes()
-    *_, last = codec.iter_batches(data)
-    return data[: last.position]
+def lose_last_batch(file: Path) -> None:
+    *_, last = codec.iter_batches(without_zeros(file.read_bytes()))
+    lose_from(file, last.position)
 
 
 @pytest.mark.slow
@@ -215,7 +216,7 @@ def test_overlapping_carried_batches_commit_only_their_own_transaction(
     decisions = prepared_by_two(place / "d")
     for key, file in decisions.items():
         if key not in durable:
-            file.write_bytes(without_last_batch(file))
+            lose_last_batch(file)
     parts = [place / "d" / f"{name}-0" / f"{0:020}.log" for name in ("a", "b")]
     cuts = []
     for file in parts:
@@ -240,9 +241,9 @@ def _ends(data: bytes) -> list[int]:
 # -- rolls
 
 
-def roll_between(path: Path) -> list[PartitionLog]:
+def roll_between(path: Path, *, preallocate: bool = False) -> list[PartitionLog]:
     """Two carried commits, the second one in the second segment."""
-    world = late_world(path)
+    world = late_world(path, preallocate=preallocate)
     writer = Writer(world, "t")
     writer.write(A0, b"1")
     writer.commit()

@@ -32,6 +32,8 @@ CONFIG = {
 }
 UNFLUSHED = {**CONFIG, "flush.ms": 3_600_000}
 """For topic a: only callers flush it, so most of what its commits carry is in no file."""
+PREALLOCATED = {**CONFIG, "preallocate": True}
+"""For topic b, as for the coordinators' topics."""
 
 EXPECTED = (
     errors.ProducerFenced,
@@ -123,7 +125,7 @@ class Client(Chores, Halves):
         for topic, partitions in TOPICS.items():
             if topic not in self.log.topics():
                 with contextlib.suppress(eoslog.errors.TopicAlreadyExists):
-                    config = UNFLUSHED if topic == "a" else CONFIG
+                    config = UNFLUSHED if topic == "a" else PREALLOCATED
                     self.log.create_topic(topic, partitions, config)
         if self.does_chores:
             self.make_topics()
