@@ -20,6 +20,7 @@ from eoslog.storage.fs import files
 from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.segment.segment import LOG, file_name
 from eoslog.storage.segment.segment_files import SegmentFiles
+from tests.coordinator.transactions.test_engine import in_child
 from tests.faults.harness import Child, every_point, live
 from tests.storage.helpers import batch, opened, payloads, state
 
@@ -138,6 +139,22 @@ def test_a_lost_cut_of_a_sealed_segment_drops_no_later_segment(place, read_only)
     with opened(str(left), read_only=read_only, **SETTINGS) as log:
         assert payloads(log) == expected[-1]
         assert log_file(left).stat().st_size == (CHUNK if read_only else end)
+
+
+@pytest.mark.process
+def test_a_roll_during_a_check_does_not_kill_the_process_that_checks(place):
+    """A mapping would be shorter than it was read as."""
+    with opened(str(place), **SETTINGS) as log:
+        fill(log, 3)
+        end = log.core.end_position
+
+        def check_slowly() -> None:
+            data = SegmentFiles(str(log_file(place)), 0).data
+            os.truncate(log_file(place), end)
+            assert len(data) == CHUNK
+            assert not data[end:].any()
+
+        in_child(check_slowly, kill=False)
 
 
 def test_zeros_below_the_durable_end_are_damage(place):

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 
-import numpy as np
-
 from eoslog import _core
 from eoslog.errors import CorruptRecord, StorageError, UnsupportedFormat
 from eoslog.model import (
@@ -370,11 +368,8 @@ class Walk:
     def _batches(self, base: int) -> Iterator[tuple[_core.Batch | None, str]]:
         """Yield (batch, "") for each batch of a segment, and (None, fault) before invalid bytes."""
         path = os.path.join(self.path, file_name(base, LOG))
-        with files.naming(path):
-            size = files.size(path)
-            if size == 0:
-                return
-            data = np.memmap(path, dtype=np.uint8, mode="r", shape=(size,))
+        data = segment_files.log_bytes(path)
+        size = len(data)
         position = 0
         try:
             while position < size:

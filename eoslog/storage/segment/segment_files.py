@@ -40,6 +40,7 @@ __all__ = [
     "feed_transactions",
     "list_segments",
     "list_snapshots",
+    "log_bytes",
     "offset_of_name",
     "open_before",
     "partition_of_path",
@@ -63,6 +64,7 @@ _WINDOW = 1 << 20
 _LONGEST_BATCH = (1 << 31) - 1
 _STEPPED_ON = 17  # bytes to the end of a magic
 _FOLDED_AT_ONCE = 64 << 20
+_LARGEST_COPY = 16 << 20
 
 
 class Window(NamedTuple):
@@ -94,6 +96,27 @@ class ProducerEntry(NamedTuple):
     current_txn_first_offset: int | None
 
 
+def log_bytes(path: str) -> np.ndarray:
+    """Return the bytes of a log file, mapped, or copied if it may be preallocated.
+
+    A roll truncates preallocated space, and the process dies if it reads truncated pages of a
+    mapping. A large file is mapped in any case: it does not roll in the time that reading takes.
+    """
+    with files.naming(path):
+        fd = files.open_file(path, read_only=True)
+        try:
+            size = os.fstat(fd).st_size
+            if size == 0:  # nothing to map
+                return np.zeros(0, np.uint8)
+            if size <= _LARGEST_COPY:
+                tail = max(0, size - _STEPPED_ON)
+                if not bytes(_core.os_pread(fd, size - tail, tail)).strip(b"\0"):
+                    return np.frombuffer(bytes(_core.os_pread(fd, size, 0)), np.uint8)
+        finally:
+            files.close(fd)
+        return np.memmap(path, np.uint8, "r", shape=(size,))
+
+
 class SegmentFiles:
     """One segment: its `.log`, mapped read-only at first use, and the paths of its indexes.
 
@@ -112,11 +135,7 @@ class SegmentFiles:
     def data(self) -> np.ndarray:
         """The bytes that the `.log` file had at the first use."""
         if self._data is None:
-            with files.naming(self.path):
-                if os.path.getsize(self.path) == 0:  # nothing to map
-                    self._data = np.zeros(0, np.uint8)
-                else:
-                    self._data = np.memmap(self.path, np.uint8, "r")
+            self._data = log_bytes(self.path)
         return self._data
 
     def with_suffix(self, suffix: str) -> str:
