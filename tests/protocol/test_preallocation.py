@@ -241,6 +241,11 @@ def test_zeros_before_batches_that_were_not_flushed_cut_them(place, caplog):
         assert log.log_end == 10
         assert "complete batches that were never flushed" in caplog.text
         assert log_file(left).stat().st_size == at
+        fill(log, 1, first=10)  # as long as the lost one, so that the later one would follow it
+        expected = state(log)
+        again = image(left, "killed")
+    with opened(str(again), **SETTINGS) as log:
+        assert state(log) == expected
 
 
 def blank(path: Path, begin: int, end: int) -> None:
