@@ -247,8 +247,9 @@ class _Repair:
             return [], []
         try:
             found = find(
-                walk.path, self._flushed(walk, points), gaps_to(self.path, walk.key), walk.cleaned
-            )
+                walk.path, self._flushed(walk, points), gaps_to(self.path, walk.key), walk.cleaned,
+                walk.preallocated,
+            )  # fmt: skip
         except CorruptRecord as error:
             if self.mode == "skip":
                 self._refuse(walk, str(error))

@@ -371,6 +371,48 @@ def test_a_repair_of_a_killed_directory_keeps_all_records(place, mode):
         assert len(list(log.read("t"))) == 20
 
 
+@pytest.mark.parametrize("mode", ["report", "cut", "skip"])
+def test_a_repair_of_damage_does_not_take_the_zeros_after_it_for_more(place, mode):
+    with eoslog.open(place) as log:
+        log.create_topic("t", config={"preallocate": True})
+        with log.producer(linger_ms=0) as producer:
+            for number in range(10):
+                producer.produce("t", b"%d" % number)
+                producer.flush()
+        left = image(place, mode)
+    bad = list(SegmentFiles(str(log_file(left)), 0).batches())[5]
+    with open(log_file(left), "r+b") as file:
+        file.seek(bad.position + 65)
+        file.write(b"!!")
+    (damage,) = eoslog.repair(left, mode).damage
+    assert (damage.first_offset, damage.size) == (5, bad.size)
+    if mode != "report":
+        kept = [*range(5), *range(6, 10)] if mode == "skip" else list(range(5))
+        with eoslog.open(left) as log:
+            assert [int(record.value) for record in log.read("t")] == kept
+
+
+@pytest.mark.parametrize("lost_cut", [False, True])
+def test_indexes_are_rebuilt_up_to_the_zeros(place, lost_cut):
+    with eoslog.open(place) as log:
+        log.create_topic("t", config={"preallocate": True, "segment.bytes": 40_000})
+        with log.producer(linger_ms=0) as producer:
+            for number in range(10):
+                producer.produce("t", f"{number:<9000}")
+                producer.flush()
+        left = image(place, "killed")
+    wanted = {file: file.read_bytes() for file in (left / "t-0").glob("*.timeindex")}
+    assert len(wanted) == 3
+    for file in wanted:
+        file.write_bytes(b"")
+    if lost_cut:
+        os.truncate(log_file(left), CHUNK)
+    report = eoslog.check(left, fix_indexes=True)
+    assert report.problems == []
+    found = {file: file.read_bytes() for file in wanted}
+    assert all(found[file] == wanted[file] for file in sorted(wanted)[:-1])
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("call", ["ftruncate", "rename"])
 @pytest.mark.parametrize("nth", [1, 2, 3])

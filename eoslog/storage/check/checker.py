@@ -278,7 +278,7 @@ class Walk:
         """Return the end of the last segment's batches; a missing one has no bytes."""
         return base, self._stop[1] if self._stop[0] == base else 0, expected
 
-    def _preallocated(self, base: int, position: int, expected: int) -> bool:
+    def preallocated(self, base: int, position: int, expected: int) -> bool:
         """Whether the rest of a segment is preallocated space, and no lost batch.
 
         The same as `torn_tails.accept_zeros`: recovery and a check must agree.
@@ -324,7 +324,7 @@ class Walk:
         position = 0
         for batch, fault in self._batches(base):
             if batch is None:
-                if expected < self.end and not self._preallocated(base, position, expected):
+                if expected < self.end and not self.preallocated(base, position, expected):
                     self._damaged(base, position, expected, fault)
                 break
             if batch.base_offset >= self.end:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from eoslog import _core
@@ -108,9 +109,18 @@ class Stretch:
         return not self.size
 
 
+Preallocated = Callable[[int, int, int], bool]
+"""Whether a segment (its base) from a byte and an offset on has preallocated space, and no more."""
+
+
+def _never(*_: int) -> bool:
+    return False
+
+
 def find(
-    path: str, flushed: int, allowed: int | None = None, cleaned: int | None = None
-) -> list[Stretch]:
+    path: str, flushed: int, allowed: int | None = None, cleaned: int | None = None,
+    preallocated: Preallocated = _never,
+) -> list[Stretch]:  # fmt: skip
     """Find the damaged stretches of a partition, in order.
 
     Args:
@@ -118,11 +128,12 @@ def find(
         flushed: the recovery point.
         allowed: offset up to which the last segment may have gaps; None: everywhere.
         cleaned: offset up to which segments may be missing; None: all.
+        preallocated: tells space from damage.
 
     Raises:
         CorruptRecord: if there are messages of formats 0 or 1, which only mode `as-kafka` supports.
     """
-    finder = _Finder(path, flushed, allowed, cleaned)
+    finder = _Finder(path, flushed, allowed, cleaned, preallocated)
     finder.run()
     return finder.stretches
 
@@ -174,8 +185,12 @@ def _moved(marker: bytes, offset: int) -> bytes:
 class _Finder:
     """One walk over a partition, including the batches after damage."""
 
-    def __init__(self, path: str, flushed: int, allowed: int | None, cleaned: int | None) -> None:
+    def __init__(
+        self, path: str, flushed: int, allowed: int | None, cleaned: int | None,
+        preallocated: Preallocated,
+    ) -> None:  # fmt: skip
         self.stretches: list[Stretch] = []
+        self._preallocated = preallocated
         self._cleaned = cleaned
         self._gap: Stretch | None = None  # the last one
         self._since: set[int] = set()  # producers with batches after it
@@ -218,6 +233,8 @@ class _Finder:
                 position, expected = position + batch.size, batch.last_offset + 1
                 continue
             self._refuse_legacy(base, position)
+            if self._preallocated(base, position, expected):
+                break
             found = _next_whole(data, position, expected, following)
             end = len(data) if found is None else found.position
             if found is not None:

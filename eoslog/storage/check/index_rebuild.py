@@ -63,13 +63,15 @@ def rebuild(path: str, index_interval: int, *, first: int = 0) -> tuple[list[str
         todo = [base for base in bases if base >= start]
         following = dict(pairwise(todo))
         for scanned in scan_segments(core, path, todo, active=todo[-1]):
+            base, end = scanned.base, following.get(scanned.base)
+            if scanned.blank and end in (None, scanned.offset):
+                scanned.fault = None  # preallocated space, unless the check says otherwise
             if scanned.fault is not None:
                 text = (
                     f"{scanned.fault}; derived files from this offset on were not changed, run "
                     "`eoslog repair`"
                 )
                 return changed, [Problem(scanned.path, scanned.position, text)]
-            base, end = scanned.base, following.get(scanned.base)
             if base >= first:
                 wanted = {
                     INDEX: scanned.offset_index,
