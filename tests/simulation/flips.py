@@ -46,6 +46,7 @@ from tests.torture.oracles.operations import (
 )
 
 _SLOTS_AT, _SLOT_SIZE = 131072, 256
+_OF_SPACE = 128  # bytes
 _CRC_AT = 17
 """In a batch; what lies before it is under no checksum."""
 _ALL_THE_WAY = 64
@@ -92,10 +93,12 @@ def bits(image: Image) -> list[tuple[str, int]]:
     """(file, bit) of everything that is flipped."""
     out = []
     for name in sorted(image):
-        size = len(image[name] or b"") * 8
-        places: Iterator[int] | range = range(size)
+        data = image[name] or b""
+        places: Iterator[int] | range = range(8 * len(data))
+        if name.endswith(".log"):  # of preallocated space, the begin stands for all
+            places = range(8 * min(len(data), len(data.rstrip(b"\0")) + _OF_SPACE))
         if os.path.basename(name) == CONTROL_FILE:
-            slots = _used_slots(image[name] or b"")
+            slots = _used_slots(data)
             starts = [(0, 64), *((_SLOTS_AT + s * _SLOT_SIZE, _SLOT_SIZE) for s in slots)]
             places = itertools.chain.from_iterable(range(8 * at, 8 * (at + n)) for at, n in starts)
         out += [(name, bit) for bit in places]

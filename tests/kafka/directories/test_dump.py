@@ -120,7 +120,8 @@ def test_dump_log_segments_finds_no_problem_in_any_file(
     options: tuple[str, ...],
 ) -> None:
     if which == "live" and topics in PREALLOCATED:
-        suffixes = tuple(suffix for suffix in suffixes if suffix != ".log")
+        # To dump a time index, newer tools read the log to its end.
+        suffixes = tuple(suffix for suffix in suffixes if suffix not in (".log", ".timeindex"))
     paths = files(getattr(written, which), suffixes, topics)
     code, output, complaints = dump(version, paths, *options)
     assert (code, complaints) == (0, "")
