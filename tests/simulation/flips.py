@@ -95,7 +95,7 @@ def bits(image: Image) -> list[tuple[str, int]]:
     for name in sorted(image):
         data = image[name] or b""
         places: Iterator[int] | range = range(8 * len(data))
-        if name.endswith(".log"):  # of preallocated space, the begin stands for all
+        if name.endswith(".log"):  # the begin of preallocated space is enough
             places = range(8 * min(len(data), len(data.rstrip(b"\0")) + _OF_SPACE))
         if os.path.basename(name) == CONTROL_FILE:
             slots = _used_slots(data)
