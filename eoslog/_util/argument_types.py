@@ -181,7 +181,8 @@ def fits(expected: str, value: Any, name: str = "") -> bool:
     return True
 
 
-def _parts(text: str, separator: str) -> list[str]:
+@functools.cache
+def _parts(text: str, separator: str) -> tuple[str, ...]:
     """The parts of an annotation between separators that no bracket encloses."""
     parts, depth, start = [], 0, 0
     for place, letter in enumerate(text):
@@ -189,7 +190,7 @@ def _parts(text: str, separator: str) -> list[str]:
         if depth == 0 and text.startswith(separator, place) and place >= start:
             parts.append(text[start:place])
             start = place + len(separator)
-    return [*parts, text[start:]]
+    return (*parts, text[start:])
 
 
 def _is_text(value: Any, _name: str) -> bool:

@@ -13,7 +13,7 @@ Source: Kafka OffsetCommitKey/OffsetCommitValue, KIP-211, KIP-320.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from eoslog.errors import CorruptRecord
 from eoslog.model import OffsetAndMetadata, TopicPartition
@@ -29,8 +29,7 @@ _V3_HEAD = struct.Struct(">hqih")
 _I64 = struct.Struct(">q")
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetKey:
+class OffsetKey(NamedTuple):
     """The group and partition of a committed offset."""
 
     group_id: str
@@ -43,8 +42,7 @@ class OffsetKey:
         return TopicPartition(self.topic, self.partition)
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetValue:
+class OffsetValue(NamedTuple):
     """A committed offset as stored; times in ms, or -1."""
 
     offset: int
@@ -67,7 +65,9 @@ def _utf8(data: bytes) -> str:
 
 def encode_offset_key(group_id: str, topic: str, partition: int) -> bytes:
     """Encode the key of a group's offset in a partition."""
-    return Writer().i16(1).string(group_id).string(topic).i32(partition).take()
+    group, name = group_id.encode(), topic.encode()
+    form = f">hh{len(group)}sh{len(name)}si"
+    return struct.pack(form, 1, len(group), group, len(name), name, partition)
 
 
 def decode_offset_key(reader: Reader) -> OffsetKey:
@@ -77,12 +77,12 @@ def decode_offset_key(reader: Reader) -> OffsetKey:
 
 def encode_offset_value(value: OffsetValue) -> bytes:
     """Encode a value, in version 3, or 1 if the offset has its own expiry time."""
-    writer = Writer()
     if value.expire_timestamp != NO_EXPIRY:
-        writer.i16(1).i64(value.offset).string(value.metadata)
+        writer = Writer().i16(1).i64(value.offset).string(value.metadata)
         return writer.i64(value.commit_timestamp).i64(value.expire_timestamp).take()
-    writer.i16(3).i64(value.offset).i32(value.leader_epoch).string(value.metadata)
-    return writer.i64(value.commit_timestamp).take()
+    text = value.metadata.encode()
+    head = _V3_HEAD.pack(3, value.offset, value.leader_epoch, len(text))
+    return head + text + _I64.pack(value.commit_timestamp)
 
 
 def decode_offset_value(data: bytes) -> OffsetValue:

@@ -109,9 +109,10 @@ class GroupShard:
         """
         attempt = 0
         while True:
-            expect = list(conditions()) if conditions is not None else []
-            with self.folded() as (table, end):
-                change = decide(table)
+            expect = conditions() if conditions is not None else ()
+            with self._mutex:
+                end = self._fold()
+                change = decide(self._table)
             if not change:
                 return None
             now = self._clock_ms()

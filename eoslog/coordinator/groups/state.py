@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from eoslog.coordinator.groups import records
 from eoslog.coordinator.groups.offset_records import OffsetKey, OffsetValue, decode_offset_value
@@ -52,8 +52,7 @@ class StoredBatch(Protocol):
         """(offset, timestamp, key, value, headers) of each record, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredOffset:
+class StoredOffset(NamedTuple):
     """A committed offset, and the offset of its record; the higher one is newer."""
 
     value: OffsetValue
