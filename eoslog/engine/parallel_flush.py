@@ -11,17 +11,24 @@ from eoslog.errors import EoslogError
 from eoslog.storage.log.flusher import Steps
 from eoslog.storage.log.partition_log import PartitionLog
 
-__all__ = ["flush_in_parallel"]
+__all__ = ["flush_each", "flush_in_parallel"]
 
 
 def flush_in_parallel(targets: Sequence[tuple[PartitionLog, int]]) -> None:
     """Flush each log up to its offset.
 
-    Leads the flushes whose locks are free, and syncs their files together. Then waits for those
-    that other threads lead.
-
     Raises:
         EoslogError: the first error, when all flushes have ended.
+    """
+    for first in flush_each(targets).values():
+        raise first
+
+
+def flush_each(targets: Sequence[tuple[PartitionLog, int]]) -> dict[PartitionLog, EoslogError]:
+    """Flush each log up to its offset; return the errors.
+
+    Leads the flushes whose locks are free, and syncs their files together. Then waits for those
+    that other threads lead.
     """
     due = [(log, end) for log, end in targets if log.strict and log.durable_end < end]
     failed = _lead_together(due) if len(due) > 1 else {}
@@ -31,8 +38,7 @@ def flush_in_parallel(targets: Sequence[tuple[PartitionLog, int]]) -> None:
                 log.flush(end)
             except EoslogError as error:
                 failed[log] = error
-    for first in failed.values():
-        raise first
+    return failed
 
 
 def _lead_together(due: Sequence[tuple[PartitionLog, int]]) -> dict[PartitionLog, EoslogError]:
