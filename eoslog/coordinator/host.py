@@ -7,7 +7,7 @@ are created. Both coordinators use `Host`; each has its own protocol, `Transacti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from eoslog.coordinator.producer_ids import ProducerIds
@@ -202,9 +202,10 @@ class OffsetTransactions(Protocol):
         """The trace of requests."""
 
     def add_offsets_to_txn(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str
-    ) -> tuple[Any, int]:
-        """Add a group's partition; return the condition of an append.
+        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str,
+        also: Collection[TopicPartition] = (),
+    ) -> tuple[Any, int]:  # fmt: skip
+        """Add a group's partition, and more; return the condition of an append.
 
         Kafka's AddOffsetsToTxn (25).
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from eoslog import _core
 from eoslog.coordinator.groups.coordinator import GroupCoordinator
 from eoslog.coordinator.trace import Trace
 from eoslog.errors import InvalidProducerEpoch, OffsetOutOfRange, UnknownTopicOrPartition
-from eoslog.model import AppendOrigin, AppendResult
+from eoslog.model import AppendOrigin, AppendResult, TopicPartition
 from eoslog.storage.log.published_end import PublishedEnd
 
 
@@ -173,8 +173,9 @@ class FakeTransactions:
         self.resolve: Callable[[FakeLog], None] = lambda log: None
 
     def add_offsets_to_txn(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str
-    ) -> tuple[FakeLog, int]:
+        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str,
+        also: Collection[TopicPartition] = (),
+    ) -> tuple[FakeLog, int]:  # fmt: skip
         self.added.append((transactional_id, producer_id, producer_epoch, group_id))
         return self.log, self.log.log_end
 

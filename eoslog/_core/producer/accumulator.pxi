@@ -437,6 +437,15 @@ cdef class RecordAccumulator:
             return None
         return (<SealedBatch>self.ready[0]).created_ns
 
+    def _buffered_places(self) -> set:
+        """Return (topic, partition) of the batches that are not drained."""
+        cdef PartitionBuilder builder
+        cdef set found = set()
+        for item in [*self.active, *[(<SealedBatch>batch).builder for batch in self.ready]]:
+            builder = <PartitionBuilder>item
+            found.add((builder.topic.name, builder.partition))
+        return found
+
     def _release(self, SealedBatch batch) -> None:
         """Release the memory of a batch that was delivered or has failed; once per batch."""
         self._used -= batch.reserved

@@ -687,7 +687,7 @@ class Producer(RecordAccumulator):
             manager.check_open("send_offsets_to_transaction")
             named, group = offsets_of(offsets), group_metadata_of(group_metadata)
             try:
-                manager.add_offsets(named, group, self._deadline(timeout))
+                manager.add_offsets(named, group, self._deadline(timeout), self._buffered_places())
             finally:
                 if manager.error is not None:
                     self._gate = _NO_TRANSACTION

@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -503,10 +503,12 @@ class TransactionManager:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         group: GroupMetadata,
         deadline: float,
+        coming: Iterable[Place] = (),
     ) -> None:
         """Commit a group's offsets in the transaction.
 
-        These are Kafka's AddOffsetsToTxn and TxnOffsetCommit.
+        These are Kafka's AddOffsetsToTxn and TxnOffsetCommit. The same record of the coordinator
+        lists the partitions `coming`, whose records are buffered.
         """
         self.check_open("send_offsets_to_transaction")
         if not offsets:
@@ -515,17 +517,19 @@ class TransactionManager:
             self.staging.add_offsets(self._engine, group, offsets)
             self._sent.append((group.group_id, offsets))
             return
-        self._add_offsets(offsets, group, deadline)
+        self._add_offsets(offsets, group, deadline, coming)
 
     def _add_offsets(
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         group: GroupMetadata,
         deadline: float,
+        coming: Iterable[Place] = (),
     ) -> None:
         identity = self._identity
         log = self._engine.group_partition(group.group_id)
         self.partitions.listed.add(TopicPartition(log.topic, log.partition))
+        also = self.partitions.listed_early(coming)
         try:
             place = self._coordinate(
                 lambda: self._engine.groups.txn_offset_commit(
@@ -537,6 +541,7 @@ class TransactionManager:
                     group.generation_id,
                     group.instance_id,
                     offsets,
+                    also,
                 ),
                 deadline,
                 "send_offsets_to_transaction",

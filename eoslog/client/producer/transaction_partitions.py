@@ -9,6 +9,7 @@ Source: Kafka TransactionManager; KIP-98, KIP-890.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,12 @@ class TransactionPartitions:
                 ErrorCode.PRODUCER_FENCED,
             )  # fmt: skip
             raise failure from failure.__cause__
+
+    def listed_early(self, places: Iterable[Place]) -> set[TopicPartition]:
+        """The partitions that the coordinator can list together with another one."""
+        found = set(map(self.name, places)) - self._appended.keys()
+        self.listed |= found
+        return found
 
     def _add(self, partitions: set[TopicPartition]) -> Any:
         expected = self._engine.transactions.add_partitions_to_txn(

@@ -229,6 +229,7 @@ class GroupCoordinator:
         member_epoch: int,
         instance_id: str | None,
         offsets: OffsetMap,
+        also: Collection[TopicPartition] = (),
     ) -> TopicPartition:
         """Commit offsets in a transaction (AddOffsetsToTxn and TxnOffsetCommit).
 
@@ -236,6 +237,10 @@ class GroupCoordinator:
         transaction's marker makes them visible or drops them. With member id "" and generation -1
         (a producer that only knows the group's name), the commit is accepted in any state of the
         group, without fencing.
+
+        The record of the coordinator that adds the group's partition to the transaction also adds
+        the partitions `also`, where the producer will write. One whose topic was deleted is left
+        to the producer's own request.
 
         Returns:
             The partition that now takes part in the transaction, with the batch's base offset. The
@@ -255,7 +260,7 @@ class GroupCoordinator:
         """
         return self._offsets.txn_commit(
             group_id, transactional_id, producer_id, producer_epoch, member_id, member_epoch,
-            instance_id, offsets,
+            instance_id, offsets, also,
         )  # fmt: skip
 
     def fetch_offsets(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from eoslog._util.arguments import as_seconds, shown
@@ -104,6 +105,7 @@ class GroupOffsets:
         member_epoch: int,
         instance_id: str | None,
         offsets: OffsetMap,
+        also: Collection[TopicPartition] = (),
     ) -> TopicPartition:
         """See `GroupCoordinator.txn_offset_commit`."""
         topics = self._check_partitions(offsets, TransactionAbortable)
@@ -116,11 +118,14 @@ class GroupOffsets:
         def conditions() -> list[tuple[Any, int]]:
             # When the batch is appended, the coordinator's log must still say that the transaction
             # is Ongoing and lists this partition. Otherwise no marker would end the batch.
-            return [
-                self._host.transactions.add_offsets_to_txn(
-                    transactional_id, producer_id, producer_epoch, group_id
-                )
-            ]
+            add = partial(
+                self._host.transactions.add_offsets_to_txn,
+                transactional_id, producer_id, producer_epoch, group_id,
+            )  # fmt: skip
+            try:
+                return [add(also)]
+            except UnknownTopicOrPartition:
+                return [add()]
 
         def decide(table: GroupTable) -> Change:
             group = table.groups.get(group_id)

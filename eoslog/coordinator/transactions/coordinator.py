@@ -19,7 +19,7 @@ Source: Kafka `TransactionCoordinator`; KIP-98, KIP-360, KIP-664, KIP-890.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -266,12 +266,17 @@ class TransactionCoordinator:
             return self.add(transactional_id, producer_id, producer_epoch, wanted)
 
     def add_offsets_to_txn(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str
-    ) -> tuple[Any, int]:
-        """Add the `__consumer_offsets` partition of a group: AddOffsetsToTxn (25)."""
+        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str,
+        also: Collection[TopicPartition] = (),
+    ) -> tuple[Any, int]:  # fmt: skip
+        """Add the `__consumer_offsets` partition of a group: AddOffsetsToTxn (25).
+
+        With `also`, the same record adds more partitions, as `add_partitions_to_txn` does.
+        """
         with self.events.request(
-            "AddOffsetsToTxn", transactional_id, producer_id, producer_epoch, group_id=group_id
-        ):
+            "AddOffsetsToTxn", transactional_id, producer_id, producer_epoch, group_id=group_id,
+            partitions=also,
+        ):  # fmt: skip
             check_id(transactional_id)
             if not group_id:
                 raise KafkaError(
@@ -280,7 +285,7 @@ class TransactionCoordinator:
                 )
             log = self._host.group_partition(group_id)
             tp = TopicPartition(log.topic, log.partition)
-            return self.add(transactional_id, producer_id, producer_epoch, frozenset({tp}))
+            return self.add(transactional_id, producer_id, producer_epoch, frozenset({tp, *also}))
 
     def add(
         self, name: str, producer_id: int, epoch: int, wanted: frozenset[TopicPartition]

@@ -71,6 +71,56 @@ def test_a_topic_deleted_during_registration_leaves_the_others_registered(
         assert part.stable_end == part.log_end == 2
 
 
+def test_offsets_are_listed_together_with_partitions_of_buffered_records(log: Log) -> None:
+    with log.producer(transactional_id="x", linger_ms=60_000) as producer:
+        producer.init_transactions()
+        coordinator = log._engine.transaction_partition("x")
+        producer.begin_transaction()
+        producer.produce("b", b"v", partition=0)
+        before = coordinator.log_end
+        producer.send_offsets_to_transaction([TopicPartition("a", 0, 5)], "g")
+        assert coordinator.log_end == before + 1
+        group = log._engine.group_partition("g")
+        assert set(log.transactions()[0].partitions) == {
+            TopicPartition("b", 0),
+            TopicPartition(group.topic, group.partition),
+        }
+        producer.flush()
+        assert coordinator.log_end == before + 1
+        producer.commit_transaction()
+    assert visible(log, "b") == [b"v"]
+
+
+def test_a_partition_that_was_listed_early_needs_no_record(log: Log) -> None:
+    with log.producer(transactional_id="x", linger_ms=60_000) as other:
+        other.init_transactions()
+        other.begin_transaction()
+        other.produce("b", b"v", partition=0)
+        other.send_offsets_to_transaction([TopicPartition("a", 0, 5)], "g")
+        other.abort_transaction()
+        assert visible(log, "b") == []
+        with other.transaction() as tx:
+            tx.produce("b", b"w", partition=0)
+    assert visible(log, "b") == [b"w"]
+
+
+def test_offsets_can_be_sent_after_a_topic_of_buffered_records_was_deleted(log: Log) -> None:
+    with log.producer(transactional_id="x", linger_ms=60_000) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.produce("one", b"v", partition=0)
+        log.delete_topic("one")
+        producer.send_offsets_to_transaction([TopicPartition("a", 0, 5)], "g")
+        group = log._engine.group_partition("g")
+        assert set(log.transactions()[0].partitions) == {
+            TopicPartition(group.topic, group.partition)
+        }
+        with pytest.raises(TransactionAbortable):
+            producer.commit_transaction()
+        producer.abort_transaction()
+    assert log._engine.groups.fetch_offsets("g") == {}
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "made again"])
 def test_commit_succeeds_after_a_written_topic_was_deleted(
     log: Log, producer: Producer, again: bool

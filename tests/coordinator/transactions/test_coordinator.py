@@ -367,6 +367,9 @@ def test_offsets_are_added_to_the_partition_of_the_group(world: World) -> None:
     assert list(described.partitions) == [TopicPartition(group.topic, group.partition)]
     again = world.coordinator.add_offsets_to_txn(*writer.identity, "g")
     assert again == (log, end)
+    _, later = world.coordinator.add_offsets_to_txn(*writer.identity, "g", {A0, B0})
+    assert later == end + 1 == log.log_end
+    assert {A0, B0} < set(world.coordinator.describe_transactions(["t"])[0].partitions)
     with pytest.raises(errors.KafkaError) as raised:
         world.coordinator.add_offsets_to_txn(*writer.identity, "")
     assert raised.value.code is ErrorCode.INVALID_GROUP_ID

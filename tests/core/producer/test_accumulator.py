@@ -192,6 +192,16 @@ def test_only_due_batches_are_drained() -> None:
     assert a._next_due_ns() is None
 
 
+def test_places_are_those_of_records_that_are_not_drained() -> None:
+    a = make(partitions=3, batch_size=1000)
+    assert a._buffered_places() == set()
+    a.produce("t", b"v", partition=1)
+    a.produce("t", b"v" * 2000, partition=2)  # full
+    assert a._buffered_places() == {("t", 1), ("t", 2)}
+    a._drain(0, True)
+    assert a._buffered_places() == set()
+
+
 def test_the_sender_is_woken_only_for_a_full_batch_and_a_new_deadline() -> None:
     a = make(batch_size=1000, linger_ms=10_000)
     a.produce("t", b"v")
