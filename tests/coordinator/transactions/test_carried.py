@@ -85,6 +85,23 @@ def test_a_decision_carries_32_KiB_and_no_more(real: RealWorld, spare: int) -> N
         assert log.high_watermark == log.log_end - 1
 
 
+def test_large_transactions_in_a_row_are_not_read_in_vain(real: RealWorld) -> None:
+    real.engine._background.close()
+    writer = Writer(real, "t")
+    reads = []
+    for _ in range(3):
+        writer.write(A0, bytes(2 * CARRIED_BYTES))
+        _core.fault_count("pread", reset=True)
+        writer.commit()
+        reads.append(_core.fault_count("pread"))
+    assert reads[0] > 0
+    assert reads[1:] == [0, 0]
+    assert not any(carried_rows(real, "t"))
+    writer.write(A0, b"1")
+    writer.commit()
+    assert max(carried_rows(real, "t")) > 0, "a small one is carried again"
+
+
 def test_a_decision_in_an_os_directory_carries_nothing(tmp_path: Path) -> None:
     world = late_world(tmp_path / "os", "os")
     try:
