@@ -214,6 +214,11 @@ class RecordPolling:
     _woken: bool
     def poll(self, timeout: float | None = None) -> Record | None: ...
 
+class PartitionName:
+    topic: str
+    partition: int
+    def __lt__(self, other: PartitionName) -> bool: ...
+
 @final
 class Bell:
     @property

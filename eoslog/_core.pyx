@@ -26,6 +26,7 @@ include "_core/sys/os_calls.pxi"
 include "_core/sys/try_lock.pxi"
 include "_core/sys/wakeup.pxi"
 include "_core/shared/group_commit.pxi"
+include "_core/shared/partition_name.pxi"
 include "_core/partition/segment_state.pxi"
 include "_core/partition/partition_state.pxi"
 include "_core/partition/partition_lock.pxi"
@@ -65,6 +66,7 @@ __all__ = (
     "LeaderEpochs",
     "OffsetMap",
     "OneThread",
+    "PartitionName",
     "RecordPolling",
     "Record",
     "TransactionFold",

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, Final, NamedTuple
 
+from eoslog._core import PartitionName
+
 __all__ = [
     "CLUSTER_METADATA_TOPIC",
     "CONSUMER_OFFSETS_TOPIC",
@@ -114,7 +116,7 @@ class AppendOrigin(Enum):
     COORDINATOR = "coordinator"
 
 
-class TopicPartition:
+class TopicPartition(PartitionName):
     """A partition of a topic, optionally with an offset.
 
     Equality and hash use only topic and partition, so it can be the key of a dict of offsets::
@@ -129,7 +131,7 @@ class TopicPartition:
         offset: an offset, or for `Consumer.assign` and `Consumer.seek` also "earliest" or "latest".
     """
 
-    __slots__ = ("offset", "partition", "topic")
+    __slots__ = ("offset",)
 
     def __init__(self, topic: str, partition: int = 0, offset: int | str | None = None) -> None:
         """Set the topic, partition and offset."""
@@ -137,16 +139,8 @@ class TopicPartition:
         self.partition = partition
         self.offset: Any = offset
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TopicPartition):
-            return NotImplemented
-        return self.partition == other.partition and self.topic == other.topic
-
-    def __lt__(self, other: TopicPartition) -> bool:
-        return (self.topic, self.partition) < (other.topic, other.partition)
-
-    def __hash__(self) -> int:
-        return hash((self.topic, self.partition))
+    def __reduce__(self) -> tuple[type[TopicPartition], tuple[str, int, Any]]:
+        return type(self), (self.topic, self.partition, self.offset)
 
     def __repr__(self) -> str:
         at = "" if self.offset is None else f", offset={self.offset!r}"

@@ -1,0 +1,20 @@
+# The hash and the comparisons of `eoslog.TopicPartition`, which is the key of nearly every table.
+
+
+cdef class PartitionName:
+    """A topic and the number of a partition."""
+
+    cdef public object topic, partition
+
+    def __hash__(self):
+        return hash((self.topic, self.partition))
+
+    def __eq__(self, other):
+        if not isinstance(other, PartitionName):
+            return NotImplemented
+        return self.partition == (<PartitionName>other).partition and self.topic == (<PartitionName>other).topic
+
+    def __lt__(self, other):
+        if not isinstance(other, PartitionName):
+            return NotImplemented
+        return (self.topic, self.partition) < ((<PartitionName>other).topic, (<PartitionName>other).partition)
