@@ -52,6 +52,7 @@ __all__ = ["GROUP_BYTES", "BatchDispatch", "check_test_keys"]
 logger = get_logger("eoslog.client.sender")
 
 GROUP_BYTES = 1 << 20  # appended under one lock: held for no longer than about a millisecond
+_new = tuple.__new__  # creates a named tuple without its slower constructor
 _MAX_BUMPS = 5  # per batch: a log that rejected five epochs rejects the sixth as well
 
 
@@ -156,9 +157,10 @@ class BatchDispatch:
         if self._ack_is_lost():
             self._stats.acks_lost += 1
             return True
-        alone = len(group) == len(queue) and len(self._pending) == 1 and not self._acks.waiting
-        if self._flushes_now and alone:  # several partitions are flushed together
-            log.try_flush(result.last_offset + 1)
+        if self._flushes_now:
+            alone = len(group) == len(queue) and len(self._pending) == 1 and not self._acks.waiting
+            if alone:  # several partitions are flushed together
+                log.try_flush(result.last_offset + 1)
         self._appended(log, place, queue, group, result)
         return True
 
@@ -200,12 +202,6 @@ class BatchDispatch:
             return True
         return files.failpoint("producer.ack_lost")
 
-    def _take(self, place: Place, batch: ProducerBatch) -> None:
-        identity = self._identity
-        mine = (batch.producer_id, batch.producer_epoch)
-        if batch.producer_id >= 0 and mine == (identity.producer_id, identity.producer_epoch):
-            identity.advance(place, batch.base_sequence, batch.count)
-
     def _appended(
         self,
         log: Any,
@@ -223,21 +219,25 @@ class BatchDispatch:
         durable = log.durable_end if waits and offset >= 0 else -1
         if self._transactions is not None:
             self._transactions.note_span(log, place, result)
+        identity = self._identity
+        mine = (identity.producer_id, identity.producer_epoch)
         for batch in group:
-            self._take(place, batch)
+            count = batch.count
+            if batch.producer_id >= 0 and mine == (batch.producer_id, batch.producer_epoch):
+                identity.advance(place, batch.base_sequence, count)
             stats.batches += batch.batches
-            stats.records += batch.count
+            stats.records += count
             stats.bytes += len(batch)
             stats.duplicates += duplicate
             stats.retries += batch.attempts > 1
-            result = AppendResult(offset, last, duplicate, timestamp)
-            if waits and (durable < 0 or durable < offset + batch.count):
+            result = _new(AppendResult, (offset, last, duplicate, timestamp))
+            if waits and (durable < 0 or durable < offset + count):
                 self._acks.wait_for_flush(log, batch, result)
             else:
                 self._acks.settle(batch, None, result)
             queue.popleft()
             if offset >= 0:
-                offset += batch.count
+                offset += count
 
     # Failures.
 

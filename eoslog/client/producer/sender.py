@@ -84,6 +84,7 @@ class Sender:
         self._bell = Bell()
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._patience_s = min(config.request_timeout_ms / 1000, _PATIENCE_S)
         self._refreshed_ns = time.monotonic_ns()
         self._linger_ns = int(config.linger_ms * 1e6)
         self._drained_ns = 0  # last drain by the thread, or by flushes more frequent than linger.ms
@@ -162,16 +163,16 @@ class Sender:
                 and for another thread's cycle.
 
         Returns:
-            False if another thread's cycle was still running at the deadline; nothing was sent.
+            Whether each drained batch has its result. False if another thread's cycle was still
+            running at the deadline; nothing was sent.
         """
         wait = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
         if not self._lock.acquire(timeout=min(wait, threading.TIMEOUT_MAX)):
             return False
         try:
-            self._cycle(force, deadline)
+            return self._cycle(force, deadline)
         finally:
             self._lock.release()
-        return True
 
     def try_run_once(self, deadline: float) -> bool:
         """Run a cycle for all batches; return False if another thread is running one."""
@@ -183,9 +184,9 @@ class Sender:
             self._lock.release()
         return True
 
-    def _cycle(self, force: bool, deadline: float | None = None) -> None:
+    def _cycle(self, force: bool, deadline: float | None = None) -> bool:
         now = time.monotonic_ns()
-        patience_s = min(self._config.request_timeout_ms / 1000, _PATIENCE_S)
+        patience_s = self._patience_s
         if deadline is not None:
             patience_s = min(patience_s, max(deadline - now / 1e9, 0.0))
         if now - self._refreshed_ns > _REFRESH_NS:
@@ -205,6 +206,7 @@ class Sender:
         finally:
             if self.acks.waiting:
                 self.acks.flush_later()
+        return not self._pending and not self.acks.waiting
 
     def _collect(self, now: int, force: bool) -> None:
         self._accumulator._drain(now, force, self._drained)
@@ -244,9 +246,7 @@ class Sender:
         while True:
             # Only a cycle of this thread is known to drain batches that are still being built; the
             # checks below do not see those.
-            if settled := self.run_once(force=True, deadline=deadline):
-                with self._lock:
-                    settled = not self._pending and not self.acks.waiting
+            settled = self.run_once(force=True, deadline=deadline)
             since = self._accumulator._ready_since_ns()  # another thread is compressing it
             if settled and (since is None or since > start):
                 return True
