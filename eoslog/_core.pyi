@@ -8,6 +8,9 @@ import numpy as np
 from typing_extensions import Buffer as _Exporter
 from typing_extensions import TypeVar
 
+from eoslog.coordinator.transactions.state import Decided, OffsetSpan, TransactionMetadata
+from eoslog.model import TopicPartition
+
 # numpy's stubs say `__buffer__` for Python 3.12 and newer only.
 _Readable: TypeAlias = _Exporter | np.ndarray[Any, Any]
 
@@ -217,7 +220,8 @@ class RecordPolling:
 class PartitionName:
     topic: str
     partition: int
-    def __lt__(self, other: PartitionName) -> bool: ...
+    def __lt__(self, value: PartitionName, /) -> bool: ...
+    def __gt__(self, value: PartitionName, /) -> bool: ...
 
 @final
 class Bell:
@@ -367,6 +371,53 @@ def build_marker(
     base_offset: int = 0,
     leader_epoch: int = 0,
 ) -> bytes: ...
+
+@final
+class Decision:
+    """A decided transaction, kept while a marker or a snapshot depends on it."""
+
+    prepared: TransactionMetadata
+    decided: Decided
+    key: tuple[int, int]
+    commit: bool
+    spans: Mapping[TopicPartition, OffsetSpan]
+    offset: int
+    closed: dict[TopicPartition, int]
+    complete: bool
+    def __init__(self, prepared: TransactionMetadata, decided: Decided) -> None: ...
+
+class TransactionTable:
+    table: dict[str, TransactionMetadata]
+    decisions: dict[tuple[int, int], Decision]
+    ids: dict[int, str]
+    def __init__(self, recovery_prefix: str) -> None: ...
+    def state(self, metadata: TransactionMetadata) -> TransactionMetadata: ...
+    def append(
+        self, metadata: TransactionMetadata, offset: int, times: TransactionTimes
+    ) -> None: ...
+
+@final
+class TransactionTimes:
+    opened: dict[tuple[int, int], float]
+    decided: dict[tuple[int, int], float]
+    def __init__(self, clock: Callable[[], float]) -> None: ...
+    def note(self, metadata: TransactionMetadata) -> None: ...
+
+class FoldedTransactions:
+    log: Any
+    _fold: TransactionTable
+    _times: TransactionTimes
+    _lock: threading.RLock
+    _folding: int
+    _position: int
+    _cleaned: int
+    def __init__(
+        self, log: Any, fold: TransactionTable, lock: Any, clock: Callable[[], float]
+    ) -> None: ...
+    def refresh(self) -> int: ...
+    def get(self, transactional_id: str) -> TransactionMetadata | None: ...
+    def decision(self, key: tuple[int, int]) -> Decision | None: ...
+
 def transaction_value(metadata: tuple[Any, ...]) -> bytes: ...
 def transaction_batch(
     timestamp: int,

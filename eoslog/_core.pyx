@@ -38,6 +38,7 @@ include "_core/partition/append_validation.pxi"
 include "_core/partition/conditional_append.pxi"
 include "_core/partition/partition.pxi"
 include "_core/partition/segment_ingest.pxi"
+include "_core/coordinator/transaction_table.pxi"
 include "_core/format/record_batch.pxi"
 include "_core/compaction/offset_map.pxi"
 include "_core/consumer/aborted_transactions.pxi"
@@ -62,7 +63,9 @@ __all__ = (
     "AbortedTransactions",
     "Batch",
     "ColumnDecoder",
+    "Decision",
     "FetchedRecords",
+    "FoldedTransactions",
     "LeaderEpochs",
     "OffsetMap",
     "OneThread",
@@ -70,6 +73,8 @@ __all__ = (
     "RecordPolling",
     "Record",
     "TransactionFold",
+    "TransactionTable",
+    "TransactionTimes",
     "ControlFile",
     "Partition",
     "SegmentFile",

@@ -28,6 +28,8 @@ class HostLog(FoldedLog, Protocol):
     topic: str
     partition: int
     topic_id: bytes
+    core: Any
+    """The compiled partition, from which the core reads `log_end` and `cleaned_to`."""
 
     @property
     def cleaned_to(self) -> int:

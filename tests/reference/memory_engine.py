@@ -53,6 +53,7 @@ class MemoryLog:
     ) -> None:
         self.topic, self.partition, self.topic_id = topic, partition, topic_id
         self.directory = directory
+        self.core = self  # publishes the ends
         self.stored: list[MemoryBatch] = []
         self.model = ModelLog()
         self.durable_end = 0

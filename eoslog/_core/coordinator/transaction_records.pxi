@@ -160,7 +160,7 @@ cdef int put_transaction_value(ByteBuffer* buffer, m, carried) except -1:
     """Encode a TransactionMetadata, and the batches that it carries, as the value of a record."""
     (_, producer_id, producer_epoch, timeout_ms, state, partitions, start_timestamp, last_update,
      previous_id, next_id, last_epoch, client_version, spans, owner, markers, decided, opened_ns,
-     _) = m
+     _) = <tuple>m
     cdef int64_t previous_producer = previous_id, next_producer = next_id, opened = opened_ns
     cdef int last_producer_epoch = last_epoch, kind = state
     cdef bint undecided = kind >= PREPARED
@@ -189,7 +189,7 @@ cdef int put_transaction_value(ByteBuffer* buffer, m, carried) except -1:
     if spans:
         rows = []
         for tp, span in spans.items():
-            first, last, topic_id = span        # an index into a named tuple is a call
+            first, last, topic_id = <tuple>span
             rows.append((tp.topic, topic_id, tp.partition, first, last))
         put_tagged_topics(buffer, TAG_SPANS, rows)
     if owner is not None:
@@ -201,7 +201,7 @@ cdef int put_transaction_value(ByteBuffer* buffer, m, carried) except -1:
         put_tagged_topics(buffer, TAG_MARKERS, [
             (tp.topic, b"", tp.partition, offset) for tp, offset in markers.items()])
     if decided is not None:
-        decided_id, data_epoch, commit, cause = decided
+        decided_id, data_epoch, commit, cause = <tuple>decided
         put_tag(buffer, TAG_DECIDED, 12)
         put_i64(buffer, decided_id)
         put_i16(buffer, data_epoch)

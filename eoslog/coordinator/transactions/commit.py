@@ -128,7 +128,8 @@ class Endings:
             )
             failpoint("txn.flushed")
             if also is None:
-                offset = clog.append(record, end, now, [part.row() for part in carried or ()])
+                rows = [part.row() for part in carried] if carried else ()
+                offset = clog.append(record, end, now, rows)
             else:
                 offset = clog.append_rows(also(now), end, now, value=record)
             if offset is None:

@@ -296,13 +296,13 @@ class TransactionCoordinator:
         while True:
             end = clog.refresh()
             current = self._check_identity(name, clog.get(name), producer_id, epoch)
-            if self.resolver.end_overdue(clog, current):
+            going_on = current.state is ONGOING
+            if going_on and self.resolver.end_overdue(clog, current):
                 continue
             self.prepared.check_none(name, current)
             if current.state.preparing:
                 self._driver.await_completion(clog, current)
                 continue
-            going_on = current.state is ONGOING
             fresh = wanted - current.partitions if going_on else wanted
             if going_on and not fresh:
                 return clog.log, end

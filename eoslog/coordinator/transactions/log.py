@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from eoslog._core import build_batch, transaction_batch, transaction_value
+from eoslog._core import FoldedTransactions, build_batch, transaction_batch, transaction_value
 from eoslog.coordinator.host import HostLog, TransactionHost
 from eoslog.coordinator.transactions.log_fold import Decision, TransactionLogFold
 from eoslog.coordinator.transactions.prepared_records import PreparedEntry, TransactionKey
@@ -34,52 +34,48 @@ _COORDINATOR = AppendOrigin.COORDINATOR
 _Commits = dict[tuple[TopicPartition, bytes], list[tuple["TransactionLog", Decision]]]
 
 
-class TransactionLog:
+class TransactionLog(FoldedTransactions):
     """One C partition in this process: its log, the fold, and the conditional append.
 
     Thread-safe. Values of the fold are immutable, so callers decide from them without a lock.
     `append` then checks, under the log's lock, that they are still the newest.
     """
 
+    log: HostLog
+    _fold: TransactionLogFold
+
     def __init__(self, log: HostLog, clock: Callable[[], float] | None = None) -> None:
         """Keep the log; `refresh` reads it."""
-        self.log = log
         self._clock = clock or time.monotonic
-        self._lock = threading.RLock()
-        self._fold = TransactionLogFold()
-        self._position = log.log_start
-        self._cleaned = log.cleaned_to
-        # When this process first read a transaction or a decision, on the monotonic clock.
-        # Deadlines count from this time, so a jump of the wall clock cannot make one due early.
-        self._open_since: dict[TransactionKey, float] = {}
-        self._decided_since: dict[TransactionKey, float] = {}
+        super().__init__(log, TransactionLogFold(), threading.RLock(), self._clock)
 
-    def refresh(self) -> int:
-        """Fold up to the published end, and return that end."""
-        # The common case: this process folds its own appends. A thread that is folding changes
-        # `_position` last, and readers of the table wait for its lock.
-        position = self._position
-        if self.log.log_end == position and self.log.cleaned_to == self._cleaned:
-            return position
+    def _fold_to_end(self) -> int:
         with self._lock:
-            while True:
-                cleaned = self.log.cleaned_to
-                behind = self._position < cleaned and self._cleaned < cleaned
-                if behind or self._position < self.log.log_start:
-                    # The cleaner may have removed tombstones that were not folded: fold all again.
-                    self._fold = TransactionLogFold()
-                    self._position = self.log.log_start
-                self._cleaned = cleaned
-                start, end = self._position, self.log.log_end
-                if end > start:
-                    for batch in self.log.batches(start, end):
-                        if not batch.control and batch.last_offset >= start:
-                            self._take(batch)
-                    self._position = end
-                if self.log.cleaned_to == cleaned:
-                    return end
-                if start < self.log.cleaned_to:
-                    self._position = start  # cleaned during the read: old and new records are mixed
+            self._folding += 1
+            try:
+                return self._fold_all()
+            finally:
+                self._folding -= 1
+
+    def _fold_all(self) -> int:
+        while True:
+            cleaned = self.log.cleaned_to
+            behind = self._position < cleaned and self._cleaned < cleaned
+            if behind or self._position < self.log.log_start:
+                # The cleaner may have removed tombstones that were not folded: fold all again.
+                self._fold = TransactionLogFold()
+                self._position = self.log.log_start
+            self._cleaned = cleaned
+            start, end = self._position, self.log.log_end
+            if end > start:
+                for batch in self.log.batches(start, end):
+                    if not batch.control and batch.last_offset >= start:
+                        self._take(batch)
+                self._position = end
+            if self.log.cleaned_to == cleaned:
+                return end
+            if start < self.log.cleaned_to:
+                self._position = start  # cleaned during the read: old and new records are mixed
 
     def _take(self, batch: object) -> None:
         for offset, _, key, value, _ in batch.records():  # type: ignore[attr-defined]
@@ -91,22 +87,7 @@ class TransactionLog:
                 where = f"{self.log.topic}-{self.log.partition}, offset {offset}"
                 raise CorruptRecord(f"{where}: {error}") from error
             if metadata is not None:
-                self._note(metadata)
-
-    def _note(self, metadata: TransactionMetadata) -> None:
-        state, decided = metadata.state, metadata.decided
-        if state is ONGOING:
-            key = (metadata.producer_id, metadata.producer_epoch)
-            self._open_since.setdefault(key, self._clock())
-        elif state.undecided:
-            self._open_since.pop((metadata.producer_id, metadata.producer_epoch), None)
-        elif decided is not None:
-            key = decided.key
-            if state.preparing:
-                self._open_since.pop(key, None)
-                self._decided_since.setdefault(key, self._clock())
-            else:
-                self._decided_since.pop(key, None)
+                self._times.note(metadata)
 
     def clock_ns(self) -> int:
         """CLOCK_MONOTONIC, which all processes of the machine share."""
@@ -119,9 +100,8 @@ class TransactionLog:
         restarted then. The caller must check the owner first.
         """
         key = (metadata.producer_id, metadata.producer_epoch)
-        with self._lock:
-            now = self._clock()
-            since = self._open_since.get(key, now)
+        now = self._clock()
+        since = self._times.opened.get(key, now)
         if metadata.opened_ns >= 0 and metadata.owner is not None:
             since = min(since, metadata.opened_ns / 1e9)
         return now - since
@@ -133,13 +113,13 @@ class TransactionLog:
     def open(self) -> list[TransactionMetadata]:
         """The newest record of every id whose transaction is Ongoing."""
         with self._lock:
-            found = [self._of_key(key) for key in self._open_since]
+            found = [self._of_key(key) for key in self._times.opened]
         return [metadata for metadata in found if metadata is not None]
 
     def undriven(self) -> list[Decision]:
         """The decisions that are not complete."""
         with self._lock:
-            found = [self._fold.decisions.get(key) for key in self._decided_since]
+            found = [self._fold.decisions.get(key) for key in self._times.decided]
         return [one for one in found if one is not None and not one.complete]
 
     def _of_key(self, key: TransactionKey) -> TransactionMetadata | None:
@@ -150,7 +130,7 @@ class TransactionLog:
 
     def seconds_decided(self, key: TransactionKey) -> float:
         """Seconds since this process first read the decision."""
-        return self._past(self._decided_since, key)
+        return self._past(self._times.decided, key)
 
     def _past(self, since: dict[TransactionKey, float], key: TransactionKey) -> float:
         with self._lock:
@@ -159,20 +139,10 @@ class TransactionLog:
 
     # -- reading the fold
 
-    def get(self, transactional_id: str) -> TransactionMetadata | None:
-        """The value of the id's newest folded record."""
-        with self._lock:
-            return self._fold.table.get(transactional_id)
-
     def values(self) -> list[TransactionMetadata]:
         """Every id's newest record."""
         with self._lock:
             return list(self._fold.table.values())
-
-    def decision(self, key: TransactionKey) -> Decision | None:
-        """The decision about a transaction, if one was read and not forgotten."""
-        with self._lock:
-            return self._fold.decisions.get(key)
 
     def decisions(self) -> list[Decision]:
         """All decisions that are not forgotten."""
@@ -256,7 +226,7 @@ class TransactionLog:
         offset = result.base_offset
         with self._lock:
             if self._position == offset:  # else `refresh` has folded it, or will fold it
-                self._note(self._fold.state(value.placed(offset)))
+                self._fold.append(value, offset, self._times)
                 self._position = offset + 1
         return offset
 

@@ -9,17 +9,14 @@ Source: Kafka `TransactionStateManager`; protocol.md rows 1, 2 and 22.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
+from eoslog._core import Decision, TransactionTable
 from eoslog.coordinator.transactions.prepared_records import (
     PreparedFold,
     TransactionKey,
     prepared_key,
 )
 from eoslog.coordinator.transactions.records import decode_key, decode_value
-from eoslog.coordinator.transactions.state import Decided, OffsetSpan, TransactionMetadata
-from eoslog.model import TopicPartition
+from eoslog.coordinator.transactions.state import TransactionMetadata
 
 __all__ = ["RECOVERY_PREFIX", "Decision", "TransactionLogFold"]
 
@@ -27,41 +24,7 @@ RECOVERY_PREFIX = "__recovery-"
 """Prefix of the ids under which recovery aborts open data without a transactional id."""
 
 
-@dataclass(slots=True)
-class Decision:
-    """A decided transaction, kept while a marker or a snapshot depends on it.
-
-    Attributes:
-        prepared: the PREPARE_* record.
-        decided: the decision in it.
-        closed: for each partition where this process saw the transaction ended, a log end at that
-            time. No marker of the transaction is at or beyond it.
-        complete: whether COMPLETE_* was read: each partition has its marker, or had it before a
-            power loss.
-    """
-
-    prepared: TransactionMetadata
-    decided: Decided
-    closed: dict[TopicPartition, int] = field(default_factory=dict)
-    complete: bool = False
-
-    @property
-    def commit(self) -> bool:
-        """Whether the decision is to commit."""
-        return self.decided.commit
-
-    @property
-    def spans(self) -> Mapping[TopicPartition, OffsetSpan]:
-        """The first and last offset of the transaction in each partition."""
-        return self.prepared.spans
-
-    @property
-    def offset(self) -> int:
-        """The offset of the decision in C; the decision is valid once that is durable."""
-        return self.prepared.offset
-
-
-class TransactionLogFold:
+class TransactionLogFold(TransactionTable):
     """The fold of the records of one C partition. Reads no clock and no other log.
 
     Invariants:
@@ -72,9 +35,7 @@ class TransactionLogFold:
 
     def __init__(self) -> None:
         """Start empty."""
-        self.table: dict[str, TransactionMetadata] = {}
-        self.decisions: dict[TransactionKey, Decision] = {}
-        self.ids: dict[int, str] = {}
+        super().__init__(RECOVERY_PREFIX)
         self.prepared = PreparedFold()
 
     def apply(
@@ -100,33 +61,6 @@ class TransactionLogFold:
                 del self.ids[gone.producer_id]
             return None
         return self.state(decode_value(transactional_id, value, offset))
-
-    def state(self, metadata: TransactionMetadata) -> TransactionMetadata:
-        """Fold the value of the record at `metadata.offset`."""
-        name, state, decided = metadata.transactional_id, metadata.state, metadata.decided
-        self.table[name] = metadata
-        if not name.startswith(RECOVERY_PREFIX):
-            self.ids[metadata.producer_id] = name
-        if state.preparing and decided is not None:
-            self.decisions[decided.key] = Decision(metadata, decided)
-        elif state.complete:
-            self._complete(metadata, decided)
-        return metadata
-
-    def _complete(self, metadata: TransactionMetadata, decided: Decided | None) -> None:
-        if decided is not None:
-            key = decided.key
-            decision = self.decisions.get(key)
-            if decision is None:
-                return
-            decision.complete = True
-            if not decision.spans:
-                del self.decisions[key]
-            return
-        # A COMPLETE_* that Kafka wrote: its markers were replicated first, so drop the decision.
-        name = metadata.transactional_id
-        for key in [k for k, d in self.decisions.items() if d.prepared.transactional_id == name]:
-            del self.decisions[key]
 
     def forget(self, key: TransactionKey) -> None:
         """Drop a decision whose markers are all durable and that no snapshot needs."""

@@ -111,7 +111,7 @@ class MarkerDriver:
             # back to this method.
             return False
         try:
-            clog.refresh()
+            end = clog.refresh()
             decision = clog.decision(key)
             if decision is None or decision.complete:
                 return True
@@ -122,7 +122,7 @@ class MarkerDriver:
             for patience_s in _PATIENCE_S:
                 for tp in todo:
                     try:
-                        offset = self.mark(clog, key, tp, timeout_s=patience_s)
+                        offset = self._mark(clog, end, decision, tp, patience_s)
                     except IllegalState:
                         raise  # the log is closed, or was inherited through a fork
                     except EoslogError as error:
@@ -217,12 +217,18 @@ class MarkerDriver:
                 names.
             LockTimeout: if the partition's lock is held for too long.
         """
-        attempts = Attempts("marker of producer", key[0], "in", tp)
-        while True:
-            end = clog.refresh()
-            decision = clog.decision(key)
-            if decision is None:
-                return -1
+        end = clog.refresh()
+        decision = clog.decision(key)
+        return -1 if decision is None else self._mark(clog, end, decision, tp, timeout_s)
+
+    def _mark(
+        self, clog: TransactionLog, end: int, decision: Decision | None, tp: TopicPartition,
+        timeout_s: float | None,
+    ) -> int | None:  # fmt: skip
+        """Do the work of `mark`, from a decision that was read when C ended at `end`."""
+        attempts = Attempts("marker in", tp)
+        while decision is not None:
+            key = decision.key
             try:
                 log = self._host.partition(tp.topic, tp.partition)
             except UnknownTopicOrPartition:
@@ -244,10 +250,7 @@ class MarkerDriver:
             )  # fmt: skip
             try:
                 result = log.append(
-                    marker,
-                    expect=[(clog.log, end)],
-                    origin=_COORDINATOR,
-                    timeout=timeout_s,
+                    marker, expect=((clog.log, end),), origin=_COORDINATOR, timeout=timeout_s
                 )
             except InvalidProducerEpoch:
                 entry = log.producer_entry(key[0]) or _UNKNOWN
@@ -268,12 +271,15 @@ class MarkerDriver:
                     )
                 return int(result.base_offset)
             attempts.again()
+            end = clog.refresh()
+            decision = clog.decision(key)
+        return -1
 
     def _epoch_to_write(
         self, log: HostLog, entry: Entry, decision: Decision, span: OffsetSpan, commit: bool
     ) -> int | None:
         """Return the epoch of the marker, or None if the partition needs no marker."""
-        prepared, (producer_id, data_epoch) = decision.prepared, decision.decided.key
+        prepared, (producer_id, data_epoch) = decision.prepared, decision.key
         found, _, first, last = entry
         if first >= 0 and found == data_epoch:
             if commit:

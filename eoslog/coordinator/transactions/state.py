@@ -251,10 +251,6 @@ class TransactionMetadata(NamedTuple):
                 f"{self.state.wire_name}; this is a bug in eoslog, report it"
             )
 
-    def placed(self, offset: int) -> TransactionMetadata:
-        """Return this record with its offset in C, after it was appended."""
-        return _new(TransactionMetadata, (*self[:-1], offset))
-
     def needs_new_id(self, expected_epoch: int) -> bool:
         """Whether `initialised` must rotate the producer id.
 

@@ -269,7 +269,7 @@ def test_a_recent_decision_is_left_to_its_own_driver(world: World) -> None:
     _, other = world.open()
     for clog in other.logs.all():
         clog._clock = lambda: now[0]
-        clog._decided_since = dict.fromkeys(clog._decided_since, 0.0)
+        clog._times.decided = dict.fromkeys(clog._times.decided, 0.0)
     assert other.resolve_blockers(world.log(A0)) == 0
     now[0] = 0.06
     assert other.resolve_blockers(world.log(A0)) == 1
