@@ -8,14 +8,13 @@ import numpy as np
 from typing_extensions import Buffer as _Exporter
 from typing_extensions import TypeVar
 
-from eoslog.coordinator.transactions.state import Decided, OffsetSpan, TransactionMetadata
-from eoslog.model import TopicPartition
-
 # numpy's stubs say `__buffer__` for Python 3.12 and newer only.
 _Readable: TypeAlias = _Exporter | np.ndarray[Any, Any]
 
 _K = TypeVar("_K", default=Any)
 _V = TypeVar("_V", default=Any)
+_Metadata = TypeVar("_Metadata", default=Any)
+"""The coordinator's TransactionMetadata, whose fields the core reads."""
 
 # -- record batches and records (record_batch.pxi, aborted_transactions.pxi, records.pxi) --
 
@@ -373,27 +372,27 @@ def build_marker(
 ) -> bytes: ...
 
 @final
-class Decision:
+class Decision(Generic[_Metadata]):
     """A decided transaction, kept while a marker or a snapshot depends on it."""
 
-    prepared: TransactionMetadata
-    decided: Decided
+    prepared: _Metadata
+    decided: Any
     key: tuple[int, int]
     commit: bool
-    spans: Mapping[TopicPartition, OffsetSpan]
+    spans: Mapping[Any, Any]
     offset: int
-    closed: dict[TopicPartition, int]
+    closed: dict[Any, int]
     complete: bool
-    def __init__(self, prepared: TransactionMetadata, decided: Decided) -> None: ...
+    def __init__(self, prepared: _Metadata, decided: Any) -> None: ...
 
-class TransactionTable:
-    table: dict[str, TransactionMetadata]
-    decisions: dict[tuple[int, int], Decision]
+class TransactionTable(Generic[_Metadata]):
+    table: dict[str, _Metadata]
+    decisions: dict[tuple[int, int], Decision[_Metadata]]
     ids: dict[int, str]
     def __init__(self, recovery_prefix: str) -> None: ...
-    def state(self, metadata: TransactionMetadata) -> TransactionMetadata: ...
+    def state(self, metadata: _Metadata) -> _Metadata: ...
     def append(
-        self, metadata: TransactionMetadata, offset: int, times: TransactionTimes
+        self, metadata: _Metadata, offset: int, times: TransactionTimes
     ) -> None: ...
 
 @final
@@ -401,22 +400,22 @@ class TransactionTimes:
     opened: dict[tuple[int, int], float]
     decided: dict[tuple[int, int], float]
     def __init__(self, clock: Callable[[], float]) -> None: ...
-    def note(self, metadata: TransactionMetadata) -> None: ...
+    def note(self, metadata: tuple[Any, ...]) -> None: ...
 
-class FoldedTransactions:
+class FoldedTransactions(Generic[_Metadata]):
     log: Any
-    _fold: TransactionTable
+    _fold: TransactionTable[_Metadata]
     _times: TransactionTimes
     _lock: threading.RLock
     _folding: int
     _position: int
     _cleaned: int
     def __init__(
-        self, log: Any, fold: TransactionTable, lock: Any, clock: Callable[[], float]
+        self, log: Any, fold: TransactionTable[_Metadata], lock: Any, clock: Callable[[], float]
     ) -> None: ...
     def refresh(self) -> int: ...
-    def get(self, transactional_id: str) -> TransactionMetadata | None: ...
-    def decision(self, key: tuple[int, int]) -> Decision | None: ...
+    def get(self, transactional_id: str) -> _Metadata | None: ...
+    def decision(self, key: tuple[int, int]) -> Decision[_Metadata] | None: ...
 
 def transaction_value(metadata: tuple[Any, ...]) -> bytes: ...
 def transaction_batch(

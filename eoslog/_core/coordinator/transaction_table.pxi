@@ -38,6 +38,10 @@ cdef class Decision:
     # COMPLETE_* was read: each partition has its marker, or had it before a power loss.
     cdef public bint complete
 
+    @classmethod
+    def __class_getitem__(cls, types):
+        return GenericAlias(cls, types)
+
     def __init__(self, prepared, decided):
         fields = <tuple>prepared
         self.prepared = prepared
@@ -97,6 +101,10 @@ cdef class TransactionTable:
     cdef readonly dict table, decisions, ids
     cdef str recovery_prefix
 
+    @classmethod
+    def __class_getitem__(cls, types):
+        return GenericAlias(cls, types)
+
     def __init__(self, str recovery_prefix):
         self.table = {}
         self.decisions = {}
@@ -151,6 +159,10 @@ cdef class FoldedTransactions:
     cdef public object _lock
     cdef public int _folding
     cdef public int64_t _position, _cleaned
+
+    @classmethod
+    def __class_getitem__(cls, types):
+        return GenericAlias(cls, types)
 
     def __init__(self, log, TransactionTable fold, lock, clock):
         self.log = log

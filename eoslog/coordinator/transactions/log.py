@@ -34,7 +34,7 @@ _COORDINATOR = AppendOrigin.COORDINATOR
 _Commits = dict[tuple[TopicPartition, bytes], list[tuple["TransactionLog", Decision]]]
 
 
-class TransactionLog(FoldedTransactions):
+class TransactionLog(FoldedTransactions[TransactionMetadata]):
     """One C partition in this process: its log, the fold, and the conditional append.
 
     Thread-safe. Values of the fold are immutable, so callers decide from them without a lock.

@@ -9,7 +9,9 @@ Source: Kafka `TransactionStateManager`; protocol.md rows 1, 2 and 22.
 
 from __future__ import annotations
 
-from eoslog._core import Decision, TransactionTable
+from typing import TypeAlias
+
+from eoslog import _core
 from eoslog.coordinator.transactions.prepared_records import (
     PreparedFold,
     TransactionKey,
@@ -20,11 +22,12 @@ from eoslog.coordinator.transactions.state import TransactionMetadata
 
 __all__ = ["RECOVERY_PREFIX", "Decision", "TransactionLogFold"]
 
+Decision: TypeAlias = _core.Decision[TransactionMetadata]
 RECOVERY_PREFIX = "__recovery-"
 """Prefix of the ids under which recovery aborts open data without a transactional id."""
 
 
-class TransactionLogFold(TransactionTable):
+class TransactionLogFold(_core.TransactionTable[TransactionMetadata]):
     """The fold of the records of one C partition. Reads no clock and no other log.
 
     Invariants:
