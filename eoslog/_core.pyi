@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Self, TypeAlias, final
+from typing import Any, Generic, Protocol, Self, TypeAlias, final
 
 import numpy as np
 from typing_extensions import Buffer as _Exporter
@@ -339,6 +339,7 @@ def crc32c_software(data: _Readable, value: int = 0) -> int: ...
 def murmur2(data: _Readable) -> int: ...
 def java_hash(text: str) -> int: ...
 def partition_for_key(key: _Readable, n: int) -> int: ...
+def writable_memory(size: int) -> _Exporter: ...
 def set_codecs(
     compress: Callable[[str, bytes, int | None], bytes], decompress: Callable[[str, Any], bytes]
 ) -> None: ...
@@ -435,6 +436,10 @@ def batches_end(data: _Readable, position: int = 0, end: int | None = None) -> i
 
 # -- columns (column_decoder.pxi) --
 
+class _Ahead(Protocol):
+    def submit(self, codec: str, data: memoryview) -> Any: ...
+    def result(self, job: Any, later: list[Any]) -> Any: ...
+
 @final
 class ColumnDecoder:
     rows: int
@@ -450,6 +455,7 @@ class ColumnDecoder:
         check_crc: bool = True,
         max_rows: int = 65536,
         max_bytes: int = 1 << 26,
+        ahead: _Ahead | None = None,
     ) -> Self: ...
     def feed(
         self,

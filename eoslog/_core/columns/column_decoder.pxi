@@ -9,6 +9,9 @@ from eoslog._core.format.record_shape cimport SHAPE_BYTES, RecordShape, forget_s
 cdef enum:
     SMALL_RECORD = 64           # bytes, to guess how many there are
     ALIKE = 2                   # records of one shape, before a run of them is looked for
+    AHEAD = 2                   # batches to decompress in advance
+    AHEAD_AFTER = 1 << 20       # decompressed bytes, before it is worth a thread
+    AHEAD_FROM = 1 << 16        # compressed bytes of a batch that are worth handing over
 
 cdef enum FillStatus:
     FILL_DONE = 1               # the data or the requested range ends
@@ -32,6 +35,7 @@ cdef class ColumnDecoder:
         check_crc: verify the checksum of each batch that is read.
         max_rows: rows after which to stop; a single batch may have more.
         max_bytes: bytes of batches after which to stop; a single batch may have more.
+        ahead: decompresses later batches in another thread (`storage/format/decompress_ahead.py`); None: no thread.
 
     Attributes:
         rows: number of rows collected since the last `take`.
@@ -60,9 +64,13 @@ cdef class ColumnDecoder:
     cdef Cells _header_values
     cdef list _buffers
     cdef bint _busy
+    cdef object _ahead
+    cdef list _jobs                     # (address, job) of batches in advance, by address; a job keeps their memory
+    cdef const uint8_t* _checked        # the first of them: its checksum is right
+    cdef int64_t _decompressed          # bytes in total
 
     def __cinit__(self, columns=("offset", "value"), *, view=True, flat=False, check_crc=True,
-                  max_rows=65536, max_bytes=1 << 26):
+                  max_rows=65536, max_bytes=1 << 26, ahead=None):
         for name in columns:
             if name not in COLUMN_BITS:
                 raise errors.ConfigError(f"unknown column {name!r}: {', '.join(COLUMN_BITS)} are known")
@@ -77,6 +85,8 @@ cdef class ColumnDecoder:
         self._header_keys.view = False      # a column of strings is always a copy: checked to be UTF-8
         self._buffers = []
         self._pool = BLOCKS
+        self._ahead = ahead
+        self._jobs = []
 
     def __dealloc__(self):
         self._clear()
@@ -142,8 +152,7 @@ cdef class ColumnDecoder:
             if status != FILL_BLOCK:
                 break
             try:
-                block = decompress_block(load_i16(p + ATTRIBUTES_AT) & CODEC_MASK, pin, p + HEADER_SIZE,
-                                         size - HEADER_SIZE, f"offset {load_i64(p + BASE_OFFSET_AT)}")
+                block = self._decompress(pin, p, size, stop, bound)
             except errors.CorruptRecord as error:
                 placed(error, p - pin.data)
                 raise
@@ -160,6 +169,7 @@ cdef class ColumnDecoder:
             if self._pointed():
                 self._buffers.append(block.view.obj)
             self._bytes += block.size
+            self._decompressed += block.size
             next_offset = min(load_i64(p + BASE_OFFSET_AT) + load_i32(p + LAST_OFFSET_DELTA_AT) + 1, bound)
             p += size
         if status == FILL_NO_MEMORY:
@@ -172,6 +182,60 @@ cdef class ColumnDecoder:
                                        f"offset {load_i64(p + BASE_OFFSET_AT)}"), p - pin.data)
         self.full = status == FILL_FULL
         return next_offset, p - pin.data
+
+    cdef Pin _decompress(self, Pin pin, const uint8_t* p, int64_t size, const uint8_t* stop, int64_t end):
+        """Return the records of a compressed batch, and let the other thread begin with the next batches."""
+        cdef object found = None
+        if self._ahead is not None and self._decompressed >= AHEAD_AFTER:
+            job = self._job_of(p)
+            self._look_ahead(pin, p + size, stop, end)
+            if job is not None:
+                found = self._ahead.result(job, [later for _, later in self._jobs])
+        if found is not None:
+            return Pin(found)
+        return decompress_block(load_i16(p + ATTRIBUTES_AT) & CODEC_MASK, pin, p + HEADER_SIZE, size - HEADER_SIZE,
+                                f"offset {load_i64(p + BASE_OFFSET_AT)}")
+
+    cdef object _job_of(self, const uint8_t* p):
+        """Take the job of the batch at p; None if there is none. Drops those of batches that were not read."""
+        cdef Py_ssize_t i
+        job = None
+        for i, (address, other) in enumerate(self._jobs):
+            if <size_t>address == <size_t>p:
+                job = other
+                break
+        self._jobs = self._jobs[i + 1:] if job is not None else []
+        self._set_checked()
+        return job
+
+    cdef int _set_checked(self) except -1:
+        self._checked = <const uint8_t*><size_t>self._jobs[0][0] if self._jobs else NULL
+        return 0
+
+    cdef int _look_ahead(self, Pin pin, const uint8_t* p, const uint8_t* stop, int64_t end) except -1:
+        """Submit the batches from p on. Leaves damaged, small and uncompressed batches to `_scan`."""
+        cdef int64_t size = 0
+        cdef int codec, i
+        cdef bint right
+        for i in range(AHEAD):
+            if next_batch(p, stop, &size) != BATCH_WHOLE or check_header(p) != BATCH_WHOLE:
+                break
+            codec = load_i16(p + ATTRIBUTES_AT) & CODEC_MASK
+            if codec == 0 or size < AHEAD_FROM or load_i64(p + BASE_OFFSET_AT) >= end:
+                break
+            if i >= len(self._jobs):
+                with nogil:
+                    right = not self._check or crc_matches(p, size)
+                if not right:
+                    break
+                block = memoryview(pin.view.obj).cast("B")[p + HEADER_SIZE - pin.data:p + size - pin.data]
+                job = self._ahead.submit(CODECS[codec], block)
+                if job is None:
+                    break
+                self._jobs.append((<size_t>p, job))
+            p += size
+        self._set_checked()
+        return 0
 
     cdef bint _pointed(self):
         return self._keys.pointed or self._values.pointed or self._header_values.pointed
@@ -220,7 +284,7 @@ cdef class ColumnDecoder:
                 and aborted.covers(load_i64(p + PRODUCER_ID_AT), base_offset))
             packed = attributes & CODEC_MASK and size[0] > HEADER_SIZE
             counted = not packed and self._counts(p, size[0], count)
-            if self._check and (skipped or packed or counted) and not crc_matches(p, size[0]):
+            if self._check and p != self._checked and (skipped or packed or counted) and not crc_matches(p, size[0]):
                 step[0] = BATCH_CRC
                 return FILL_HEADER
             if packed and not skipped:

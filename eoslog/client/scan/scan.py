@@ -11,6 +11,7 @@ Source: Arrow columnar format (Variable-size Binary View), Arrow C stream interf
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from eoslog.errors import (
 from eoslog.model import IsolationLevel, TopicPartition
 from eoslog.serializers import Deserializer, deserializer, undecodable
 from eoslog.shown_html import html_table
+from eoslog.storage.format.decompress_ahead import DecompressAhead
 
 if TYPE_CHECKING:
     import pandas
@@ -157,16 +159,19 @@ class Scan:
 
     def _sourced_batches(self) -> Iterator[tuple[Source, arrow.Columns]]:
         topics = sorted({source.topic for source in self._sources})
+        ahead = DecompressAhead()
         decoder = _core.ColumnDecoder(
             arrow.decoded_columns(self._columns),
             view=self._view,
             flat=self._flat,
             max_rows=self._batch_rows,
             max_bytes=BATCH_BYTES if self._view else COPY_BYTES,
+            ahead=ahead,
         )
-        for source in self._sources:
-            for columns in self._read(source, topics, decoder):
-                yield source, columns
+        with contextlib.closing(ahead):
+            for source in self._sources:
+                for columns in self._read(source, topics, decoder):
+                    yield source, columns
 
     def _read(
         self, source: Source, topics: list[str], decoder: _core.ColumnDecoder
