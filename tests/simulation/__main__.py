@@ -79,9 +79,10 @@ def main() -> int:
         missed = []
         for name in PLANTS:
             with planted(name):
-                plan = Plan(chores=0, halves=float(name in OF_PREPARED))
-                if name in OF_COMMITS:
-                    plan = Plan(commits=True, chores=0, halves=0, operations=30)
+                plan = Plan(
+                    chores=0, halves=float(name in OF_PREPARED), commits=name in OF_COMMITS,
+                    operations=30,
+                )  # fmt: skip
                 report = run(seconds, args.seed, plan=plan, runs=args.runs, stop_at_first=True)
             found = "found" if report.violations else "MISSED"
             say(

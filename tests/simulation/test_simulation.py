@@ -44,7 +44,7 @@ def test_no_promise_is_broken_by_a_crash() -> None:
 
 def test_the_simulator_finds_planted_bugs() -> None:
     """A simulator that finds nothing proves nothing."""
-    code, out = simulate("--self-test", "--runs", "150")
+    code, out = simulate("--self-test", "--runs", "80")
     assert code == 0, out
 
 

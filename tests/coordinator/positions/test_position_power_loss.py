@@ -13,7 +13,7 @@ import pytest
 import eoslog
 from eoslog import Transaction, errors
 from eoslog.storage.directory.session import CONTROL_FILE
-from tests.coordinator.transactions.carried_images import lose_from, without_zeros
+from tests.coordinator.transactions.carried.carried_images import lose_from, without_zeros
 from tests.reference import codec
 
 DURABLE = {

@@ -21,7 +21,7 @@ from eoslog.coordinator.transactions.records import encode_key
 from eoslog.coordinator.transactions.state import TransactionMetadata
 from eoslog.model import AppendOrigin, TopicPartition
 from eoslog.storage.directory.session import CONTROL_FILE
-from tests.coordinator.transactions.carried_images import lose_from, without_zeros
+from tests.coordinator.transactions.carried.carried_images import lose_from, without_zeros
 from tests.coordinator.transactions.test_engine import RealWorld
 from tests.coordinator.world import A0, A1, B0, World, Writer
 from tests.reference import codec

@@ -14,7 +14,7 @@ import pytest
 import eoslog
 from eoslog import _core
 from eoslog.errors import CorruptRecord
-from tests.coordinator.transactions.test_carried_attacks import FIRST, killed, make
+from tests.coordinator.transactions.carried.test_carried_attacks import FIRST, killed, make
 from tests.coordinator.transactions.test_engine import RealWorld
 from tests.coordinator.world import A0, A1, Writer
 

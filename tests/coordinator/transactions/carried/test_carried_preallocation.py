@@ -22,8 +22,8 @@ from eoslog.coordinator.transactions.records import decode_carried
 from eoslog.engine.engine import Engine
 from eoslog.storage.directory.session import CONTROL_FILE
 from eoslog.storage.log.partition_log import PartitionLog
-from tests.coordinator.transactions.carried_images import Killed, late_world, without_zeros
-from tests.coordinator.transactions.test_carried_recovery import (
+from tests.coordinator.transactions.carried.carried_images import Killed, late_world, without_zeros
+from tests.coordinator.transactions.carried.test_carried_recovery import (
     A0_VALUES,
     A1_VALUES,
     roll_between,

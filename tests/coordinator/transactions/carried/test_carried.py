@@ -12,7 +12,7 @@ from eoslog import _core, errors
 from eoslog.coordinator.transactions.commit import CARRIED_BYTES
 from eoslog.model import TopicPartition
 from eoslog.storage.fs import files
-from tests.coordinator.transactions.carried_images import LATE, carried_rows, late_world
+from tests.coordinator.transactions.carried.carried_images import LATE, carried_rows, late_world
 from tests.coordinator.transactions.test_engine import RealWorld
 from tests.coordinator.transactions.test_kills import run_killed
 from tests.coordinator.world import A0, A1, B0, Writer

@@ -18,7 +18,7 @@ from eoslog.admin.backup import backup
 from eoslog.coordinator.transactions import commit
 from eoslog.engine.engine import Engine
 from eoslog.storage.fs import files
-from tests.coordinator.transactions.carried_images import lose_from, without_zeros
+from tests.coordinator.transactions.carried.carried_images import lose_from, without_zeros
 from tests.coordinator.transactions.test_engine import RealWorld, in_child
 from tests.coordinator.world import A0, A1, B0, Writer
 

@@ -23,7 +23,7 @@ from eoslog.engine.engine import Engine
 from eoslog.storage.directory.session import CONTROL_FILE
 from eoslog.storage.fs import files
 from eoslog.storage.log.partition_log import PartitionLog
-from tests.coordinator.transactions.carried_images import (
+from tests.coordinator.transactions.carried.carried_images import (
     LATE,
     Killed,
     content,
