@@ -11,24 +11,17 @@ from eoslog.errors import EoslogError
 from eoslog.storage.log.flusher import Steps
 from eoslog.storage.log.partition_log import PartitionLog
 
-__all__ = ["flush_each", "flush_in_parallel"]
+__all__ = ["flush_in_parallel"]
 
 
 def flush_in_parallel(targets: Sequence[tuple[PartitionLog, int]]) -> None:
     """Flush each log up to its offset.
 
-    Raises:
-        EoslogError: the first error, when all flushes have ended.
-    """
-    for first in flush_each(targets).values():
-        raise first
-
-
-def flush_each(targets: Sequence[tuple[PartitionLog, int]]) -> dict[PartitionLog, EoslogError]:
-    """Flush each log up to its offset; return the errors.
-
     Leads the flushes whose locks are free, and syncs their files together. Then waits for those
     that other threads lead.
+
+    Raises:
+        EoslogError: the first error, when all flushes have ended.
     """
     due = [(log, end) for log, end in targets if log.strict and log.durable_end < end]
     failed = _lead_together(due) if len(due) > 1 else {}
@@ -38,7 +31,8 @@ def flush_each(targets: Sequence[tuple[PartitionLog, int]]) -> dict[PartitionLog
                 log.flush(end)
             except EoslogError as error:
                 failed[log] = error
-    return failed
+    for first in failed.values():
+        raise first
 
 
 def _lead_together(due: Sequence[tuple[PartitionLog, int]]) -> dict[PartitionLog, EoslogError]:

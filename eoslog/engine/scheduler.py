@@ -14,10 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
-from eoslog.engine.parallel_flush import flush_each
 from eoslog.errors import EoslogError
 from eoslog.shown_paths import get_logger
 from eoslog.storage.log.partition_log import PartitionLog
@@ -33,11 +31,6 @@ class _Timer:
     run: Callable[[], None] = field(compare=False)
 
 
-_SOON_S = 0.001
-"""Logs that are due within this time, in seconds, are flushed with one that is due now. The file
-system then commits its journal once for all of them."""
-_TOGETHER = 16
-"""The most logs in one such flush, because it holds their locks until the last one is durable."""
 _AGAIN_S = 1.0
 """Seconds until the retry of a flush that failed with a retriable error."""
 _JOIN_S = 60.0
@@ -171,16 +164,15 @@ class Background:
         """Do what is due now, and return the time of the next work (CLOCK_MONOTONIC, s)."""
         now = self._clock()
         with self._mutex:
-            due = []
-            if any(note.due <= now for note in self._dirty.values()):
-                due = [log for log, note in self._dirty.items() if note.due <= now + _SOON_S]
+            due = [log for log, note in self._dirty.items() if note.due <= now]
             for log in due:
                 del self._dirty[log]
             timers = [timer for timer in self._timers if timer.due <= now]
             for timer in timers:
                 timer.due = now + timer.interval_s
             times = [note.due for note in self._dirty.values()] + [t.due for t in self._timers]
-        for log, error in self._flush(due).items():
+        for log in due:
+            error = self._guard(log.flush)
             if getattr(error, "retriable", False) and not log.core.deleted:
                 with self._mutex:  # retry, because no other caller may flush it
                     self._dirty.setdefault(log, _Note(now + _AGAIN_S, log.log_end))
@@ -189,28 +181,18 @@ class Background:
             self._guard(timer.run)
         return min(times, default=now + 1.0)
 
-    def _flush(self, logs: list[PartitionLog]) -> dict[PartitionLog, EoslogError]:
-        """Flush logs, several together; log the errors, and return them."""
-        failed: dict[PartitionLog, EoslogError] = {}
-
-        def flush(some: list[PartitionLog]) -> None:
-            failed.update(flush_each([(log, log.log_end) for log in some]))
-
-        for at in range(0, len(logs), _TOGETHER):
-            self._guard(partial(flush, logs[at : at + _TOGETHER]))
-        for error in failed.values():
-            logger.warning("background: work failed, retrying later: %s", error)
-        return failed
-
-    def _guard(self, run: Callable[[], None]) -> None:
-        """Call `run`, and log the exception that it raises."""
+    def _guard(self, run: Callable[[], None]) -> Exception | None:
+        """Call `run`, log the exception that it raises, and return it."""
         try:
             run()
         except EoslogError as error:
             logger.warning("background: work failed, retrying later: %s", error)
-        except Exception:
+            return error
+        except Exception as error:
             if not self._stop:
                 logger.exception("background: work failed, retrying later")
+            return error
+        return None
 
     def close(self) -> bool:
         """Stop, and return whether the thread and the tasks ended, each within a minute."""

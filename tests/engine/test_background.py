@@ -114,34 +114,6 @@ def test_flush_messages_starts_a_flush_without_a_delay(quiet: Quiet) -> None:
     assert quiet.at(0)
 
 
-@pytest.mark.parametrize(("later_s", "flushed"), [(0.0005, True), (0.002, False)])
-def test_the_background_flushes_logs_together_that_are_due_soon(
-    quiet: Quiet, tmp_path: Path, later_s: float, flushed: bool
-) -> None:
-    with eoslog.open(tmp_path / "log") as log:
-        log.create_topic("u", 1, {"flush.ms": int(FLUSH_S * 1000)})
-        other = log._engine.partition("u", 0)
-        other.on_append = quiet.background.note_append
-        quiet.append()
-        quiet.now = later_s
-        other.append(build_batch([(0, None, b"v", ())]))
-        assert quiet.at(FLUSH_S)
-        assert other.unflushed == (not flushed)
-        assert quiet.at(FLUSH_S + later_s)
-        assert not other.unflushed
-
-
-def test_a_failed_flush_in_the_background_stops_no_other(quiet: Quiet, tmp_path: Path) -> None:
-    with eoslog.open(tmp_path / "log") as log:
-        log.create_topic("u", 1, {"flush.ms": int(FLUSH_S * 1000)})
-        other = log._engine.partition("u", 0)
-        other.on_append = quiet.background.note_append
-        quiet.append()
-        other.append(build_batch([(0, None, b"v", ())]))
-        log.delete_topic("u")
-        assert quiet.at(FLUSH_S)
-
-
 def test_a_flush_that_found_no_free_descriptor_is_retried(quiet: Quiet) -> None:
     quiet.append()
     quiet.partition.roll()
