@@ -392,9 +392,7 @@ class TransactionTable(Generic[_Metadata]):
     ids: dict[int, str]
     def __init__(self, recovery_prefix: str) -> None: ...
     def state(self, metadata: _Metadata) -> _Metadata: ...
-    def append(
-        self, metadata: _Metadata, offset: int, times: TransactionTimes
-    ) -> None: ...
+    def append(self, metadata: _Metadata, offset: int, times: TransactionTimes) -> None: ...
 
 @final
 class TransactionTimes:
@@ -407,12 +405,10 @@ class FoldedTransactions(Generic[_Metadata]):
     log: Any
     _fold: TransactionTable[_Metadata]
     _times: TransactionTimes
-    _lock: threading.RLock
-    _folding: int
     _position: int
     _cleaned: int
     def __init__(
-        self, log: Any, fold: TransactionTable[_Metadata], lock: Any, clock: Callable[[], float]
+        self, log: Any, fold: TransactionTable[_Metadata], clock: Callable[[], float]
     ) -> None: ...
     def refresh(self) -> int: ...
     def get(self, transactional_id: str) -> _Metadata | None: ...

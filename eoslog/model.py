@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, Final, NamedTuple
@@ -139,8 +140,10 @@ class TopicPartition(PartitionName):
         self.partition = partition
         self.offset: Any = offset
 
-    def __reduce__(self) -> tuple[type[TopicPartition], tuple[str, int, Any]]:
-        return type(self), (self.topic, self.partition, self.offset)
+    def __reduce__(self) -> tuple[Any, ...]:
+        state: tuple[Any, dict[str, Any]] = super().__getstate__()  # type: ignore[assignment]
+        slots = {"topic": self.topic, "partition": self.partition, **state[1]}
+        return copyreg.__newobj__, (type(self),), (state[0], slots)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         at = "" if self.offset is None else f", offset={self.offset!r}"

@@ -47,6 +47,7 @@ RELISTINGS = 16
 """How often a planner or a task lists the segments again after one was replaced."""
 INDEX_ENTRY = 8
 NO_BOUND = (1 << 63) - 1
+_HEAD = 17  # bytes to the end of a magic
 _POPULATE_READ = 22  # MADV_POPULATE_READ
 
 
@@ -344,8 +345,12 @@ class PartitionFiles:
             try:
                 found = iter_batches(data, base_position=start, strict=False)
             except CorruptRecord as error:
-                if base == self.bases[-1] and SegmentFiles(path, base).blank_from(start):
-                    return  # preallocated space
+                if base == self.bases[-1] and not bytes(data[:_HEAD]).strip(b"\0"):
+                    if not np.frombuffer(data, np.uint8).any():
+                        return  # preallocated space
+                    if _begins_otherwise(path, start):  # a batch was appended, or the zeros are cut
+                        yield from self._whole_batches(base, start, window)
+                        return
                 raise type(error)(f"{path}: {error}") from error
             yield from found
             position = found[-1].position + found[-1].size if found else start
@@ -354,6 +359,17 @@ class PartitionFiles:
                 f"{path}: no complete batch at byte {position}, expected {size} bytes; "
                 "run `eoslog check`"
             )
+
+
+def _begins_otherwise(path: str, position: int) -> bool:
+    """Whether a file has no zeros at a position, or ends there."""
+    fd = open_file(path, read_only=True)
+    try:
+        with naming(path):
+            now = bytes(os_pread(fd, _HEAD, position))
+    finally:
+        close_file(fd)
+    return len(now) < _HEAD or bool(now.strip(b"\0"))
 
 
 def open_partition(directory: str, topic_id: bytes | None) -> PartitionFiles:
@@ -441,6 +457,12 @@ def windows(
             with naming(path):
                 found = _mapping(fd, position, size) if mapped else None
                 data = memoryview(os_pread(fd, size, position)) if found is None else found
+            if not len(data):  # a process has truncated the file since
+                if planned:
+                    raise CorruptRecord(
+                        f"{path}: ends before byte {position}, expected {end} bytes"
+                    )
+                break
             if as_v2 and is_legacy(data, 0):
                 made, used = legacy_as_v2(np.frombuffer(data, np.uint8), 0, len(data))
                 piece = memoryview(made)

@@ -158,6 +158,8 @@ cdef int put_carried(ByteBuffer* buffer, carried) except -1:
 
 cdef int put_transaction_value(ByteBuffer* buffer, m, carried) except -1:
     """Encode a TransactionMetadata, and the batches that it carries, as the value of a record."""
+    if not isinstance(m, tuple):
+        raise TypeError(f"expected a TransactionMetadata, got {type(m).__name__}")
     (_, producer_id, producer_epoch, timeout_ms, state, partitions, start_timestamp, last_update,
      previous_id, next_id, last_epoch, client_version, spans, owner, markers, decided, opened_ns,
      _) = <tuple>m

@@ -118,8 +118,7 @@ cdef class TransactionTable:
     cpdef state(self, metadata):
         """Fold the value of the record at `metadata.offset`, and return it."""
         cdef tuple fields = <tuple>metadata
-        cdef str name = fields[FIELD_NAME]
-        state, decided = fields[FIELD_STATE], fields[FIELD_DECIDED]
+        name, state, decided = fields[FIELD_NAME], fields[FIELD_STATE], fields[FIELD_DECIDED]
         if decided is not None and state.preparing:
             decision = Decision(metadata, decided)
             self.decisions[decision.key] = decision
@@ -130,7 +129,7 @@ cdef class TransactionTable:
             self.ids[fields[FIELD_ID]] = name
         return metadata
 
-    cdef _complete(self, str name, decided):
+    cdef _complete(self, name, decided):
         cdef Decision decision
         if decided is None:
             # A COMPLETE_* that Kafka wrote: its markers were replicated first, so drop the decision.
@@ -148,30 +147,27 @@ cdef class TransactionTable:
 cdef class FoldedTransactions:
     """One partition of __transaction_state in this process: its log, the fold, and reads of the fold.
 
-    The subclass folds. It holds `_lock` for that and changes `_position` last. Reads take the lock only
-    while `_folding` says that many records are folded, because a fold that starts again is empty first.
+    The subclass folds, under a lock of its own. It changes `_position` last, and folds into a new table if
+    it starts again. So a read, which takes no lock, finds values at least as new as the last `refresh`.
     """
 
     cdef readonly object log
     cdef object core            # publishes the ends
     cdef public TransactionTable _fold
     cdef public TransactionTimes _times
-    cdef public object _lock
-    cdef public int _folding
     cdef public int64_t _position, _cleaned
 
-    @classmethod
-    def __class_getitem__(cls, types):
-        return GenericAlias(cls, types)
-
-    def __init__(self, log, TransactionTable fold, lock, clock):
+    def __init__(self, log, TransactionTable fold, clock):
         self.log = log
         self.core = log.core
         self._fold = fold
         self._times = TransactionTimes(clock)
-        self._lock = lock
         self._position = log.log_start
         self._cleaned = log.cleaned_to
+
+    @classmethod
+    def __class_getitem__(cls, types):
+        return GenericAlias(cls, types)
 
     def refresh(self):
         """Fold up to the published end, and return that end."""
@@ -181,16 +177,10 @@ cdef class FoldedTransactions:
             return position
         return self._fold_to_end()
 
-    def get(self, str transactional_id):
+    def get(self, transactional_id):
         """The value of the id's newest folded record; None if it has none."""
-        if self._folding:
-            with self._lock:
-                return self._fold.table.get(transactional_id)
         return self._fold.table.get(transactional_id)
 
-    def decision(self, tuple key):
+    def decision(self, key):
         """The decision about a transaction, if one was read and not forgotten."""
-        if self._folding:
-            with self._lock:
-                return self._fold.decisions.get(key)
         return self._fold.decisions.get(key)

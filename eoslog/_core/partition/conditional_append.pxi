@@ -24,7 +24,7 @@ cdef struct Result:
 cdef enum:
     PAGE = 4096
     PREALLOCATED = 65536        # bytes between two sizes of a preallocated file
-    BLANK_MIN = 64              # zeros after the last batch at least: fewer may be the begin of a header
+    BLANK_MIN = 64              # zeros after the last batch at least: fewer may be the beginning of a header
 
 cdef uint8_t zeros[PREALLOCATED + BLANK_MIN]
 

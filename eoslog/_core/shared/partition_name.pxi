@@ -1,6 +1,7 @@
 # The hash and the comparisons of `eoslog.TopicPartition`, which is the key of nearly every table.
 
 
+@cython.auto_pickle(False)
 cdef class PartitionName:
     """A topic and the number of a partition."""
 

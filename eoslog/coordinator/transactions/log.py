@@ -47,42 +47,35 @@ class TransactionLog(FoldedTransactions[TransactionMetadata]):
     def __init__(self, log: HostLog, clock: Callable[[], float] | None = None) -> None:
         """Keep the log; `refresh` reads it."""
         self._clock = clock or time.monotonic
-        super().__init__(log, TransactionLogFold(), threading.RLock(), self._clock)
+        self._lock = threading.RLock()
+        super().__init__(log, TransactionLogFold(), self._clock)
 
     def _fold_to_end(self) -> int:
         with self._lock:
-            self._folding += 1
-            try:
-                return self._fold_all()
-            finally:
-                self._folding -= 1
+            while True:
+                cleaned = self.log.cleaned_to
+                fold, start = self._fold, self._position
+                if start < self.log.log_start or (start < cleaned and self._cleaned < cleaned):
+                    # The cleaner may have removed tombstones that were not folded: fold all again.
+                    fold, start = TransactionLogFold(), self.log.log_start
+                end = self.log.log_end
+                if end > start:
+                    for batch in self.log.batches(start, end):
+                        if not batch.control and batch.last_offset >= start:
+                            self._take(fold, start, batch)
+                cleaned_now = self.log.cleaned_to
+                if cleaned_now == cleaned or cleaned_now <= start:
+                    # In this order, because readers take no lock.
+                    self._fold, self._cleaned, self._position = fold, cleaned, end
+                    return end
+                # Cleaned during the read: old and new records are mixed.
 
-    def _fold_all(self) -> int:
-        while True:
-            cleaned = self.log.cleaned_to
-            behind = self._position < cleaned and self._cleaned < cleaned
-            if behind or self._position < self.log.log_start:
-                # The cleaner may have removed tombstones that were not folded: fold all again.
-                self._fold = TransactionLogFold()
-                self._position = self.log.log_start
-            self._cleaned = cleaned
-            start, end = self._position, self.log.log_end
-            if end > start:
-                for batch in self.log.batches(start, end):
-                    if not batch.control and batch.last_offset >= start:
-                        self._take(batch)
-                self._position = end
-            if self.log.cleaned_to == cleaned:
-                return end
-            if start < self.log.cleaned_to:
-                self._position = start  # cleaned during the read: old and new records are mixed
-
-    def _take(self, batch: object) -> None:
+    def _take(self, fold: TransactionLogFold, start: int, batch: object) -> None:
         for offset, _, key, value, _ in batch.records():  # type: ignore[attr-defined]
-            if offset < self._position:
+            if offset < start:
                 continue
             try:
-                metadata = self._fold.apply(offset, key, value)
+                metadata = fold.apply(offset, key, value)
             except CorruptRecord as error:
                 where = f"{self.log.topic}-{self.log.partition}, offset {offset}"
                 raise CorruptRecord(f"{where}: {error}") from error

@@ -111,7 +111,7 @@ class MarkerDriver:
             # back to this method.
             return False
         try:
-            end = clog.refresh()
+            clog.refresh()
             decision = clog.decision(key)
             if decision is None or decision.complete:
                 return True
@@ -122,7 +122,7 @@ class MarkerDriver:
             for patience_s in _PATIENCE_S:
                 for tp in todo:
                     try:
-                        offset = self._mark(clog, end, decision, tp, patience_s)
+                        offset = self.mark(clog, key, tp, timeout_s=patience_s)
                     except IllegalState:
                         raise  # the log is closed, or was inherited through a fork
                     except EoslogError as error:
@@ -217,18 +217,12 @@ class MarkerDriver:
                 names.
             LockTimeout: if the partition's lock is held for too long.
         """
-        end = clog.refresh()
-        decision = clog.decision(key)
-        return -1 if decision is None else self._mark(clog, end, decision, tp, timeout_s)
-
-    def _mark(
-        self, clog: TransactionLog, end: int, decision: Decision | None, tp: TopicPartition,
-        timeout_s: float | None,
-    ) -> int | None:  # fmt: skip
-        """Do the work of `mark`, from a decision that was read when C ended at `end`."""
-        attempts = Attempts("marker in", tp)
-        while decision is not None:
-            key = decision.key
+        attempts = Attempts("marker of producer", key[0], "in", tp)
+        while True:
+            end = clog.refresh()
+            decision = clog.decision(key)
+            if decision is None:
+                return -1
             try:
                 log = self._host.partition(tp.topic, tp.partition)
             except UnknownTopicOrPartition:
@@ -271,9 +265,6 @@ class MarkerDriver:
                     )
                 return int(result.base_offset)
             attempts.again()
-            end = clog.refresh()
-            decision = clog.decision(key)
-        return -1
 
     def _epoch_to_write(
         self, log: HostLog, entry: Entry, decision: Decision, span: OffsetSpan, commit: bool

@@ -119,7 +119,9 @@ class _Partition:
         self.notes = kept_copies.notes_of_copies(path)
         self.epochs = EpochCheck(path)
         key = segment_files.partition_of_path(path)
-        self.gaps_to = gaps_to(os.path.dirname(os.path.abspath(path)), key)
+        root = os.path.dirname(os.path.abspath(path))
+        self.gaps_to = gaps_to(root, key)
+        self.clean = checkpoints.was_clean_shutdown(root)
 
     def _problem(self, path: str, position: int, message: str) -> None:
         self.problems.append(Problem(path, position, message))
@@ -190,7 +192,8 @@ class _Partition:
                     at += batch.size
                 if at == size:
                     break
-                if following in (None, expected) and segment.blank_from(at):
+                # A clean close truncates preallocated space.
+                if not self.clean and following in (None, expected) and segment.blank_from(at):
                     if following is None:  # batches that the last session flushed may be missing
                         self.flushed = max(self.flushed, self.durable)
                     break

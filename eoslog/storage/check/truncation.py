@@ -156,7 +156,7 @@ def durable_ends(root: str) -> dict[tuple[str, int], int]:
 
     Recovery of a directory without a clean close uses the same values (`torn_tails.accept_zeros`).
     """
-    with contextlib.suppress(FileNotFoundError), past_control(root) as control:
+    with contextlib.suppress(OSError), past_control(root) as control:
         return {
             (topic.name, number): durable_end_in(control, partition.slot, topic.topic_id)
             for topic in _topics(root)

@@ -107,16 +107,8 @@ class DecompressAhead:
         if self._given_up:
             return None
         if self._pool is None:
-            try:
-                _tokens.pop()
-            except IndexError:
-                self._given_up = True
-                return None
-            from concurrent.futures import ThreadPoolExecutor  # slow to import, seldom needed
-
-            self._pid = os.getpid()
-            self._pool = ThreadPoolExecutor(1, "eoslog-decompress")
-        elif self._pid != os.getpid():
+            self._pool = self._new_pool()
+        if self._pool is None or self._pid != os.getpid():
             self._given_up = True
             return None
         job = _Job(codec, data)
@@ -126,6 +118,22 @@ class DecompressAhead:
             self._given_up = True
             return None
         return job
+
+    def _new_pool(self) -> ThreadPoolExecutor | None:
+        try:
+            _tokens.pop()
+        except IndexError:
+            return None
+        try:
+            from concurrent.futures import ThreadPoolExecutor  # slow to import, seldom needed
+
+            self._pid = os.getpid()
+            return ThreadPoolExecutor(1, "eoslog-decompress")
+        except BaseException as error:
+            _tokens.append(None)
+            if isinstance(error, RuntimeError):  # the interpreter exits
+                return None
+            raise
 
     def result(self, job: _Job, later: list[_Job]) -> Any:
         """Return what the thread made of a job.
@@ -150,5 +158,7 @@ class DecompressAhead:
         """End the thread, after the batch that it is decompressing."""
         pool, self._pool, self._given_up = self._pool, None, True
         if pool is not None and self._pid == os.getpid():
-            pool.shutdown(wait=False, cancel_futures=True)
-            _tokens.append(None)
+            try:
+                pool.shutdown(wait=False, cancel_futures=True)
+            finally:
+                _tokens.append(None)

@@ -31,6 +31,7 @@ from eoslog.errors import ConfigError, CorruptRecord, StorageError
 from eoslog.storage.format import legacy_messages
 from eoslog.storage.fs import files
 from eoslog.storage.segment import kept_copies, seals
+from eoslog.storage.segment.scans import is_blank
 
 __all__ = [
     "AbortedEntry",
@@ -65,6 +66,7 @@ _LONGEST_BATCH = (1 << 31) - 1
 _STEPPED_ON = 17  # bytes to the end of a magic
 _FOLDED_AT_ONCE = 64 << 20
 _LARGEST_COPY = 16 << 20
+_ATTEMPTS = 10
 
 
 class Window(NamedTuple):
@@ -97,24 +99,63 @@ class ProducerEntry(NamedTuple):
 
 
 def log_bytes(path: str) -> np.ndarray:
-    """Return the bytes of a log file, mapped, or copied if it may be preallocated.
+    """Return the bytes of a log file: mapped, or copied if it may be preallocated.
 
-    A roll truncates preallocated space, and the process dies if it reads truncated pages of a
-    mapping. A large file is mapped in any case: it does not roll in the time that reading takes.
+    A roll and a close truncate preallocated space, and the process dies if it reads truncated pages
+    of a mapping. So of a large file the batches are mapped, and the zeros are left out.
     """
     with files.naming(path):
         fd = files.open_file(path, read_only=True)
         try:
             size = os.fstat(fd).st_size
-            if size == 0:  # nothing to map
-                return np.zeros(0, np.uint8)
-            if size <= _LARGEST_COPY:
-                tail = max(0, size - _STEPPED_ON)
-                if not bytes(_core.os_pread(fd, size - tail, tail)).strip(b"\0"):
-                    return np.frombuffer(bytes(_core.os_pread(fd, size, 0)), np.uint8)
+            tail = max(0, size - _STEPPED_ON)
+            if size and not bytes(_core.os_pread(fd, size - tail, tail)).strip(b"\0"):
+                if size <= _LARGEST_COPY:
+                    return _copied(fd, size)
+                size = _end_of_batches(fd, size)
         finally:
             files.close(fd)
+        if size == 0:  # nothing to map
+            return np.zeros(0, np.uint8)
         return np.memmap(path, np.uint8, "r", shape=(size,))
+
+
+def _copied(fd: int, size: int) -> np.ndarray:
+    """Copy a file, again if an append came between the reads of two pages."""
+    for _ in range(_ATTEMPTS):
+        data = np.frombuffer(_core.os_pread(fd, size, 0), np.uint8)
+        if legacy_messages.is_legacy(data, 0):
+            break
+        rest = data[_core.batches_end(data) :]
+        if rest[:_STEPPED_ON].any() or not rest.any():
+            break
+    data.flags.writeable = False
+    return data
+
+
+def _end_of_batches(fd: int, size: int) -> int:
+    """Return where the batches of a file end, if only zeros follow; otherwise its size."""
+    position, window = 0, _WINDOW
+    while position < size:
+        data = np.frombuffer(_core.os_pread(fd, min(window, size - position), position), np.uint8)
+        if legacy_messages.is_legacy(data, 0):
+            return size
+        used = _core.batches_end(data)
+        if used:
+            position, window = position + used, _WINDOW
+        elif not data[:_STEPPED_ON].any():
+            for _ in range(_ATTEMPTS):
+                if is_blank(fd, position, size):
+                    return position
+                if bytes(_core.os_pread(fd, _STEPPED_ON, position)).strip(b"\0"):
+                    break  # a batch was appended
+            else:
+                return size
+        elif position + len(data) < size and window < _LONGEST_BATCH:
+            window *= 8
+        else:
+            return size
+    return position
 
 
 class SegmentFiles:

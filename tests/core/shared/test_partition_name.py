@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -25,17 +27,39 @@ def test_partitions_are_sorted_by_topic_and_number() -> None:
         assert names[0] < ("b", 0)
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))]
-)
-def test_a_copy_keeps_the_offset_and_the_class(copied) -> None:
-    class Named(TopicPartition):
-        pass
+class Named(TopicPartition):
+    """A subclass with an attribute, a slot, and other arguments."""
 
+    __slots__ = ("__dict__", "slot")
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 7, "latest")
+        self.extra = self.slot = name.upper()
+
+
+COPIES = (copy.copy, copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v)))
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_copy_keeps_the_offset_and_the_class(copied: Callable[[Any], Any]) -> None:
     one = copied(TopicPartition("t", 1, "latest"))
     assert (type(one), one.topic, one.partition, one.offset) == (TopicPartition, "t", 1, "latest")
-    assert Named("t", 1) == one
-    assert hash(Named("t", 1)) == hash(one)
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_copy_of_a_subclass_keeps_its_attributes(copied: Callable[[Any], Any]) -> None:
+    named = Named("t")
+    named.extra = "changed"
+    one = copied(named)
+    assert (type(one), one, one.offset, one.extra, one.slot) == (
+        Named,
+        named,
+        "latest",
+        "changed",
+        "T",
+    )
+    assert one == TopicPartition("t", 7)
+    assert hash(one) == hash(TopicPartition("t", 7))
 
 
 def test_an_unhashable_topic_is_rejected() -> None:

@@ -139,6 +139,23 @@ def test_a_system_that_refuses_a_thread_leaves_all_to_the_scan(
     assert len(decompress_ahead._tokens) == 1
 
 
+@pytest.mark.process
+def test_a_scan_while_the_interpreter_exits_has_no_thread() -> None:
+    code = (
+        "import atexit\n"
+        "from eoslog.storage.format import decompress_ahead\n"
+        "decompress_ahead._tokens = [None]\n"
+        "def last():\n"
+        "    ahead = decompress_ahead.DecompressAhead()\n"
+        "    print(ahead.submit('none', memoryview(b'')), decompress_ahead._tokens)\n"
+        "    ahead.close()\n"
+        "    print(decompress_ahead._tokens)\n"
+        "atexit.register(last)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.split("\n"), done.stderr) == (["None [None]", "[None]", ""], "")
+
+
 def test_closing_drops_what_has_not_begun(ahead: DecompressAhead) -> None:
     busy = Occupied(ahead)
     job = ahead.submit("lz4", payload())
