@@ -134,7 +134,7 @@ def _copied(fd: int, size: int) -> np.ndarray:
 
 
 def _end_of_batches(fd: int, size: int) -> int:
-    """Return where the batches of a file end, if only zeros follow; otherwise its size."""
+    """Return where a file's batches end, if only zeros follow; otherwise its size."""
     position, window = 0, _WINDOW
     while position < size:
         data = np.frombuffer(_core.os_pread(fd, min(window, size - position), position), np.uint8)
