@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eoslog import _core
 from eoslog.coordinator.transactions.records import decode_key, decode_value
 from eoslog.coordinator.transactions.state import Decided
 from eoslog.demo import plan
 from eoslog.storage.format import codecs as _codecs  # noqa: F401  (binds them to the core)
+from eoslog.storage.segment.segment_files import SegmentFiles
 
 OFFSETS = "__consumer_offsets"
 DECISIONS = "__transaction_state"
@@ -205,7 +205,7 @@ def partitions(directory: str | Path, topic: str) -> Iterator[tuple[int, Path]]:
 def batches(path: Path) -> Iterator[Any]:
     """Yield every batch of a partition's segment files in order."""
     for segment in sorted(path.glob("*.log")):
-        yield from _core.iter_batches(segment.read_bytes())
+        yield from SegmentFiles(str(segment), int(segment.stem)).batches()
 
 
 def _fold(evidence: Evidence, topic: str, partition: int, path: Path) -> None:
