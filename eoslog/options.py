@@ -98,6 +98,7 @@ class LogOptions(TypedDict, total=False):
     log_message_timestamp_type: Literal["CreateTime", "LogAppendTime"]
     log_cleaner_min_cleanable_ratio: float
     log_cleaner_min_compaction_lag_ms: int
+    log_preallocate: bool
     log_retention_bytes: int
     log_retention_ms: int
     log_retention_minutes: int

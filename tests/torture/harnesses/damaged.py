@@ -125,6 +125,8 @@ def damage(rng: random.Random, root: Path, *, killed: bool) -> tuple[str, bool]:
             return f"swap {name} and {other.relative_to(root)}", alone
     data = file.read_bytes()
     size = min(len(data), 140_000)  # of the control file, what is in use
+    if file.suffix == ".log":
+        size = min(size, len(data.rstrip(b"\0")) + 64)  # a little of what is preallocated
     if kind == "remove":
         file.unlink()
         return f"remove {name}", alone
