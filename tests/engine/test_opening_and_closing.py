@@ -12,6 +12,7 @@ import pytest
 from eoslog.errors import ConfigError, IllegalState, StorageError, UnknownTopicOrPartition
 from eoslog.opening import open as open_log
 from eoslog.storage.fs import files
+from tests.descriptors import opened_files
 from tests.storage.helpers import batch
 
 pytestmark = pytest.mark.usefixtures("disarmed")
@@ -227,7 +228,7 @@ def test_a_failed_open_leaves_no_lock_and_no_file_open(path, call):
     with open_log(path) as log:
         log.create_topic("t")
         log._engine.partition("t", 0).append(batch(2))
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = opened_files(path)
     failed = 0
     for nth in range(1, 200):
         for mark in (".kafka_cleanshutdown", "eoslog.control"):
@@ -244,7 +245,7 @@ def test_a_failed_open_leaves_no_lock_and_no_file_open(path, call):
         files.disarm_failpoints()
         with open_log(path) as log:
             assert log._engine.partition("t", 0).log_end == 2
-        assert sorted(os.listdir("/proc/self/fd")) == before, f"{call} {nth}"
+        assert opened_files(path) == before, f"{call} {nth}"
         if failed < nth - 3:
             break
     assert failed

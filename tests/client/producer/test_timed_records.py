@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import eoslog
 from eoslog import Outcome, errors
 from eoslog.storage.fs import files
 from tests.client.half.helpers import wait_for
+from tests.descriptors import opened_files
 
 T = 1_700_000_000.0
 AT = 1_700_000_060_000
@@ -199,17 +199,8 @@ def test_timed_records_of_a_producer_leave_its_log_closed(tmp_path: Path) -> Non
         with plain(log) as producer:
             for number in range(3):
                 producer.send("orders", str(number), deliver_at=AT)
-        assert files_open_below(tmp_path)
-    assert files_open_below(tmp_path) == []
-
-
-def files_open_below(folder: Path) -> list[str]:
-    """The files of a folder that this process has open."""
-    found = []
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # what listed them
-            found.append(os.readlink(f"/proc/self/fd/{number}"))
-    return [name for name in found if name.startswith(f"{folder}/")]
+        assert opened_files(tmp_path)
+    assert opened_files(tmp_path) == []
 
 
 def test_a_producer_without_buffered_records_is_true(log: eoslog.Log) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.descriptors import opened_files
+
 pytest.importorskip("pyspark")
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 from pyspark_eoslog.options.options import Options
@@ -182,9 +184,9 @@ def test_a_directory_missing_on_the_executor_is_named_with_the_host(topic):
 
 
 def test_a_task_holds_no_lock_and_no_handle(topic):
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = opened_files(topic.path)
     assert len(offsets(topic, 0, 10)) == 10
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert opened_files(topic.path) == before
 
 
 def test_the_partition_that_spark_adds_to_an_empty_read_has_no_rows(topic):

@@ -16,6 +16,7 @@ from eoslog.storage.fs import file_cache as read_files
 from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.log.retention import delete_records
 from eoslog.storage.segment import segment as segments
+from tests.descriptors import opened_files
 from tests.storage.helpers import batch, opened, payloads
 
 SEGMENTS = 150
@@ -57,15 +58,8 @@ def run_alone(check: Callable[[PartitionLog], None], path: Path) -> None:
 
 
 def read_descriptors(log: PartitionLog) -> int:
-    count = 0
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            name = os.readlink(f"/proc/self/fd/{fd}")
-            flags = Path(f"/proc/self/fdinfo/{fd}").read_text().split("flags:")[1].split()[0]
-        except FileNotFoundError:
-            continue  # what listed them
-        count += name.startswith(os.path.realpath(log.path) + "/") and not int(flags, 8) & os.O_RDWR
-    return count
+    place, files = os.path.realpath(log.path), opened_files(log.path)
+    return sum(name != place and not flags & os.O_RDWR for name, flags in files)
 
 
 def read_every_segment(log: PartitionLog) -> None:

@@ -31,6 +31,7 @@ from eoslog.storage.log import ingest as adoption
 from eoslog.storage.log.ingest import CannotAdopt, StagedSegment, adopt
 from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.segment.segment import LOG, PREPARED, SNAPSHOT, offsets_in
+from tests.descriptors import opened_files
 from tests.faults.harness import Child, start
 from tests.storage.helpers import SLOT, batch, opened, payloads, staged, state
 from tests.storage.helpers import STAGER as PRODUCER
@@ -172,10 +173,10 @@ def test_adoption_of_many_segments_does_not_keep_a_descriptor_for_each(
 ) -> None:
     with opened(str(tmp_path), strict=strict) as log:
         log.append(batch(1))
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(opened_files(tmp_path))
         for number in range(60):
             adopted(log, 1, sequence=number)
-        assert len(os.listdir("/proc/self/fd")) < before + 30
+        assert len(opened_files(tmp_path)) < before + 30
         assert len(offsets_in(log.path, LOG)) == 61
 
 
@@ -374,7 +375,6 @@ def test_two_rolls_without_completion_do_not_overwrite_each_other(tmp_path: Path
     with opened(str(tmp_path), segment_bytes=2000) as log:
         log.append(batch(1))
         log.writer_files.prepare_roll()  # of a thread that has to, and is suspended
-        before = len(os.listdir("/proc/self/fd"))
         segment = staged(log, *[1] * 10)
         segment.bear(PRODUCER, 0, 0, False)
         real = log.writer_files.after_roll
@@ -393,7 +393,7 @@ def test_two_rolls_without_completion_do_not_overwrite_each_other(tmp_path: Path
         log.flush()
     with opened(str(tmp_path)) as log:
         assert [offset for offset, _ in payloads(log)] == list(range(12))
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert opened_files(tmp_path) == []
 
 
 def test_a_stamp_whose_flush_failed_is_not_trusted(tmp_path: Path) -> None:

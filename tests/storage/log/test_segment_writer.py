@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import threading
@@ -32,6 +31,7 @@ from eoslog.storage.segment.segment import (
     file_name,
     offsets_in,
 )
+from tests.descriptors import opened_files
 from tests.storage.helpers import batch, opened, payloads, state
 
 SEGMENT = 2000
@@ -63,17 +63,8 @@ class Meanwhile:
 
 
 def opened_to_write(log: PartitionLog) -> list[str]:
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            name = os.readlink(f"/proc/self/fd/{fd}")
-            info = Path(f"/proc/self/fdinfo/{fd}").read_text()
-        except FileNotFoundError:
-            continue  # what listed them
-        flags = int(info.split("flags:")[1].split()[0], 8)
-        if name.startswith(os.path.realpath(log.path)) and name.endswith(LOG) and flags & os.O_RDWR:
-            found.append(name)
-    return sorted(found)
+    files = opened_files(log.path)
+    return [name for name, flags in files if name.endswith(LOG) and flags & os.O_RDWR]
 
 
 def begin(log: PartitionLog, size: int) -> None:
@@ -300,11 +291,11 @@ def test_a_roll_without_a_free_descriptor_leaves_no_file_and_leaks_none(
 ) -> None:
     with opened(str(tmp_path)) as log:
         log.append(batch(1))
-        before = sorted(os.listdir("/proc/self/fd")), sorted(os.listdir(log.path))
+        before = opened_files(log.path), sorted(os.listdir(log.path))
         writers.arm_failpoint("open", "EMFILE", nth)
         with pytest.raises(TooManyOpenFiles):
             log.writer_files.prepare_roll()
-        assert (sorted(os.listdir("/proc/self/fd")), sorted(os.listdir(log.path))) == before
+        assert (opened_files(log.path), sorted(os.listdir(log.path))) == before
         log.roll()
         assert log.core.active_base == 1
 
@@ -315,11 +306,11 @@ def test_creating_an_abort_index_without_a_free_descriptor_leaks_none(
 ) -> None:
     with opened(str(tmp_path)) as log:
         log.append(batch(1))
-        before = sorted(os.listdir("/proc/self/fd"))
+        before = opened_files(log.path)
         writers.arm_failpoint("open", "EMFILE", nth)
         with pytest.raises(TooManyOpenFiles):
             log.writer_files.make_txnindex()
-        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert opened_files(log.path) == before
         log.append(build_marker(7, 1, False, timestamp=5), origin=AppendOrigin.COORDINATOR)
 
 
@@ -341,11 +332,8 @@ def test_a_flush_rewrites_all_bytes_older_than_its_descriptors(
 
 
 def held(log: PartitionLog) -> list[str]:
-    links, place = [], os.path.realpath(log.path)
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # what listed them
-            links.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return sorted(os.path.basename(name) for name in links if name.startswith(place + "/"))
+    files = opened_files(log.path)
+    return sorted(os.path.basename(name) for name, _ in files if name != os.path.realpath(log.path))
 
 
 def test_a_partition_that_is_only_read_has_no_index_open(tmp_path: Path) -> None:
