@@ -172,12 +172,11 @@ def test_A25_a_stateful_count_killed_at_random_ends_with_the_exact_total(
     run("stateful_count", path, "feed", "400")
     killed = 0
     for _ in range(4):
-        worker = subprocess.Popen([sys.executable, script, path, "count"], env=ENVIRONMENT)
-        time.sleep(rng.uniform(0.3, 1.2))
-        if worker.poll() is None:
-            worker.send_signal(signal.SIGKILL)
-            killed += 1
-        worker.wait()
+        point = {"EOSLOG_FAILPOINTS": f"pwrite:{rng.randint(1, 20)}=kill"}
+        worker = subprocess.run(
+            [sys.executable, script, path, "count"], env=ENVIRONMENT | point, check=False
+        )
+        killed += worker.returncode == -signal.SIGKILL
     run("stateful_count", path, "count")
     total, *counts = run("stateful_count", path, "show").split()[1:]
     assert (int(total), sum(int(item.split("=")[1]) for item in counts)) == (400, 400)
