@@ -17,6 +17,7 @@ shown = errors.shown_value
 include "_core/format/fault.pxi"
 include "_core/hashes/hashes.pxi"
 include "_core/format/compression.pxi"
+include "_core/format/field_reader.pxi"
 include "_core/format/batch_builder.pxi"
 include "_core/coordinator/transaction_records.pxi"
 include "_core/partition/producer_state.pxi"

@@ -1,6 +1,7 @@
 """Kafka's primitive encodings: big-endian integers, strings, arrays, tagged fields.
 
-For metadata and coordinator records, which are few. The core encodes the batches around them.
+For metadata and coordinator records. `Reader` is in the core, because an opening process reads many
+of them; few are written. The core encodes the batches around them.
 
     classic    string = i16 size, bytes (-1: null)      array = i32 count (-1: null)
     flexible   string = uvarint size + 1, bytes (0: null)   array = uvarint count + 1 (0: null)
@@ -13,12 +14,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Any, TypeVar
 
-from eoslog.errors import CorruptRecord
+from eoslog._core import Reader
+
+__all__ = ["Reader", "Writer"]
 
 _I8, _I16, _I32, _I64 = (struct.Struct(f) for f in (">b", ">h", ">i", ">q"))
-_T = TypeVar("_T")
 _MAX_UVARINT = 0xFFFFFFFF
 
 
@@ -134,163 +135,3 @@ class Writer:
         for tag in sorted(fields):
             self.uvarint(tag).uvarint(len(fields[tag])).raw(fields[tag])
         return self
-
-
-class Reader:
-    """Reads one record; every read is bounded by the data, and short data is CorruptRecord."""
-
-    __slots__ = ("_at", "_data", "_end")
-
-    def __init__(self, data: bytes | bytearray | memoryview) -> None:
-        """Read from the first byte."""
-        self._data = bytes(data)
-        self._at = 0
-        self._end = len(self._data)
-
-    @property
-    def position(self) -> int:
-        """Bytes read so far."""
-        return self._at
-
-    @property
-    def remaining(self) -> int:
-        """Bytes not read yet."""
-        return self._end - self._at
-
-    def raw(self, size: int) -> bytes:
-        """The next `size` bytes as they are."""
-        if size < 0 or size > self._end - self._at:
-            raise CorruptRecord(
-                f"field has {size} bytes, but {self._end - self._at} are left", position=self._at
-            )
-        start = self._at
-        self._at += size
-        return self._data[start : self._at]
-
-    def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
-        """The next fields, by one format for all of them."""
-        start = self._at
-        if form.size > self._end - start:
-            raise CorruptRecord(
-                f"fields have {form.size} bytes, but {self._end - start} are left", position=start
-            )
-        self._at = start + form.size
-        return form.unpack_from(self._data, start)
-
-    def i8(self) -> int:
-        """A signed byte."""
-        return int(self.unpack(_I8)[0])
-
-    def i16(self) -> int:
-        """A signed 16-bit integer."""
-        return int(self.unpack(_I16)[0])
-
-    def i32(self) -> int:
-        """A signed 32-bit integer."""
-        return int(self.unpack(_I32)[0])
-
-    def i64(self) -> int:
-        """A signed 64-bit integer."""
-        return int(self.unpack(_I64)[0])
-
-    def boolean(self) -> bool:
-        """One byte, anything but 0 is true."""
-        return self.raw(1) != b"\x00"
-
-    def uvarint(self) -> int:
-        """An unsigned 32-bit integer of 1 to 5 bytes."""
-        at = self._at
-        if at < self._end and self._data[at] < 0x80:  # nearly all of them
-            self._at = at + 1
-            return self._data[at]
-        value = 0
-        for shift in range(0, 35, 7):
-            byte = self.raw(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                if value > _MAX_UVARINT:
-                    break
-                return value
-        raise CorruptRecord("uvarint has more than 32 bits", position=self._at)
-
-    def _text(self, data: bytes) -> str:
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            raise CorruptRecord(f"string is not UTF-8: {error}", position=self._at) from None
-
-    def nullable_string(self) -> str | None:
-        """A classic string or null."""
-        size = self.i16()
-        return None if size == -1 else self._text(self.raw(size))
-
-    def string(self) -> str:
-        """A classic string."""
-        return self._present(self.nullable_string())
-
-    def nullable_bytes(self) -> bytes | None:
-        """Classic bytes or null."""
-        size = self.i32()
-        return None if size == -1 else self.raw(size)
-
-    def bytes_(self) -> bytes:
-        """Classic bytes."""
-        return self._present(self.nullable_bytes())
-
-    def uuid(self) -> bytes:
-        """Sixteen bytes."""
-        return self.raw(16)
-
-    def compact_nullable_bytes(self) -> bytes | None:
-        """Flexible bytes or null."""
-        size = self.uvarint()
-        return None if size == 0 else self.raw(size - 1)
-
-    def compact_bytes(self) -> bytes:
-        """Flexible bytes."""
-        return self._present(self.compact_nullable_bytes())
-
-    def compact_nullable_string(self) -> str | None:
-        """A flexible string or null."""
-        data = self.compact_nullable_bytes()
-        return None if data is None else self._text(data)
-
-    def compact_string(self) -> str:
-        """A flexible string."""
-        return self._present(self.compact_nullable_string())
-
-    def _count(self, count: int) -> int:
-        # Every element takes at least a byte, so a larger count is a lie that would cost memory.
-        if count < -1 or count > self.remaining:
-            raise CorruptRecord(
-                f"array has {count} elements, but {self.remaining} bytes are left",
-                position=self._at,
-            )
-        return count
-
-    def array(self) -> int:
-        """The count that opens a classic array, -1 for null."""
-        return self._count(self.i32())
-
-    def compact_array(self) -> int:
-        """The count that opens a flexible array, -1 for null."""
-        return self._count(self.uvarint() - 1)
-
-    def tagged(self) -> dict[int, bytes]:
-        """The tagged fields that close a flexible structure."""
-        fields: dict[int, bytes] = {}
-        last = -1
-        for _ in range(self.uvarint()):
-            tag = self.uvarint()
-            if tag <= last:
-                raise CorruptRecord(
-                    f"tag {tag} follows tag {last}; tags must rise", position=self._at
-                )
-            last = tag
-            fields[tag] = self.raw(self.uvarint())
-        return fields
-
-    def _present(self, value: _T | None) -> _T:
-        if value is None:
-            raise CorruptRecord("null where a value is required", position=self._at)
-        return value

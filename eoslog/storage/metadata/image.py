@@ -158,7 +158,7 @@ def is_first_use_topic(info: TopicInfo) -> bool:
 
 
 def internal_topics(
-    transactions: int, offsets: int, segment_bytes: tuple[int, int] = (1 << 18, 1 << 18)
+    transactions: int, offsets: int, segment_bytes: tuple[int, int] = (1 << 20, 1 << 18)
 ) -> dict[str, TopicInfo]:
     """Return the internal topics of every directory, which have no metadata records.
 

@@ -20,7 +20,9 @@ import sys
 import eoslog
 
 # Copies the items 0 to 9 of a source, two in each transaction, from its position on.
-with eoslog.open(sys.argv[1]) as log, log.producer(transactional_id=sys.argv[2]) as producer:
+# Only the commit appends: a process that is stopped at a failpoint would keep a lock of its sender.
+config = {"transactional.id": sys.argv[2], "linger.ms": 60_000}
+with eoslog.open(sys.argv[1]) as log, log.producer(config) as producer:
     producer.init_transactions()
     at = log.position("source")
     while (at or 0) < 10:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from eoslog import _core, errors
+from eoslog.config.log_keys import LogConfig
 from eoslog.engine.engine import Engine
 from eoslog.model import TopicPartition
 from tests.coordinator.world import A0, A1, B0, Writer
@@ -23,9 +24,11 @@ from tests.coordinator.world import A0, A1, B0, Writer
 class RealWorld:
     """What `Writer` needs of a world, over an Engine."""
 
-    def __init__(self, path: Path, durability: str | None = None) -> None:
+    def __init__(
+        self, path: Path, durability: str | None = None, config: LogConfig | None = None
+    ) -> None:
         self.path = path
-        self.engine = Engine.open(path, durability=durability)
+        self.engine = Engine.open(path, durability=durability, config=config)
         self.coordinator = self.engine.transactions
 
     def create(self) -> RealWorld:

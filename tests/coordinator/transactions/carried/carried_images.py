@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eoslog import _core
+from eoslog.config.log_keys import LogConfig
 from eoslog.coordinator.transactions.records import decode_carried
 from eoslog.storage.directory.session import CHUNK_SIZE, CONTROL_FILE
 from eoslog.storage.log.partition_log import PartitionLog
@@ -19,11 +20,13 @@ from tests.reference import codec
 
 LATE = {"flush.ms": "3600000", "segment.ms": str(1 << 60)}
 """No background flush; no roll between batches of 1970 and markers of now."""
+STATE = LogConfig(transaction_state_log_segment_bytes=1 << 18)
+"""Some decisions of 30 KiB fill a segment."""
 
 
 def late_world(path: Path, durability: str = "strict", *, preallocate: bool = False) -> RealWorld:
     """Topics a (2 partitions) and b (1), which nothing but a call flushes."""
-    world = RealWorld(path, durability)
+    world = RealWorld(path, durability, STATE)
     config = {**LATE, "preallocate": str(preallocate).lower()}
     world.engine.metadata.create_topic("a", 2, config)
     world.engine.metadata.create_topic("b", 1, config)
