@@ -124,7 +124,7 @@ class PartitionLog:
         self.writer_files = WriterFiles(context, self.segments, self.flusher, self.cleaner_lock)
         self._closed = False
         self._carried_since, self._carried = -1, 0
-        self._last_end = -1, -1, -1  # segment base, offset and position at the last `_is_too_large`
+        self._last_end = -1, -1, -1  # segment base, offset and position; see `_note_growth`
 
     @functools.cached_property
     def leader_epochs(self) -> _core.LeaderEpochs:
@@ -346,7 +346,7 @@ class PartitionLog:
             return None
         data = core.carry(first, end, most)
         if data is None:
-            if self._is_too_large(first, end, most):
+            if self._note_growth(first, end) > most:
                 return None
             try:
                 parts = self.reader.read(first, end, most)
@@ -361,17 +361,18 @@ class PartitionLog:
         self._carried += len(data)
         return _new(CarriedBatches, (first, data))
 
-    def _is_too_large(self, first: int, end: int, most: int) -> bool:
-        """Whether more than `most` bytes were appended since the last call.
+    def _note_growth(self, first: int, end: int) -> int:
+        """Keep where the log ends; return the bytes appended since the last call, 0 if unknown.
 
         Large transactions that follow one another are then not read in vain. If another process
-        appends too, the answer may be wrong: the caller then flushes what it could carry.
+        appends too, the number may be too large: the caller then flushes what it could carry.
         """
         core, (base, offset, position) = self.core, self._last_end
-        self._last_end = core.active_base, core.log_end, core.end_position
-        new_base, new_end, new_position = self._last_end
-        since = new_position - position
-        return base == new_base and first <= offset and end == new_end and since > most
+        self._last_end = new_base, new_end, new_position = (
+            core.active_base, core.log_end, core.end_position,
+        )  # fmt: skip
+        known = base == new_base and first <= offset and end == new_end
+        return new_position - position if known else 0
 
     def count_carried(self, end: int) -> None:
         """Raise the high watermark to `end`, because a decision carries the rest."""
