@@ -196,7 +196,7 @@ def _segment(
     sound, damaged = 0, False
     end: int | None = 0
     blank = 0
-    while end is not None and end < len(segment.data):
+    while end is not None and end < segment.size:
         start = end
         try:
             for batch in segment.batches(start):
@@ -205,12 +205,12 @@ def _segment(
                 start = batch.position + batch.size
                 if not damaged:
                     sound = start
-            if start == len(segment.data):
+            if start == segment.size:
                 break
+            rest = segment.size - start
             if segment.blank_from(start):
-                blank = len(segment.data) - start
+                blank = rest
                 break
-            rest = len(segment.data) - start
             corrupt = corrupt or f"{rest} bytes at position {start} are not a complete batch"
         except CorruptRecord as error:
             corrupt = corrupt or str(error)
@@ -218,7 +218,7 @@ def _segment(
         end = segment.next_valid(start, batches[-1]["last_offset"] if batches else -1)
     found: dict[str, Any] = {
         "base_offset": segment.base_offset,
-        "size": len(segment.data),
+        "size": segment.size,
         "offset_index": _offset_index(segment.with_suffix("index"), segment.base_offset),
         "time_index": _time_index(segment.with_suffix("timeindex"), segment.base_offset),
         "txn_index": [],
@@ -232,7 +232,7 @@ def _segment(
         found["preallocated"] = blank
     if corrupt is not None:
         found["corrupt"] = corrupt
-    return found, len(segment.data) if blank and sound + blank == len(segment.data) else sound
+    return found, segment.size if blank and sound + blank == segment.size else sound
 
 
 def _partition(path: str, records: bool, decode: Decoder | None) -> dict[str, Any]:

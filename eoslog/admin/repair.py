@@ -35,16 +35,15 @@ from eoslog.storage.check.checker import (
 )
 from eoslog.storage.check.damage import Stretch, find
 from eoslog.storage.check.truncation import (
-    METADATA,
     LogPosition,
     bytes_after,
     cut_at,
-    durable_ends,
     keep_offsets,
     keep_producer_ids,
     keep_what_goes,
 )
 from eoslog.storage.directory import offset_checkpoints
+from eoslog.storage.directory.closed_metadata import METADATA, durable_ends
 from eoslog.storage.directory.offset_jumps import gap_before, gaps_to
 from eoslog.storage.directory.session import CLEAN_SHUTDOWN_FILE
 from eoslog.storage.format import checkpoints
@@ -226,7 +225,7 @@ class _Repair:
     def _flushed(self, walk: Walk, points: Mapping[tuple[str, int], int]) -> int:
         """The offset up to which a partition is known to have reached."""
         carried = self.carried(os.path.basename(walk.path))
-        return max(points.get(walk.key, 0), end_of(carried))
+        return max(points.get(walk.key, 0), self.durable().get(walk.key, 0), end_of(carried))
 
     def _finish_swap(self, name: str) -> None:
         place = os.path.join(self.path, name)

@@ -262,7 +262,7 @@ class _DirectoryImport:
             except OSError as error:
                 if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                     raise files.storage_error(error, source) from error
-        used = _used(segment) if last else size
+        used = len(segment.data) if last else size
         files.copy_file(source, copy, used)
         self.copied += used
 
@@ -396,12 +396,6 @@ class _DirectoryImport:
             except ConfigError as error:
                 self.left_out.append(Problem(name, 0, f"configuration {key}={value}: {error}"))
         return kept
-
-
-def _used(segment: SegmentFiles) -> int:
-    """Return the segment's size without preallocated zeros."""
-    stop = int(_core.batches_end(segment.data, 0))
-    return stop if segment.blank_from(stop) else len(segment.data)
 
 
 def _has_legacy(segment: SegmentFiles) -> bool:

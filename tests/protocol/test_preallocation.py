@@ -26,6 +26,7 @@ from tests.storage.helpers import batch, opened, payloads, state
 
 SETTINGS = {"segment_bytes": 100_000, "preallocate": True}
 CHUNK = 1 << 16
+LARGE = 16 << 20  # a file up to this size is copied, and not mapped
 
 
 @pytest.fixture
@@ -141,6 +142,23 @@ def test_a_lost_cut_of_a_sealed_segment_drops_no_later_segment(place, read_only)
         assert log_file(left).stat().st_size == (CHUNK if read_only else end)
 
 
+@pytest.mark.parametrize("size", [1000, 17 << 20])
+def test_a_reader_of_files_refuses_the_zeros_of_a_lost_cut(place, size):
+    with opened(
+        str(place), segment_bytes=32 << 20, preallocate=True, max_message_bytes=20 << 20
+    ) as log:
+        fill(log, 1, size=size)
+        end = log.core.end_position
+        log.roll()
+        fill(log, 1, first=1)
+        log.flush()
+        left = image(place, "lost")
+    assert sum(rows.num_rows for rows in eoslog.read_segments(left / "t-0")) == 2
+    os.truncate(log_file(left), end + CHUNK)
+    with pytest.raises(CorruptRecord, match=f"the last {CHUNK} bytes are not a complete batch"):
+        list(eoslog.read_segments(left / "t-0"))
+
+
 @pytest.mark.process
 def test_a_roll_during_a_check_does_not_kill_the_process_that_checks(place):
     """A mapping would be shorter than it was read as."""
@@ -149,10 +167,11 @@ def test_a_roll_during_a_check_does_not_kill_the_process_that_checks(place):
         end = log.core.end_position
 
         def check_slowly() -> None:
-            data = SegmentFiles(str(log_file(place)), 0).data
+            segment = SegmentFiles(str(log_file(place)), 0)
+            assert (len(segment.data), segment.size) == (end, CHUNK)
             os.truncate(log_file(place), end)
-            assert len(data) == CHUNK
-            assert not data[end:].any()
+            assert segment.blank_from(end)
+            assert len(list(segment.batches())) == 3
 
         in_child(check_slowly, kill=False)
 
@@ -172,40 +191,84 @@ def test_zeros_below_the_durable_end_are_damage(place):
         pass
 
 
-@pytest.mark.parametrize("mode", ["cut", "skip", "as-kafka"])
-def test_check_and_repair_see_zeros_below_the_durable_end(place, mode):
-    """No checkpoint has its offset, only the slot that the dead process left."""
-    with eoslog.open(place) as log:
-        log.create_topic("t", config={"preallocate": True})
-        with log.producer(linger_ms=0) as producer:
+def killed(path: Path, name: str, size: int = 0) -> tuple[Path, list[int]]:
+    """What a kill leaves after ten flushed batches, and where each begins."""
+    with eoslog.open(path) as log:
+        log.create_topic("t", config={"preallocate": True, "max.message.bytes": 4 << 20})
+        limits = {"max_request_size": 4 << 20, "compression_type": "none"}
+        with log.producer(linger_ms=0, **limits) as producer:
             for number in range(10):
-                producer.produce("t", b"%d" % number)
+                producer.produce("t", f"{number:<{size}}")
                 producer.flush()
-        left = image(place, "lost")
-    starts = [found.position for found in SegmentFiles(str(log_file(left)), 0).batches()]
-    blank(left, starts[5], CHUNK)
-    (problem, *_) = [p for p in eoslog.check(left).problems if "flushed" in p.message]
-    assert "ends at offset 5, but it was flushed up to offset 10" in problem.message
+        left = image(path, name)
+    return left, [found.position for found in SegmentFiles(str(log_file(left)), 0).batches()]
+
+
+@pytest.mark.parametrize("size", [0, 2 << 20])
+@pytest.mark.parametrize("mode", ["cut", "skip", "as-kafka"])
+def test_check_and_repair_see_zeros_below_the_durable_end(place, mode, size):
+    """No checkpoint has its offset, only the slot that the dead process left."""
+    left, starts = killed(place, "lost", size)
+    assert eoslog.check(left).problems == eoslog.repair(left).problems == []
+    length = log_file(left).stat().st_size
+    assert (length > LARGE) is (size > 0)
+    blank(left, starts[8], length)
+    wanted = (str(log_file(left)), starts[8])
+    report = eoslog.check(left)
+    assert wanted in [(problem.path, problem.position) for problem in report.problems]
+    (problem,) = [p for p in report.problems if "flushed" in p.message]
+    assert "ends at offset 8, but it was flushed up to offset 10" in problem.message
+    with pytest.raises(CorruptRecord, match="ends at offset 8, but it was durable up to offset 10"):
+        list(eoslog.read_segments(left / "t-0"))
+    fixed = eoslog.check(left, fix_indexes=True)
+    assert [(problem.path, problem.position) for problem in fixed.problems] == [wanted]
     (damage,) = eoslog.repair(left).damage
-    assert (damage.first_offset, damage.position) == (5, starts[5])
-    for _ in range(2):
-        with (
-            eoslog.open(left) as log,
-            pytest.raises(CorruptRecord, match="below the flushed offset 10"),
-        ):
-            list(log.read("t"))
+    assert (damage.first_offset, damage.last_offset, damage.position) == (8, 9, starts[8])
+    for read_only in (True, False, False):
+        with eoslog.open(left, read_only=read_only) as log:
+            with pytest.raises(CorruptRecord, match="below the flushed offset 10"):
+                list(log.read("t"))
+            problems = log.check().problems
+            assert wanted in [(problem.path, problem.position) for problem in problems]
     eoslog.repair(left, mode)
+    assert eoslog.check(left).problems == []
     with eoslog.open(left) as log:
-        assert [int(record.value) for record in log.read("t")] == [0, 1, 2, 3, 4]
+        assert [int(record.value) for record in log.read("t")] == list(range(8))
+        # A broker's recovery knows no durable end, and uses the lost offsets again.
+        assert log.offsets("t", 0).log_end == (8 if mode == "as-kafka" else 10)
 
 
-def test_zeros_after_a_clean_close_are_damage(place):
+@pytest.mark.parametrize("size", [1000, 2 << 20])
+def test_a_check_of_an_open_log_sees_zeros_below_its_end(place, size):
     with eoslog.open(place) as log:
-        log.create_topic("t", config={"preallocate": True})
-        with log.producer() as producer:
-            producer.produce("t", b"v")
+        log.create_topic("t", config={"preallocate": True, "max.message.bytes": 4 << 20})
+        limits = {"max_request_size": 4 << 20, "compression_type": "none"}
+        with log.producer(linger_ms=0, **limits) as producer:
+            for _ in range(10):
+                producer.produce("t", bytes(size))
+            producer.flush()
+        assert log.check().problems == []
+        length = log_file(place).stat().st_size
+        found = SegmentFiles(str(log_file(place)), 0)
+        *_, last = found.batches()
+        blank(place, last.position, length)
+        problems = [(problem.path, problem.position) for problem in log.check().problems]
+        assert (str(log_file(place)), last.position) in problems
+
+
+@pytest.mark.parametrize("size", [0, 17 << 20])
+def test_zeros_after_a_clean_close_are_damage(place, size):
+    with eoslog.open(place) as log:
+        config = {"preallocate": True, "max.message.bytes": 20 << 20}
+        log.create_topic("t", config=config)
+        with log.producer(max_request_size=20 << 20, compression_type="none") as producer:
+            producer.produce("t", b"v" * size)
+    end = log_file(place).stat().st_size
     with open(log_file(place), "ab") as file:
         file.write(bytes(1000))
+    assert (str(log_file(place)), end) in [
+        (problem.path, problem.position) for problem in eoslog.check(place).problems
+    ]
     assert [damage.size for damage in eoslog.repair(place).damage] == [1000]
     with (
         eoslog.open(place) as log,
@@ -356,30 +419,20 @@ def test_sizes_and_retention_do_not_count_the_zeros(tmp_path):
     assert sizes[True] == sizes[False]
 
 
+@pytest.mark.parametrize("size", [0, 2 << 20])
 @pytest.mark.parametrize("mode", ["report", "cut", "skip", "as-kafka"])
-def test_a_repair_of_a_killed_directory_keeps_all_records(place, mode):
-    with eoslog.open(place) as log:
-        log.create_topic("t", config={"preallocate": True})
-        with log.producer() as producer:
-            producer.produce_many("t", [b"%d" % n for n in range(20)])
-            producer.flush()
-        left = image(place, mode)
+def test_a_repair_of_a_killed_directory_keeps_all_records(place, mode, size):
+    left, _ = killed(place, mode, size)
     report = eoslog.repair(left, mode)
     assert not report.damage
     assert (report.bytes_cut == 0) is (mode != "as-kafka")  # Kafka cuts the zeros
     with eoslog.open(left) as log:
-        assert len(list(log.read("t"))) == 20
+        assert len(list(log.read("t"))) == 10
 
 
 @pytest.mark.parametrize("mode", ["report", "cut", "skip"])
 def test_a_repair_of_damage_does_not_take_the_zeros_after_it_for_more(place, mode):
-    with eoslog.open(place) as log:
-        log.create_topic("t", config={"preallocate": True})
-        with log.producer(linger_ms=0) as producer:
-            for number in range(10):
-                producer.produce("t", b"%d" % number)
-                producer.flush()
-        left = image(place, mode)
+    left, _ = killed(place, mode)
     bad = list(SegmentFiles(str(log_file(left)), 0).batches())[5]
     with open(log_file(left), "r+b") as file:
         file.seek(bad.position + 65)

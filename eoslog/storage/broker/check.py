@@ -20,13 +20,14 @@ from eoslog.reports import CheckReport, Problem
 from eoslog.storage.broker import lock as running_broker
 from eoslog.storage.broker.directory import is_kafka_directory, read_kafka_directory
 from eoslog.storage.check.checker import missing_offline, recovery_points
-from eoslog.storage.check.truncation import durable_ends
+from eoslog.storage.directory.closed_metadata import durable_ends
 from eoslog.storage.directory.offset_jumps import gaps_to
 from eoslog.storage.format import checkpoints
 from eoslog.storage.format.legacy_messages import LegacyBatch
 from eoslog.storage.fs import files
 from eoslog.storage.segment import kept_copies, segment_files
 from eoslog.storage.segment.leader_epochs import EpochCheck
+from eoslog.storage.segment.scans import zeros_are_space
 from eoslog.storage.segment.segment import DELETED
 from eoslog.storage.segment.segment_files import SegmentFiles
 
@@ -175,7 +176,7 @@ class _Partition:
         starts: list[int] = []
         markers: set[int] = set()
         position: int | None = 0
-        size = len(segment.data)
+        size = segment.size
         while position is not None and position < size:
             at = position
             try:
@@ -192,11 +193,11 @@ class _Partition:
                     at += batch.size
                 if at == size:
                     break
-                # A clean close truncates preallocated space.
-                if not self.clean and following in (None, expected) and segment.blank_from(at):
-                    if following is None:  # batches that the last session flushed may be missing
-                        self.flushed = max(self.flushed, self.durable)
-                    break
+                if segment.blank_from(at):
+                    durable = max(self.flushed, self.durable)
+                    if zeros_are_space(expected, following, durable=durable, clean=self.clean):
+                        break
+                    self.flushed = durable  # the problem of the whole log says what is lost
                 self._problem(segment.path, at, f"{size - at} bytes are not a complete batch")
             except CorruptRecord as error:
                 self._problem(segment.path, at, str(error))

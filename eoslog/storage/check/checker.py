@@ -22,13 +22,9 @@ from eoslog.model import (
     TRANSACTION_STATE_TOPIC,
 )
 from eoslog.reports import CheckReport, Problem
-from eoslog.storage.check.truncation import (
-    LogPosition,
-    batches_after,
-    durable_ends,
-    living_partitions,
-)
+from eoslog.storage.check.truncation import LogPosition, batches_after
 from eoslog.storage.directory import offset_checkpoints
+from eoslog.storage.directory.closed_metadata import durable_ends, living_partitions
 from eoslog.storage.directory.directory import is_of_a_directory
 from eoslog.storage.directory.offset_jumps import gaps_to
 from eoslog.storage.directory.session import CONTROL_FILE, FORMAT, MAGIC, SESSION_FILE
@@ -37,7 +33,7 @@ from eoslog.storage.fs import files
 from eoslog.storage.segment import kept_copies, seals, segment_files
 from eoslog.storage.segment.leader_epochs import EpochCheck
 from eoslog.storage.segment.replacement import unfinished_swap
-from eoslog.storage.segment.scans import is_blank
+from eoslog.storage.segment.scans import is_blank, zeros_are_space
 from eoslog.storage.segment.segment import (
     INDEX,
     LOG,
@@ -281,17 +277,14 @@ class Walk:
     def preallocated(self, base: int, position: int, expected: int) -> bool:
         """Whether the rest of a segment is preallocated space, and no lost batch.
 
-        The same as `torn_tails.accept_zeros`: recovery and a check must agree.
+        By the rule of recovery (`zeros_are_space`).
         """
-        root = os.path.dirname(self.path)
-        if self.end < _MAX or checkpoints.was_clean_shutdown(root):
+        if self.end < _MAX:
             return False
-        later = [other for other in self._bases if other > base]
-        if later:
-            ends = expected == later[0]
-        else:
-            ends = expected >= max(self._flushed(), self._durable().get(self.key, 0))
-        if not ends:
+        following = next((other for other in self._bases if other > base), None)
+        durable = max(self._flushed(), self._durable().get(self.key, 0))
+        clean = checkpoints.was_clean_shutdown(os.path.dirname(self.path))
+        if not zeros_are_space(expected, following, durable=durable, clean=clean):
             return False
         fd = files.open_file(os.path.join(self.path, file_name(base, LOG)), read_only=True)
         try:
@@ -368,20 +361,18 @@ class Walk:
     def _batches(self, base: int) -> Iterator[tuple[_core.Batch | None, str]]:
         """Yield (batch, "") for each batch of a segment, and (None, fault) before invalid bytes."""
         path = os.path.join(self.path, file_name(base, LOG))
-        data = segment_files.log_bytes(path)
-        size = len(data)
+        data, size = segment_files.log_bytes(path)
         position = 0
         try:
-            while position < size:
-                found = _core.iter_batches(data, position, strict=False)
-                if not found:
-                    yield None, f"{size - position} bytes are not a complete batch"
-                    return
+            while found := _core.iter_batches(data, position, strict=False):
                 for batch in found:
                     yield batch, ""
                 position = found[-1].position + found[-1].size
         except CorruptRecord as error:
             yield None, str(error)
+            return
+        if position < size:
+            yield None, f"{size - position} bytes are not a complete batch"
 
     def _transaction(self, batch: _core.Batch, aborted: dict[tuple[int, int], int]) -> None:
         """Follow transactions, to find the abort markers that the abort index must include."""

@@ -21,7 +21,7 @@ from eoslog.storage.segment.producer_snapshots import (
     valid_snapshot,
     write_snapshot,
 )
-from eoslog.storage.segment.scans import scan_segments
+from eoslog.storage.segment.scans import scan_segments, zeros_are_space
 from eoslog.storage.segment.segment import (
     INDEX,
     LOG,
@@ -64,8 +64,9 @@ def rebuild(path: str, index_interval: int, *, first: int = 0) -> tuple[list[str
         following = dict(pairwise(todo))
         for scanned in scan_segments(core, path, todo, active=todo[-1]):
             base, end = scanned.base, following.get(scanned.base)
-            if scanned.blank and end in (None, scanned.offset):
-                scanned.fault = None  # preallocated space, unless the check says otherwise
+            # The check says whether zeros are preallocated space.
+            if scanned.blank and zeros_are_space(scanned.offset, end, durable=0, clean=False):
+                scanned.fault = None
             if scanned.fault is not None:
                 text = (
                     f"{scanned.fault}; derived files from this offset on were not changed, run "

@@ -22,18 +22,12 @@ from collections.abc import Iterator
 
 from eoslog import _core
 from eoslog.errors import CorruptRecord
-from eoslog.model import (
-    CLUSTER_METADATA_TOPIC,
-    STAGED_TRANSACTIONS_TOPIC,
-    TRANSACTION_STATE_TOPIC,
-)
+from eoslog.model import STAGED_TRANSACTIONS_TOPIC, TRANSACTION_STATE_TOPIC
 from eoslog.reports import Problem
-from eoslog.storage.directory.session import durable_end_in, past_control
-from eoslog.storage.format import checkpoints
+from eoslog.storage.directory.closed_metadata import METADATA, batches_before_damage
 from eoslog.storage.format.serde import Reader
 from eoslog.storage.fs import files
 from eoslog.storage.log.torn_tails import valid_batch_after
-from eoslog.storage.metadata.image import MetadataFold, TopicInfo, internal_topics
 from eoslog.storage.metadata.metadata_log import PRODUCER_ID_BLOCK
 from eoslog.storage.metadata.records import ProducerIdsRecord, decode
 from eoslog.storage.segment import segment_files
@@ -50,7 +44,6 @@ from eoslog.storage.segment.segment import (
     offsets_in,
 )
 
-METADATA = f"{CLUSTER_METADATA_TOPIC}-0"
 LogPosition = tuple[int, int, int]
 """Base of a segment, byte of its file, and the offset there."""
 
@@ -113,7 +106,7 @@ def _metadata_end(path: str, bad: LogPosition | None) -> tuple[LogPosition, int]
     place, following = (0, 0, 0), 0
     for base in offsets_in(path, LOG):
         place = base, 0, max(base, place[2])
-        for batch in _batches(os.path.join(path, file_name(base, LOG))):
+        for batch in batches_before_damage(os.path.join(path, file_name(base, LOG))):
             if bad is not None and (base, batch.position) >= bad[:2]:
                 return bad, following
             place = base, batch.position + batch.size, batch.last_offset + 1
@@ -122,67 +115,6 @@ def _metadata_end(path: str, bad: LogPosition | None) -> tuple[LogPosition, int]
                 if isinstance(record, ProducerIdsRecord):
                     following = max(following, record.next_producer_id)
     return bad or place, following
-
-
-def living_partitions(root: str) -> set[tuple[str, int]]:
-    """Return (topic, number) of all partitions in a directory's metadata log, up to damage.
-
-    Leaves out topics with the name of a deleted one, because records under that name are ambiguous.
-    """
-    fold = _metadata(root)
-    deleted = {topic.name for topic in fold.deleted.values()}
-    return {
-        (topic.name, number)
-        for topic in fold.topics.values()
-        if topic.name not in deleted
-        for number in topic.partitions
-    }
-
-
-def _metadata(root: str) -> MetadataFold:
-    """Fold a directory's metadata log, up to damage."""
-    fold = MetadataFold({}, {}, 0)
-    path = os.path.join(root, METADATA)
-    with contextlib.suppress(CorruptRecord):
-        for base in offsets_in(path, LOG) if files.is_dir(path) else ():
-            for batch in _batches(os.path.join(path, file_name(base, LOG))):
-                for _, _, _, value, _ in () if batch.control else batch.records():
-                    fold.apply(decode(value))
-    return fold
-
-
-def durable_ends(root: str) -> dict[tuple[str, int], int]:
-    """Return (topic, number) -> durable end in the slots that the last session left.
-
-    Recovery of a directory without a clean close uses the same values (`torn_tails.accept_zeros`).
-    """
-    with contextlib.suppress(OSError), past_control(root) as control:
-        return {
-            (topic.name, number): durable_end_in(control, partition.slot, topic.topic_id)
-            for topic in _topics(root)
-            for number, partition in topic.partitions.items()
-        }
-    return {}
-
-
-def _topics(root: str) -> Iterator[TopicInfo]:
-    """Yield all topics of a directory, as far as its files are readable."""
-    yield from _metadata(root).topics.values()
-    with contextlib.suppress(CorruptRecord):
-        found = checkpoints.read_meta_properties(root)
-        if found is not None:
-            counts = found.transaction_partitions, found.offsets_partitions
-            yield from internal_topics(*counts).values()
-
-
-def _batches(path: str) -> Iterator[_core.Batch]:
-    """Yield the batches of a segment up to the first damaged one."""
-    segment = segment_files.SegmentFiles(path, segment_files.offset_of_name(path) or 0)
-    with contextlib.suppress(CorruptRecord):
-        for batch in segment.batches():
-            if not isinstance(batch, _core.Batch) or not batch.valid:
-                return
-            yield batch
 
 
 def _ids(root: str) -> Iterator[int]:
@@ -197,7 +129,7 @@ def _ids(root: str) -> Iterator[int]:
                 entries = segment_files.read_snapshot(os.path.join(path, name))
                 yield from (entry.producer_id for entry in entries)
         for base in offsets_in(path, LOG):
-            for batch in _batches(os.path.join(path, file_name(base, LOG))):
+            for batch in batches_before_damage(os.path.join(path, file_name(base, LOG))):
                 yield batch.producer_id
                 if topic in _OF_TRANSACTIONS and not batch.control:
                     with contextlib.suppress(CorruptRecord):

@@ -18,11 +18,12 @@ from collections.abc import Iterator
 
 from eoslog.errors import CorruptRecord
 from eoslog.storage.directory import offset_checkpoints
+from eoslog.storage.directory.closed_metadata import durable_ends
 from eoslog.storage.directory.session import SESSION_FILE
 from eoslog.storage.format import checkpoints
 from eoslog.storage.fs import files
 from eoslog.storage.segment import seals
-from eoslog.storage.segment.scans import Gap, raised_base
+from eoslog.storage.segment.scans import Gap, raised_base, zeros_are_space
 from eoslog.storage.segment.segment import LOG, file_name, offsets_in
 from eoslog.storage.segment.segment_files import (
     SegmentFiles,
@@ -83,7 +84,7 @@ def gap_before_damage(directory: str) -> int:
                 if fault_of(batch) is not None:
                     break
                 position = batch.position + batch.size
-        if position < len(segment.data):
+        if position < segment.size:
             return gap_before(directory, base, position)
     return 0
 
@@ -160,8 +161,14 @@ def fault_at_end(directory: str) -> tuple[int, CorruptRecord] | None:
     if end >= known or _recovery_point(root, directory) < known:
         return None
     how = "closed at" if clean else "durable up to"
-    return end, CorruptRecord(
-        f"{directory}: the log ends at offset {end}, but it was {how} offset {known}: a batch or a "
+    return end, _ends_early(directory, end, f"{how} offset {known}", last, position)
+
+
+def _ends_early(
+    directory: str, end: int, was: str, last: SegmentFiles, position: int
+) -> CorruptRecord:
+    return CorruptRecord(
+        f"{directory}: the log ends at offset {end}, but it was {was}: a batch or a "
         "segment file is damaged, truncated or missing; run `eoslog repair`",
         path=last.path,
         position=position,
@@ -175,9 +182,37 @@ def _recovery_point(root: str, directory: str) -> int:
 
 
 def damage_at_end(directory: str) -> tuple[int, CorruptRecord] | None:
-    """Check as `fault_at_end`, and that the last log file is the one that was closed."""
+    """Check as `fault_at_end`, and for zeros, and that the last log file is the one closed."""
     other = _other_file_at_end(directory)
-    return fault_at_end(directory) if other is None else other
+    if other is None:
+        other = fault_at_end(directory)
+    return _lost_to_zeros(directory) if other is None else other
+
+
+def _lost_to_zeros(directory: str) -> tuple[int, CorruptRecord] | None:
+    """Check that the zeros at the end of a preallocated log are not in place of durable batches.
+
+    Returns:
+        (end of the valid part, the damage); None if there are no zeros, or nothing is wrong.
+    """
+    root = os.path.dirname(os.path.abspath(directory))
+    last = list_segments(directory)[-1]
+    if last.size == len(last.data) or gaps_to(root, partition_of_path(directory)) is None:
+        return None
+    try:
+        topic_id = checkpoints.read_partition_metadata(directory)
+        durable = durable_ends(root).get(partition_of_path(directory), 0)
+        last = list_segments(directory)[-1]  # after the durable end, which may have been raised
+        end, position = last.base_offset, 0
+        for batch in last.batches():
+            end, position = batch.last_offset + 1, batch.position + batch.size
+        same = checkpoints.read_partition_metadata(directory) == topic_id  # not re-created
+    except CorruptRecord:
+        return None  # the reader raises the error of a batch
+    space = zeros_are_space(end, None, durable=durable, clean=False)
+    if space or not same or not last.blank_from(position):
+        return None
+    return end, _ends_early(directory, end, f"durable up to offset {durable}", last, position)
 
 
 def _other_file_at_end(directory: str) -> tuple[int, CorruptRecord] | None:

@@ -17,7 +17,7 @@ from eoslog.shown_paths import get_logger
 from eoslog.storage.directory.last_run import LastSession
 from eoslog.storage.fs import files
 from eoslog.storage.log.context import LogContext
-from eoslog.storage.segment.scans import SegmentScan, raised_base
+from eoslog.storage.segment.scans import SegmentScan, raised_base, zeros_are_space
 from eoslog.storage.segment.segment import HEADER_SIZE, LOG, file_name
 
 logger = get_logger("eoslog.storage")
@@ -55,11 +55,7 @@ def lost_before(context: LogContext, base: int, last: LastSession) -> bool:
 def accept_zeros(
     context: LogContext, scan: SegmentScan, later: list[int], last: LastSession
 ) -> None:
-    """Accept zeros after a segment's batches as preallocated space.
-
-    They are the end of the last segment unless batches there were durable. In an earlier segment
-    they are the end if the next one begins there: a roll truncates the file before the next log
-    has its name, and a power loss may undo that. Elsewhere the pages of batches may be lost.
+    """Accept zeros after a segment's batches if they are preallocated space (`zeros_are_space`).
 
     Args:
         context: the partition's.
@@ -67,10 +63,8 @@ def accept_zeros(
         later: bases of the segments after it.
         last: how the last session ended.
     """
-    if not scan.blank or last.clean:
-        return
-    ends = scan.offset == later[0] if later else scan.offset >= _known_durable(context, last)
-    if ends:
+    following, durable = later[0] if later else None, _known_durable(context, last)
+    if scan.blank and zeros_are_space(scan.offset, following, durable=durable, clean=last.clean):
         scan.fault = None
 
 

@@ -73,6 +73,22 @@ def is_blank(fd: int, position: int, end: int) -> bool:
     return True
 
 
+def zeros_are_space(offset: int, following: int | None, *, durable: int, clean: bool) -> bool:
+    """Whether zeros after a segment's batches are preallocated space, and not lost batches.
+
+    They are the end of the last segment unless batches there were durable. In an earlier segment
+    they are the end if the next one begins there: a roll truncates the file before the next log
+    has its name, and a power loss may undo that. A clean close truncates them.
+
+    Args:
+        offset: the end of the batches.
+        following: base of the next segment; None: the segment is the last one.
+        durable: the offset up to which the partition is known to be flushed.
+        clean: whether the last session closed cleanly.
+    """
+    return not clean and (offset >= durable if following is None else offset == following)
+
+
 def raised_base(name: str, path: str, gap: Gap) -> CorruptRecord:
     """Return the error for the batch after a gap that compaction did not leave.
 

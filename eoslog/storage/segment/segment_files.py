@@ -21,6 +21,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
@@ -98,39 +99,28 @@ class ProducerEntry(NamedTuple):
     current_txn_first_offset: int | None
 
 
-def log_bytes(path: str) -> np.ndarray:
-    """Return the bytes of a log file: mapped, or copied if it may be preallocated.
+def log_bytes(path: str) -> tuple[np.ndarray, int]:
+    """Return the bytes of a log file without the zeros after its batches, and the size of both.
 
     A roll and a close truncate preallocated space, and the process dies if it reads truncated pages
-    of a mapping. So of a large file the batches are mapped, and the zeros are left out.
+    of a mapping. So the zeros are not mapped, and of a small file that ends in zeros, nothing is.
     """
     with files.naming(path):
         fd = files.open_file(path, read_only=True)
         try:
-            size = os.fstat(fd).st_size
+            end = size = os.fstat(fd).st_size
             tail = max(0, size - _STEPPED_ON)
             if size and not bytes(_core.os_pread(fd, size - tail, tail)).strip(b"\0"):
-                if size <= _LARGEST_COPY:
-                    return _copied(fd, size)
-                size = _end_of_batches(fd, size)
+                end = _end_of_batches(fd, size)
+                if end <= _LARGEST_COPY:
+                    data = np.frombuffer(_core.os_pread(fd, end, 0), np.uint8)
+                    data.flags.writeable = False
+                    return data, size
         finally:
             files.close(fd)
         if size == 0:  # nothing to map
-            return np.zeros(0, np.uint8)
-        return np.memmap(path, np.uint8, "r", shape=(size,))
-
-
-def _copied(fd: int, size: int) -> np.ndarray:
-    """Copy a file, again if an append came between the reads of two pages."""
-    for _ in range(_ATTEMPTS):
-        data = np.frombuffer(_core.os_pread(fd, size, 0), np.uint8)
-        if legacy_messages.is_legacy(data, 0):
-            break
-        rest = data[_core.batches_end(data) :]
-        if rest[:_STEPPED_ON].any() or not rest.any():
-            break
-    data.flags.writeable = False
-    return data
+            return np.zeros(0, np.uint8), 0
+        return np.memmap(path, np.uint8, "r", shape=(end,)), size
 
 
 def _end_of_batches(fd: int, size: int) -> int:
@@ -170,14 +160,20 @@ class SegmentFiles:
         """Name a segment, without opening it."""
         self.path = path
         self.base_offset = base_offset
-        self._data: np.ndarray | None = None
+
+    @cached_property
+    def _content(self) -> tuple[np.ndarray, int]:
+        return log_bytes(self.path)
 
     @property
     def data(self) -> np.ndarray:
-        """The bytes that the `.log` file had at the first use."""
-        if self._data is None:
-            self._data = log_bytes(self.path)
-        return self._data
+        """The bytes that the `.log` file had at the first use, without zeros after its batches."""
+        return self._content[0]
+
+    @property
+    def size(self) -> int:
+        """The size that the `.log` file had at the first use, with the zeros."""
+        return self._content[1]
 
     def with_suffix(self, suffix: str) -> str:
         """Return the path of the file with another suffix (`index`, `timeindex`, `txnindex`)."""
@@ -258,7 +254,7 @@ class SegmentFiles:
                 break
             yield Window(data[position:stop], position)
             position = stop
-        if position < len(data) and not last:
+        if position < (self.size if end is None else end) and not last:
             raise self.cut_short(position)
 
     def _refuse_hole(self, position: int) -> None:
@@ -279,7 +275,7 @@ class SegmentFiles:
     def blank_from(self, position: int) -> bool:
         """Whether all bytes from a position on are zero, as in a preallocated file."""
         data = self.data
-        if len(data) - position <= _STEPPED_ON or data[position : position + _STEPPED_ON].any():
+        if self.size - position <= _STEPPED_ON or data[position : position + _STEPPED_ON].any():
             return False  # fewer may be the beginning of a batch: its offset
         step = 1 << 24
         return not any(data[at : at + step].any() for at in range(position, len(data), step))
@@ -353,7 +349,7 @@ class SegmentFiles:
 
     def cut_short(self, position: int) -> CorruptRecord:
         """Return the error for an incomplete batch at the end."""
-        rest = len(self.data) - position
+        rest = self.size - position
         return CorruptRecord(
             f"the last {rest} bytes are not a complete batch", path=self.path, position=position
         )
