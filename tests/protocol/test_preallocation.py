@@ -5,7 +5,9 @@ Appends write them, rolls and closes cut them, and recovery recognises them. Row
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 import eoslog
 from eoslog._core import fault_count, iter_batches
 from eoslog.connector.byte_ranges import PartitionFiles
-from eoslog.errors import CorruptRecord
+from eoslog.errors import CorruptRecord, StorageError
 from eoslog.storage.check.checker import check
 from eoslog.storage.fs import files
 from eoslog.storage.log.partition_log import PartitionLog
@@ -26,6 +28,7 @@ from tests.storage.helpers import batch, opened, payloads, state
 
 SETTINGS = {"segment_bytes": 100_000, "preallocate": True}
 CHUNK = 1 << 16
+RECORD = len(batch(1, producer_id=7, sequence=0, size=1000, timestamp=0))
 LARGE = 16 << 20  # a file up to this size is copied, and not mapped
 
 
@@ -395,15 +398,97 @@ def test_a_batch_that_does_not_follow_is_damage_and_not_a_record(place):
         pass
 
 
-def test_a_disk_too_full_for_zeros_still_takes_the_record(tmp_path):
-    with opened(str(tmp_path), **SETTINGS) as log:
-        files.arm_failpoint("pwrite", "ENOSPC", 2)  # the zeros; the record was the first
-        fill(log, 1)
-        files.disarm_failpoints()
-        assert log_file(tmp_path).stat().st_size == log.core.end_position
-        fill(log, 1, first=1)
-        assert log_file(tmp_path).stat().st_size == CHUNK
-        assert len(payloads(log)) == 2
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+def test_an_append_succeeds_if_zeros_cannot_be_written(place, error):
+    with opened(str(place), **SETTINGS) as log:
+        for chunks in (1, 2):  # a new file, then one whose zeros are used up
+            files.arm_failpoint("pwrite", error, 2)  # the record was the first
+            fill(log, 1, first=log.log_end)
+            files.disarm_failpoints()
+            expected, end = state(log), log.core.end_position
+            assert log_file(place).stat().st_size == end
+            left = image(place, f"killed-{chunks}")
+            assert check(str(left)).problems == []
+            with opened(str(left), **SETTINGS) as again:
+                assert state(again) == expected
+            fill(log, 1, first=log.log_end)
+            assert log_file(place).stat().st_size == chunks * CHUNK
+            fill(log, CHUNK // RECORD - 1 - log.log_end, first=log.log_end)
+
+
+def append_up_to_a_limit(child: Child, path: str, room: int, cut: bool) -> None:
+    """Append three records, and a fourth before and after a limit is raised."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def put() -> None:
+        if not cut:
+            files.arm_failpoint("ftruncate", "EIO")
+        try:
+            fill(log, 1, first=log.log_end)
+        finally:
+            files.disarm_failpoints()
+
+    with opened(path, **SETTINGS) as log:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3 * RECORD + room, unlimited[1]))
+        for _ in range(3):
+            put()
+        log.flush()
+        child.tell("size", log_file(Path(path)).stat().st_size)
+        with pytest.raises(StorageError) as raised:
+            put()
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        child.tell("error", raised.value.errno)
+        image(Path(path), "killed")
+        fill(log, 1, first=3)
+        log.flush()
+        child.tell("end", log.durable_end)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("room", [0, 10, 64, 500])
+def test_a_file_that_may_not_grow_loses_no_record(place, room, cut):
+    """The kernel writes the zeros that fit, and removing them may fail too."""
+    life = live(append_up_to_a_limit, str(place), room, cut).fine()
+    assert life.of("size") == [3 * RECORD + (0 if cut else room)]
+    assert life.of("error") == [errno.EFBIG]
+    assert life.of("end") == [4]
+    for path, count in ((place.parent / "log-killed", 3), (place, 4)):
+        with opened(str(path), **SETTINGS) as log:
+            assert log.log_end == len(payloads(log)) == count
+            fill(log, 1, first=count)
+            assert len(payloads(log)) == count + 1
+            assert log_file(path).stat().st_size == CHUNK
+
+
+def produce_in_spite_of_faults(child: Child, path: str) -> None:
+    """Append over several segments, and send each rejected record again."""
+    with eoslog.open(path) as log:
+        child.armed()
+        for number in range(12):
+            for _ in range(3):
+                try:
+                    with log.producer(linger_ms=0) as producer:
+                        producer.send("t", f"{number:<9000}").result(60)
+                except StorageError as error:
+                    child.tell("rejected", error.errno)
+                else:
+                    child.tell("acked", number)
+                    break
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+def test_a_record_rejected_at_any_write_is_accepted_once_later(tmp_path, error):
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t", config={"preallocate": True, "segment.bytes": 40_000})
+    for _, nth, left, life in every_point(produce_in_spite_of_faults, path, 20, error, ("pwrite",)):
+        assert life.fine().of("acked") == list(range(12)), nth
+        assert set(life.of("rejected")) <= {getattr(errno, error)}
+        with eoslog.open(left) as log:
+            found = [int(record.value.split()[0]) for record in log.read("t")]
+        assert found == list(range(12)), nth
 
 
 def test_sizes_and_retention_do_not_count_the_zeros(tmp_path):

@@ -182,7 +182,7 @@ def _recovery_point(root: str, directory: str) -> int:
 
 
 def damage_at_end(directory: str) -> tuple[int, CorruptRecord] | None:
-    """Check as `fault_at_end`, and for zeros, and that the last log file is the one closed."""
+    """Check zeros, as `fault_at_end`, and that the last log file was closed."""
     other = _other_file_at_end(directory)
     if other is None:
         other = fault_at_end(directory)
@@ -190,7 +190,7 @@ def damage_at_end(directory: str) -> tuple[int, CorruptRecord] | None:
 
 
 def _lost_to_zeros(directory: str) -> tuple[int, CorruptRecord] | None:
-    """Check that the zeros at the end of a preallocated log are not in place of durable batches.
+    """Check that zeros at the end of a log are not in place of durable batches.
 
     Returns:
         (end of the valid part, the damage); None if there are no zeros, or nothing is wrong.

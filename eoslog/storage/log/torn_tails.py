@@ -55,7 +55,7 @@ def lost_before(context: LogContext, base: int, last: LastSession) -> bool:
 def accept_zeros(
     context: LogContext, scan: SegmentScan, later: list[int], last: LastSession
 ) -> None:
-    """Accept zeros after a segment's batches if they are preallocated space (`zeros_are_space`).
+    """Accept zeros after a segment's batches if they are preallocated space.
 
     Args:
         context: the partition's.

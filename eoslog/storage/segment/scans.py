@@ -74,7 +74,7 @@ def is_blank(fd: int, position: int, end: int) -> bool:
 
 
 def zeros_are_space(offset: int, following: int | None, *, durable: int, clean: bool) -> bool:
-    """Whether zeros after a segment's batches are preallocated space, and not lost batches.
+    """Whether zeros after batches are preallocated space, and not lost batches.
 
     They are the end of the last segment unless batches there were durable. In an earlier segment
     they are the end if the next one begins there: a roll truncates the file before the next log

@@ -100,7 +100,7 @@ class ProducerEntry(NamedTuple):
 
 
 def log_bytes(path: str) -> tuple[np.ndarray, int]:
-    """Return the bytes of a log file without the zeros after its batches, and the size of both.
+    """Return a log file's bytes without zeros after its batches, and its size.
 
     A roll and a close truncate preallocated space, and the process dies if it reads truncated pages
     of a mapping. So the zeros are not mapped, and of a small file that ends in zeros, nothing is.
@@ -167,12 +167,12 @@ class SegmentFiles:
 
     @property
     def data(self) -> np.ndarray:
-        """The bytes that the `.log` file had at the first use, without zeros after its batches."""
+        """The file's bytes at the first use, without zeros after its batches."""
         return self._content[0]
 
     @property
     def size(self) -> int:
-        """The size that the `.log` file had at the first use, with the zeros."""
+        """The file's size at the first use, with those zeros."""
         return self._content[1]
 
     def with_suffix(self, suffix: str) -> str:
