@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +14,19 @@ from eoslog.errors import InvalidProducerEpoch, LockTimeout, ProducerFenced, Tra
 from eoslog.log import Log
 from eoslog.model import TopicPartition
 from tests.client.helpers import visible
+
+OFFSETS = [TopicPartition("a", 0, 5)]
+
+
+@contextmanager
+def buffering(log: Log, *topics: str) -> Iterator[Producer]:
+    """A producer whose transaction has a buffered record of each topic."""
+    with log.producer(transactional_id="x", linger_ms=60_000) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for topic in topics:
+            producer.produce(topic, b"v", partition=0)
+        yield producer
 
 
 def test_a_partition_whose_registration_fails_gets_no_record(
@@ -53,11 +68,7 @@ def test_a_failed_registration_is_retried_before_the_partition_is_written(
 def test_a_topic_deleted_during_registration_leaves_the_others_registered(
     log: Log,
 ) -> None:
-    with log.producer(transactional_id="x", linger_ms=60_000) as producer:
-        producer.init_transactions()
-        producer.begin_transaction()
-        for topic in ("a", "b", "one"):
-            producer.produce(topic, b"v", partition=0)
+    with buffering(log, "a", "b", "one") as producer:
         log.delete_topic("one")
         with pytest.raises(TransactionAbortable):
             producer.commit_transaction()
@@ -72,13 +83,10 @@ def test_a_topic_deleted_during_registration_leaves_the_others_registered(
 
 
 def test_offsets_are_listed_together_with_partitions_of_buffered_records(log: Log) -> None:
-    with log.producer(transactional_id="x", linger_ms=60_000) as producer:
-        producer.init_transactions()
+    with buffering(log, "b") as producer:
         coordinator = log._engine.transaction_partition("x")
-        producer.begin_transaction()
-        producer.produce("b", b"v", partition=0)
         before = coordinator.log_end
-        producer.send_offsets_to_transaction([TopicPartition("a", 0, 5)], "g")
+        producer.send_offsets_to_transaction(OFFSETS, "g")
         assert coordinator.log_end == before + 1
         group = log._engine.group_partition("g")
         assert set(log.transactions()[0].partitions) == {
@@ -92,25 +100,19 @@ def test_offsets_are_listed_together_with_partitions_of_buffered_records(log: Lo
 
 
 def test_a_partition_that_was_listed_early_needs_no_record(log: Log) -> None:
-    with log.producer(transactional_id="x", linger_ms=60_000) as other:
-        other.init_transactions()
-        other.begin_transaction()
-        other.produce("b", b"v", partition=0)
-        other.send_offsets_to_transaction([TopicPartition("a", 0, 5)], "g")
-        other.abort_transaction()
+    with buffering(log, "b") as producer:
+        producer.send_offsets_to_transaction(OFFSETS, "g")
+        producer.abort_transaction()
         assert visible(log, "b") == []
-        with other.transaction() as tx:
+        with producer.transaction() as tx:
             tx.produce("b", b"w", partition=0)
     assert visible(log, "b") == [b"w"]
 
 
 def test_offsets_can_be_sent_after_a_topic_of_buffered_records_was_deleted(log: Log) -> None:
-    with log.producer(transactional_id="x", linger_ms=60_000) as producer:
-        producer.init_transactions()
-        producer.begin_transaction()
-        producer.produce("one", b"v", partition=0)
+    with buffering(log, "one") as producer:
         log.delete_topic("one")
-        producer.send_offsets_to_transaction([TopicPartition("a", 0, 5)], "g")
+        producer.send_offsets_to_transaction(OFFSETS, "g")
         group = log._engine.group_partition("g")
         assert set(log.transactions()[0].partitions) == {
             TopicPartition(group.topic, group.partition)

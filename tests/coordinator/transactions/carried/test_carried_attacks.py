@@ -17,6 +17,7 @@ from eoslog import errors
 from eoslog.admin.backup import backup
 from eoslog.coordinator.transactions import commit
 from eoslog.engine.engine import Engine
+from eoslog.model import TopicPartition
 from eoslog.storage.fs import files
 from tests.coordinator.transactions.carried.carried_images import lose_from, without_zeros
 from tests.coordinator.transactions.test_engine import RealWorld, in_child
@@ -34,14 +35,36 @@ def make(path: Path, **config: str) -> RealWorld:
     return world
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The directory of `make`, closed."""
+    make(tmp_path / "d").close()
+    return tmp_path / "d"
+
+
+def image_of(path: Path) -> Path:
+    """A copy of a directory in place of the last one."""
+    to = path.parent / "image"
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(path, to)
+    return to
+
+
+def commit_all(writer: Writer, *records: tuple[TopicPartition, bytes]) -> None:
+    """Commit a transaction of some records."""
+    for tp, value in records:
+        writer.write(tp, value)
+    writer.commit()
+
+
 def killed(path: Path, work: Callable[[RealWorld], object]) -> None:
     """Work in a process of its own, which dies at the end."""
     in_child(lambda: work(RealWorld(path)))
 
 
-def lose(path: Path, tp: object, size: int, base: int = 0) -> None:
+def lose(path: Path, tp: TopicPartition, size: int, base: int = 0) -> None:
     """The file of a partition ends at a size, as after a power loss."""
-    file = path / f"{tp.topic}-{tp.partition}" / f"{base:020}.log"  # type: ignore[attr-defined]
+    file = path / f"{tp.topic}-{tp.partition}" / f"{base:020}.log"
     assert file.stat().st_size > size
     os.truncate(file, size)
 
@@ -49,19 +72,16 @@ def lose(path: Path, tp: object, size: int, base: int = 0) -> None:
 def commits(world: RealWorld) -> None:
     """Commit twice; the second decision flushes COMPLETE of the first."""
     writer = Writer(world, "t")
-    writer.write(A0, b"1")
-    writer.commit()
+    commit_all(writer, (A0, b"1"))
     assert world.log(A0).durable_end < world.log(A0).high_watermark
-    writer.write(B0, b"2")
-    writer.commit()
+    commit_all(writer, (B0, b"2"))
 
 
-def test_prune_keeps_the_decisions_of_a_partition_that_does_not_open(tmp_path: Path) -> None:
-    make(tmp_path / "d").close()
-    killed(tmp_path / "d", commits)
-    lose(tmp_path / "d", A0, 0)
-    lose(tmp_path / "d", B0, 0)
-    world = RealWorld(tmp_path / "d")
+def test_prune_keeps_the_decisions_of_a_partition_that_does_not_open(path: Path) -> None:
+    killed(path, commits)
+    lose(path, A0, 0)
+    lose(path, B0, 0)
+    world = RealWorld(path)
     try:
         assert world.values(B0) == [b"2"]
         (clog,) = world.coordinator.logs.all()
@@ -78,21 +98,20 @@ def test_prune_keeps_the_decisions_of_a_partition_that_does_not_open(tmp_path: P
         world.close()
 
 
+def roll_inside(world: RealWorld) -> None:
+    """Commit a transaction with a batch in each of two segments."""
+    writer = Writer(world, "t")
+    writer.write(A0, b"1" * 100)
+    world.log(A0).roll()
+    commit_all(writer, (A0, b"2"))
+    assert world.log(A0).durable_end == 0 < world.log(A0).high_watermark
+
+
 def test_a_roll_inside_a_slice_with_a_lost_head_is_written_again(tmp_path: Path) -> None:
-    make(tmp_path / "d").close()
-
-    def work(world: RealWorld) -> None:
-        writer = Writer(world, "t")
-        writer.write(A0, b"1" * 100)
-        world.log(A0).roll()
-        writer.write(A0, b"2")
-        writer.commit()
-        assert world.log(A0).durable_end == 0 < world.log(A0).high_watermark
-
     for losing in (((0, 0), (1, 0)), ((0, 0),), ((1, 0),), ((0, 50),)):
         path = tmp_path / f"d{losing[0][0]}{len(losing)}{losing[0][1]}"
         make(path).close()
-        killed(path, work)
+        killed(path, roll_inside)
         for base, size in losing:
             lose(path, A0, size, base)
         for _ in range(3):
@@ -116,27 +135,19 @@ def test_a_log_that_is_closed_after_the_decision_does_not_fail_the_commit(
     again.close()
 
 
-def test_a_recovery_that_is_killed_at_any_call_restores_all_the_same(tmp_path: Path) -> None:
+def test_a_recovery_that_is_killed_at_any_call_restores_all_the_same(path: Path) -> None:
     """It also loses the power: of what recovery wrote, only the synced part stays."""
-    make(tmp_path / "d").close()
 
     def work(world: RealWorld) -> None:
         writer = Writer(world, "t")
-        writer.write(A0, b"1")
-        writer.write(A1, b"2")
-        writer.commit()
-        writer.write(A0, b"3")
-        writer.commit()
-        writer.write(B0, b"4")
-        writer.write(A1, b"5")
-        writer.commit()
+        commit_all(writer, (A0, b"1"), (A1, b"2"))
+        commit_all(writer, (A0, b"3"))
+        commit_all(writer, (B0, b"4"), (A1, b"5"))
 
-    killed(tmp_path / "d", work)
+    killed(path, work)
     for call in ("pwrite", "fdatasync", "ftruncate", "fsync"):
         for nth in range(1, 40):
-            image = tmp_path / "image"
-            shutil.rmtree(image, ignore_errors=True)
-            shutil.copytree(tmp_path / "d", image)
+            image = image_of(path)
             for tp in (A0, A1, B0):
                 lose(image, tp, 3 if tp == A1 else 0)
 
@@ -163,28 +174,24 @@ def test_a_recovery_that_is_killed_at_any_call_restores_all_the_same(tmp_path: P
     assert nth < 39
 
 
-def test_a_torn_decision_is_not_a_decision(tmp_path: Path) -> None:
+def test_a_torn_decision_is_not_a_decision(path: Path) -> None:
     """C's last batch is torn at each 64th byte: the transaction is aborted."""
-    make(tmp_path / "d").close()
     ends = []
 
     def work(world: RealWorld) -> None:
         writer = Writer(world, "t")
-        writer.write(A0, b"0")
-        writer.commit()
+        commit_all(writer, (A0, b"0"))
         writer.write(A0, b"1")
         writer.write(A1, b"2" * 500)
         files.arm_failpoint("txn.prepared", "kill")
         writer.commit()
 
-    killed(tmp_path / "d", work)
-    (c,) = [p for p in (tmp_path / "d").glob("__transaction_state-*/*.log") if p.stat().st_size]
+    killed(path, work)
+    (c,) = [p for p in path.glob("__transaction_state-*/*.log") if p.stat().st_size]
     size = len(without_zeros(c.read_bytes()))
     for cut in range(size - 700, size + 1, 50):
-        image = tmp_path / "image"
-        shutil.rmtree(image, ignore_errors=True)
-        shutil.copytree(tmp_path / "d", image)
-        lose_from(image / c.relative_to(tmp_path / "d"), cut)
+        image = image_of(path)
+        lose_from(image / c.relative_to(path), cut)
         lose(image, A0, 0)
         if cut % 100:
             lose(image, A1, 0)
@@ -198,33 +205,23 @@ def test_a_torn_decision_is_not_a_decision(tmp_path: Path) -> None:
     assert [b"2" * 500] in ends and [] in ends
 
 
-def image_of(path: Path, to: Path) -> Path:
-    shutil.rmtree(to, ignore_errors=True)
-    shutil.copytree(path, to)
-    return to
-
-
-def test_a_poisoned_partition_gets_its_carried_batches_back(tmp_path: Path) -> None:
-    make(tmp_path / "d").close()
-
+def test_a_poisoned_partition_gets_its_carried_batches_back(path: Path) -> None:
     def work(world: RealWorld) -> None:
         other = Writer(world, "u")
         other.write(A0, b"open")  # is in the slice of t, and undecided
         writer = Writer(world, "t")
-        writer.write(A0, b"1")
-        writer.commit()
+        commit_all(writer, (A0, b"1"))
         files.arm_failpoint("fdatasync", "EIO")
         with pytest.raises(errors.LogPoisoned):
             world.log(A0).flush()
-        writer.write(B0, b"2")
-        writer.commit()
+        commit_all(writer, (B0, b"2"))
         with pytest.raises(errors.LogPoisoned):
             writer.write(A0, b"3")
 
-    killed(tmp_path / "d", work)
-    size = (tmp_path / "d/a-0" / FIRST).stat().st_size
+    killed(path, work)
+    size = (path / "a-0" / FIRST).stat().st_size
     for kept in range(0, size, 37):
-        image = image_of(tmp_path / "d", tmp_path / "image")
+        image = image_of(path)
         with (image / "a-0" / FIRST).open("r+b") as file:  # lost pages are zeros
             file.seek(kept)
             file.write(bytes(size - kept))
@@ -239,13 +236,10 @@ def test_a_poisoned_partition_gets_its_carried_batches_back(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("survives", [True, False])
-def test_an_unknown_commit_is_whole_or_nothing(tmp_path: Path, survives: bool) -> None:
-    make(tmp_path / "d").close()
-
+def test_an_unknown_commit_is_whole_or_nothing(path: Path, survives: bool) -> None:
     def work(world: RealWorld) -> None:
         writer = Writer(world, "t")
-        writer.write(A0, b"1")
-        writer.commit()
+        commit_all(writer, (A0, b"1"))
         writer.write(A0, b"2")
         writer.write(A1, b"3")
         files.arm_failpoint("fdatasync", "EIO")
@@ -255,8 +249,8 @@ def test_an_unknown_commit_is_whole_or_nothing(tmp_path: Path, survives: bool) -
         assert world.values(A1) == []
         assert world.log(A1).high_watermark == 0
 
-    killed(tmp_path / "d", work)
-    image = image_of(tmp_path / "d", tmp_path / "image")
+    killed(path, work)
+    image = image_of(path)
     (c,) = [p for p in image.glob("__transaction_state-*/*.log") if p.stat().st_size]
     if not survives:
         lose_from(c, len(without_zeros(c.read_bytes())) - 300)
@@ -274,10 +268,7 @@ def test_an_unknown_commit_is_whole_or_nothing(tmp_path: Path, survives: bool) -
 
 def test_a_backup_has_what_is_only_carried(tmp_path: Path) -> None:
     world = make(tmp_path / "d")
-    writer = Writer(world, "t")
-    writer.write(A0, b"1")
-    writer.write(A1, b"2")
-    writer.commit()
+    commit_all(Writer(world, "t"), (A0, b"1"), (A1, b"2"))
     assert world.log(A0).durable_end == 0
     backup(world.engine, str(tmp_path / "copy"), check=True, progress=None)
     world.close()
@@ -286,10 +277,9 @@ def test_a_backup_has_what_is_only_carried(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_reader_alone_refuses_a_partition_that_lacks_batches_and_no_other(tmp_path: Path) -> None:
-    make(tmp_path / "d").close()
-    killed(tmp_path / "d", commits)
-    image = image_of(tmp_path / "d", tmp_path / "image")
+def test_a_reader_alone_refuses_a_partition_that_lacks_batches_and_no_other(path: Path) -> None:
+    killed(path, commits)
+    image = image_of(path)
     reader = Engine.open(image, read_only=True)
     assert reader.partition("a", 0).log_end >= 1  # the processes died, the power did not go
     assert reader.partition("b", 0).log_end >= 1
@@ -308,88 +298,71 @@ def test_a_slow_flush_does_not_keep_all_decisions(tmp_path: Path) -> None:
     try:
         writer = Writer(world, "t")
         for _ in range(1200):
-            writer.write(A0, b"x" * 2000)
-            writer.commit()
+            commit_all(writer, (A0, b"x" * 2000))
         kept = [len(clog.decisions()) for clog in world.coordinator.logs.all()]
         assert max(kept) < 700
     finally:
         world.close()
 
 
-def test_commits_continue_while_a_partition_of_an_older_one_does_not_open(tmp_path: Path) -> None:
-    make(tmp_path / "d").close()
-
+def test_commits_continue_while_a_partition_of_an_older_one_does_not_open(path: Path) -> None:
     def work(world: RealWorld) -> None:
         writer = Writer(world, "t")
-        writer.write(A0, b"1")
-        writer.commit()
+        commit_all(writer, (A0, b"1"))
         world.log(A0).flush()
-        writer.write(A0, b"2")
-        writer.commit()
+        commit_all(writer, (A0, b"2"))
 
-    killed(tmp_path / "d", work)
-    with (tmp_path / "d/a-0" / FIRST).open("r+b") as file:
+    killed(path, work)
+    with (path / "a-0" / FIRST).open("r+b") as file:
         file.seek(65)
         file.write(b"\xff")
-    world = RealWorld(tmp_path / "d")
+    world = RealWorld(path)
     try:
         with pytest.raises(errors.CorruptRecord):
             world.log(A0)
         writer = Writer(world, "u")
         for _ in range(600):
-            writer.write(B0, b"2")
-            writer.commit()  # the 512th raises, although it is decided
+            commit_all(writer, (B0, b"2"))  # the 512th raises, although it is decided
     finally:
         world.close()
 
 
 def test_a_power_loss_in_a_recovery_that_drops_a_segment_is_recovered(
-    tmp_path: Path,
+    path: Path,
 ) -> None:
     """Recovery drops segment 1, and writes its batches into segment 0.
 
     The removal of the names is not synced before that, so a power loss may undo it.
     """
-    make(tmp_path / "d").close()
-
-    def work(world: RealWorld) -> None:
-        writer = Writer(world, "t")
-        writer.write(A0, b"1" * 100)
-        world.log(A0).roll()
-        writer.write(A0, b"2")
-        writer.commit()
-
-    killed(tmp_path / "d", work)
-    lose(tmp_path / "d", A0, 0)
-    second = [p for p in (tmp_path / "d/a-0").iterdir() if p.name.startswith(f"{1:020}")]
+    killed(path, roll_inside)
+    lose(path, A0, 0)
+    second = [p for p in (path / "a-0").iterdir() if p.name.startswith(f"{1:020}")]
 
     def recovered(call: str, action: str, nth: int) -> tuple[bool, bool]:
         """Recover until a call; whether segment 1 exists, and segment 0 has bytes."""
-        image_of(tmp_path / "d", tmp_path / "image")
+        image = image_of(path)
         pid = os.fork()
         if pid == 0:
             try:
                 files.arm_failpoint(call, action, nth)
-                RealWorld(tmp_path / "image").log(A0)
+                RealWorld(image).log(A0)
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
-        folder = tmp_path / "image/a-0"
+        folder = image / "a-0"
         return (folder / second[0].name).exists(), (folder / FIRST).stat().st_size > 0
 
     # Is there a sync of a folder between the removal and the write?
     synced = any(recovered("fsync", "kill", nth) == (False, False) for nth in range(1, 40))
     nth = next(n for n in range(1, 60) if recovered("fdatasync", "kill-after", n)[1])
     assert recovered("fdatasync", "kill-after", nth) == (False, True)
-    image = tmp_path / "image"
+    image = path.parent / "image"
     for file in () if synced else second:
         (image / "a-0" / file.name).write_bytes(file.read_bytes())
     for _ in range(2):
         world = RealWorld(image)
         try:
             assert world.values(A0) == [b"1" * 100, b"2"]
-            writer = Writer(world, "t")
-            writer.write(A1, b"3")
-            writer.commit()
+            commit_all(Writer(world, "t"), (A1, b"3"))
         finally:
             world.close()
