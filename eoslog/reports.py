@@ -116,7 +116,7 @@ class ImportReport:
         bytes_linked: the bytes of `.log` files that were hard-linked.
         bytes_copied: the bytes of `.log` files that were copied.
         bytes_cut: the bytes that recovery truncated.
-        problems: what recovery truncated, and what was left out.
+        problems: what recovery truncated, what a log lacks, and what was left out.
     """
 
     path: str

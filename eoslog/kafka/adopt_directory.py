@@ -234,6 +234,14 @@ class _DirectoryImport:
             replace(p, path=os.path.join(partition.path, os.path.basename(p.path)))
             for p in done.problems
         ]
+        if done.log_end < partition.recovery_point:
+            self.problems.append(
+                Problem(
+                    partition.path, 0,
+                    f"the log ends at offset {done.log_end}, but it was flushed up to offset "
+                    f"{partition.recovery_point}: a file is missing or truncated",
+                )
+            )  # fmt: skip
         self.cut += done.bytes_cut
         self.ends[key], self.starts[key] = done.log_end, done.log_start
         # In the last segment too: a broker copies the gaps of the leader that it follows.

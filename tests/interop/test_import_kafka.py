@@ -27,6 +27,7 @@ from eoslog.admin.inspect import inspect
 from eoslog.client.scan.segment_scan import read_segments
 from eoslog.model import TopicPartition
 from eoslog.storage.format import checkpoints
+from eoslog.storage.segment.segment_files import list_segments
 from tests.captures import extract, unpack
 from tests.paths import KAFKA_DATA as KAFKA
 from tests.reference import codec
@@ -266,6 +267,24 @@ def test_an_import_can_be_limited_to_some_topics(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="no topic 'nothing'"):
         eoslog.import_kafka_dir(root, tmp_path / "other", topics=["nothing"])
     assert not (tmp_path / "other").exists()
+
+
+def test_an_import_reports_zeros_below_the_recovery_point(tmp_path: Path) -> None:
+    """A broker with `log.preallocate` drops them at its next start."""
+    root = plain_broker(tmp_path / "broker")
+    *_, segment = list_segments(root / "plain-0")
+    *_, before, last = segment.batches()
+    left, end, position = before.last_offset + 1, last.last_offset + 1, last.position
+    with open(segment.path, "r+b") as file:
+        file.seek(position)
+        file.write(bytes(segment.size - position))
+    for point, lost in ((left, False), (end, True)):
+        checkpoint = root / "recovery-point-offset-checkpoint"
+        checkpoint.write_text(f"0\n1\nplain 0 {point}\n")
+        report = eoslog.import_kafka_dir(root, tmp_path / str(point), topics=["plain"])
+        found = [(p.path, p.message) for p in report.problems if "flushed" in p.message]
+        text = f"the log ends at offset {left}, but it was flushed up to offset {end}: a file is "
+        assert found == [(str(root / "plain-0"), f"{text}missing or truncated")] * lost
 
 
 def test_check_names_the_file_of_a_topic_id_that_disagrees(worlds: Path, tmp_path: Path) -> None:

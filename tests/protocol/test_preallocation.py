@@ -257,6 +257,9 @@ def test_a_check_of_an_open_log_sees_zeros_below_its_end(place, size):
         blank(place, last.position, length)
         problems = [(problem.path, problem.position) for problem in log.check().problems]
         assert (str(log_file(place)), last.position) in problems
+        os.truncate(log_file(place), last.position)
+        text = "but it was published up to offset 10: a file is missing or truncated"
+        assert any(text in problem.message for problem in log.check().problems)
 
 
 @pytest.mark.parametrize("size", [0, 17 << 20])

@@ -255,12 +255,15 @@ class Walk:
             if end <= self.end and self.bad is None:
                 self._identity(base, end)
         flushed = max(self._flushed(), self._carried)
-        if self.bad is None and expected < flushed:
+        # An adopted log may end with offsets that a broker's cleaner has removed.
+        published = self.end if cleaned_to < self.end < _MAX else 0
+        if self.bad is None and expected < max(flushed, published):
+            how = "published" if published > flushed else "flushed"
             self.short = self._end(bases[-1] if bases else 0, expected)
             self._problem(
                 bases[-1] if bases else 0, LOG, 0,
-                f"the log ends at offset {expected}, but it was flushed up to offset {flushed}: a "
-                "file is missing or truncated",
+                f"the log ends at offset {expected}, but it was {how} up to offset "
+                f"{max(flushed, published)}: a file is missing or truncated",
             )  # fmt: skip
         for offset in offsets_in(self.path, SNAPSHOT):
             try:
