@@ -35,7 +35,7 @@ from eoslog.errors import (
 from eoslog.model import Outcome
 from eoslog.shown_paths import get_logger
 from eoslog.sql.database import META_KEY, Database
-from eoslog.sql.outcomes import insert_commit
+from eoslog.sql.outcomes import TokenUsedError, insert_commit
 from eoslog.sql.session import DatabaseSession
 from eoslog.storage.fs.files import failpoint
 
@@ -202,6 +202,10 @@ class AtomicTransaction(Transaction):
         failpoint("atomic.prepared")
         try:
             self._commit_database(prepared.token)
+        except TokenUsedError:  # the database would answer for the other transaction
+            self._roll_back()
+            self._abort(prepared.token)
+            raise
         except BaseException as failure:
             self._roll_back()
             if self._answer(prepared, failure) is not Outcome.COMMIT:

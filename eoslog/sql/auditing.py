@@ -29,6 +29,7 @@ from eoslog.engine.prepared_view import decode_meta
 from eoslog.errors import ConfigError, DatabaseError, UnknownTopicOrPartition
 from eoslog.sql.database import META_KEY, Database
 from eoslog.sql.offsets import AppliedOffset, all_offsets
+from eoslog.sql.older_logs import is_future
 from eoslog.sql.outcome_book import owner_of
 from eoslog.sql.outcomes import OutcomeRow, all_outcomes
 
@@ -149,7 +150,8 @@ class _Audit:
         for row in self._before:
             entry = self._known.get(row.token)
             if entry is None:
-                if row.commit and (retention < 0 or row.at_ms > now - retention):
+                recent = retention < 0 or row.at_ms > now - retention
+                if row.commit and (recent or is_future(self._engine, row.token)):
                     yield AuditFinding(
                         "log-older", row.token,
                         f"{row.token}: the database committed it at {_time(row.at_ms)}, and the "

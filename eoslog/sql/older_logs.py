@@ -7,7 +7,7 @@ not know shows that:
 
     recent               outcomes are kept for `outcome.retention.ms`; half of it leaves room for
                          clocks that differ
-    of a future epoch    the producer id has not reached the epoch in the token
+    of a future token    the log has not assigned the producer id yet, or has not reached the epoch
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eoslog.errors import DatabaseError
 from eoslog.sql.outcome_book import owner_of
 from eoslog.sql.outcomes import OutcomeRow
 
-__all__ = ["refuse_older_log"]
+__all__ = ["is_future", "refuse_older_log"]
 
 
 def refuse_older_log(log: Any, rows: Iterable[OutcomeRow], database: str, table: str) -> None:
@@ -50,6 +50,15 @@ def _is_lost(engine: Engine, row: OutcomeRow) -> bool:
     retention = engine.config.outcome_retention_ms
     if retention < 0 or row.at_ms > engine.clock_ms() - retention // 2:
         return True
-    owner, epoch = owner_of(row.token)
-    known = engine.transactions.logs.of_producer(int(owner.rpartition(":")[2]))
-    return known is not None and epoch >= known[1].producer_epoch
+    return is_future(engine, row.token)
+
+
+def is_future(engine: Engine, token: str) -> bool:
+    """Whether the log can assign an unknown token to a transaction that begins later."""
+    owner, epoch = owner_of(token)
+    producer_id = int(owner.rpartition(":")[2])
+    known = engine.transactions.logs.of_producer(producer_id)
+    if known is not None:
+        return epoch >= known[1].producer_epoch
+    engine.metadata.refresh()  # other processes allocate producer ids too
+    return producer_id >= engine.metadata.next_producer_id

@@ -21,7 +21,8 @@ from eoslog.sql.schema import Tables
 from eoslog.sql.session import DatabaseSession
 
 __all__ = [
-    "OutcomeRow", "all_outcomes", "committed_rows", "decide", "forget", "insert_commit",
+    "OutcomeRow", "TokenUsedError", "all_outcomes", "committed_rows", "decide", "forget",
+    "insert_commit",
 ]  # fmt: skip
 
 _AT_ONCE = 500  # values in one statement
@@ -36,6 +37,10 @@ class OutcomeRow(NamedTuple):
     """When the row was inserted, by the clock of the database."""
 
 
+class TokenUsedError(DatabaseError):
+    """The row C of a token is that of another transaction, so it decides nothing."""
+
+
 def insert_commit(session: DatabaseSession, tables: Tables, database_id: str, token: str) -> bool:
     """Insert the decision to commit in the open transaction.
 
@@ -44,6 +49,7 @@ def insert_commit(session: DatabaseSession, tables: Tables, database_id: str, to
 
     Raises:
         ConfigError: if the connection is one to another database.
+        TokenUsedError: if another transaction has committed with the token.
         DatabaseError: if the table is damaged.
     """
     with tables.reading(session):
@@ -51,8 +57,15 @@ def insert_commit(session: DatabaseSession, tables: Tables, database_id: str, to
         if inserted and session.dialect.name != "sqlite":
             return True
         found = _decision(session, tables, token)  # a damaged key may hide a tombstone
+    if found == "C" and not inserted:
+        raise TokenUsedError(
+            f"{session.database}: it has committed another transaction with token {token}, so the "
+            "log is an older copy, and nothing was written; restore a newer one, or produce the "
+            f"records of its rows again and delete the row from {tables.outcome}; `eoslog audit "
+            "--db` lists all differences"
+        )
     if found is not None:
-        return inserted and found == "C"
+        return found == "C"
     raise ConfigError(
         f"{session.database}: the connection is one to another database than the tables "
         f"{tables.prefix}* of id {database_id}; pass a connection to the same database"

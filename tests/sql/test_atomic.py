@@ -15,7 +15,7 @@ from eoslog.errors import (
     IllegalState,
     PreparedTransactionPending,
 )
-from eoslog.sql import Database
+from eoslog.sql import Database, audit
 from eoslog.sql.older_logs import refuse_older_log
 from eoslog.sql.outcomes import OutcomeRow
 from eoslog.storage.fs import files
@@ -244,6 +244,52 @@ def test_row_15_N19_a_log_older_than_the_database_begins_nothing(out, table, tmp
         with Database(table.connect) as database, older.atomic(producer, database) as tx:
             place_order(tx, 9)
         assert (placed(table), visible(older)) == ([*before, 9], [0, 1, 2, 9])
+
+
+def test_row_15_N19_an_older_log_is_refused_after_the_retention_of_outcomes(table, tmp_path):
+    """It assigns the producer ids of lost transactional ids again."""
+    path = tmp_path / "shop"
+    with eoslog.open(path) as log:
+        log.create_topic("out")
+        log.backup(tmp_path / "older")
+    with (
+        eoslog.open(path) as log,
+        Database(table.connect) as database,
+        log.producer(transactional_id="t") as producer,
+    ):
+        for number in range(2):
+            with log.atomic(producer, database) as tx:
+                place_order(tx, number)
+        table.run("update eoslog_outcome set at = '2020-01-01 00:00:00'")
+        assert audit(log, database).ok
+    with (
+        eoslog.open(tmp_path / "older") as older,
+        older.producer(transactional_id="t") as producer,
+        Database(table.connect) as database,
+    ):
+        with pytest.raises(DatabaseError, match="so the log is an older copy"):
+            with older.atomic(producer, database):
+                raise AssertionError
+        assert {found.kind for found in audit(older, database).findings} == {"log-older"}
+        assert visible(older) == []
+
+
+def test_a_commit_of_another_transaction_with_the_token_commits_nothing(
+    out, table, database, producer
+):
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 1)
+    [(token,)] = table.rows("select token from eoslog_outcome")
+    owner, epoch, number = token.rsplit(":", 2)
+    used = f"{owner}:{int(epoch) + 1}:{number}"
+    table.run(f"insert into eoslog_outcome (token, decision) values ('{used}', 'C')")
+    with pytest.raises(DatabaseError, match=f"committed another transaction with token {used}"):
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 2)
+    assert (placed(table), visible(out), out.pending()) == ([1], [1], [])
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 3)
+    assert placed(table) == visible(out) == [1, 3]
 
 
 def owner(log):
