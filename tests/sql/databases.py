@@ -61,12 +61,20 @@ class Place(NamedTuple):
         engine = engine_of(self.kind, self.where, creator)
         return sessions_of(engine) if self.kind == "session" else engine.connect
 
-    def at_statement(self, number: int, act: Callable[[], None]) -> Callable[[], Any]:
-        """A factory whose connections call `act` before their statement of this number."""
+    def at_statement(
+        self, number: int, act: Callable[[], None], begun: Callable[[], bool] = lambda: True
+    ) -> Callable[[], Any]:
+        """A factory whose connections call `act` before their statement of this number.
+
+        Args:
+            number: the number of the statement; 1 is the first.
+            act: the action.
+            begun: whether statements count now.
+        """
         steps = iter(range(1, number + 1))
 
         def step() -> None:
-            if next(steps, None) == number:
+            if begun() and next(steps, None) == number:
                 act()
 
         connect = self._postgresql(step) if self.postgresql else lambda: self._sqlite(step)
@@ -102,6 +110,28 @@ class Place(NamedTuple):
         connection = sqlite3.connect(self.where, timeout=self.timeout, factory=Connection)
         sqlite3.Connection.execute(connection, f"pragma journal_mode={self.journal_mode}")
         return connection
+
+    def at_commit(self, act: Callable[[Callable[[], None]], None]) -> Callable[[], Any]:
+        """A factory whose connections call `act` with their commit in place of it."""
+        if self.postgresql:
+            import psycopg
+
+            class Session(psycopg.Connection[Any]):
+                def commit(self) -> None:
+                    act(super().commit)
+
+            return lambda: Session.connect(self.where)
+
+        class Connection(sqlite3.Connection):
+            def commit(self) -> None:
+                act(super().commit)
+
+        def connect() -> sqlite3.Connection:
+            connection = sqlite3.connect(self.where, timeout=self.timeout, factory=Connection)
+            connection.execute(f"pragma journal_mode={self.journal_mode}")
+            return connection
+
+        return connect
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         connection = self._driver_connection()

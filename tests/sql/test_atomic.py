@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 
 import pytest
 
 import eoslog
+from eoslog import Outcome
 from eoslog.errors import (
     ConfigError,
     DatabaseError,
     DatabaseUnavailable,
     IllegalState,
     PreparedTransactionPending,
+    TransactionAborted,
 )
 from eoslog.sql import Database, audit
 from eoslog.sql.older_logs import refuse_older_log
@@ -192,6 +195,38 @@ def test_a_connection_of_the_program_takes_part(out, table, database, producer, 
     assert visible(out) == [1]
 
 
+@pytest.mark.parametrize("place", ["delete", "wal", "postgresql"], indirect=True)
+def test_row_4_N19_a_resolver_at_any_statement_leaves_both_or_neither(
+    out, table, database, producer
+):
+    """The worker's transaction has no lock of SQLite before its outcome row."""
+    committed, aborted = [], []
+    for number in itertools.count(1):
+        came = []
+
+        def ask(came=came):
+            came.append(True)
+            for prepared in out.pending():
+                if (outcome := database.resolve(prepared)) is not Outcome.UNKNOWN:
+                    out.resolve(prepared.token, outcome)
+
+        with closing(table.at_statement(number, ask)()) as connection:
+            connection.execute("begin")
+            try:
+                with out.atomic(producer, database, connection) as tx:
+                    tx.produce("out", f"{number}")
+                committed.append(number)
+            except TransactionAborted:
+                aborted.append(number)
+        assert visible(out) == committed
+        for token, decision in table.rows("select token, decision from eoslog_outcome"):
+            assert out.outcome(token) is (Outcome.COMMIT if decision == "C" else Outcome.ABORT)
+        if not came:
+            break
+    assert aborted
+    assert committed[-1] == number
+
+
 def test_a_connection_to_another_database_is_refused(out, table, producer, tmp_path):
     other = sqlite3.connect(tmp_path / "other.sqlite")
     other.execute("create table placed (number integer)")
@@ -246,7 +281,7 @@ def test_row_15_N19_a_log_older_than_the_database_begins_nothing(out, table, tmp
         assert (placed(table), visible(older)) == ([*before, 9], [0, 1, 2, 9])
 
 
-def test_row_15_N19_an_older_log_is_refused_after_the_retention_of_outcomes(table, tmp_path):
+def test_row_15_N19_an_older_log_is_refused_after_the_outcome_retention(table, tmp_path):
     """It assigns the producer ids of lost transactional ids again."""
     path = tmp_path / "shop"
     with eoslog.open(path) as log:
@@ -274,9 +309,7 @@ def test_row_15_N19_an_older_log_is_refused_after_the_retention_of_outcomes(tabl
         assert visible(older) == []
 
 
-def test_a_commit_of_another_transaction_with_the_token_commits_nothing(
-    out, table, database, producer
-):
+def test_row_15_N19_a_token_that_was_used_before_commits_nothing(out, table, database, producer):
     with out.atomic(producer, database) as tx:
         place_order(tx, 1)
     [(token,)] = table.rows("select token from eoslog_outcome")

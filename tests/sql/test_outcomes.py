@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 
 import pytest
@@ -64,6 +65,22 @@ def test_a_worker_that_rolls_back_later_is_an_abort(place, database):
     worker.rollback()
     worker.close()
     assert database.resolve(prepared()) is Outcome.ABORT
+
+
+def test_row_5_N19_a_commit_at_any_statement_of_a_resolver_counts(place, database):
+    assert database.id
+    for number in itertools.count(1):
+        token = f"log:7:{number}:3"
+        worker, came = place.connect(), []
+        worker.execute(COMMIT.replace(TOKEN, token))
+        connect = place.at_statement(number, lambda: came.append(worker.commit()))  # noqa: B023
+        with Database(connect) as resolver:
+            outcome = resolver.resolve(PreparedTransaction(token, "PREPARED", "inline", age=0.0))
+        worker.close()
+        assert outcome is not Outcome.ABORT
+        if not came:
+            break
+    assert (outcome, number > 5) == (Outcome.UNKNOWN, True)
 
 
 def test_the_id_of_another_database_gives_no_answer_and_no_tombstone(place, database):

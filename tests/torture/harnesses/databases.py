@@ -8,6 +8,7 @@ work over. The PostgreSQL server is stopped without a shutdown now and then.
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import time
@@ -22,7 +23,7 @@ from tests.torture.harness import Round, Step
 from tests.torture.oracles import applied as applied_oracle
 from tests.torture.oracles import moves_of_money as moves_oracle
 from tests.torture.oracles import orders as orders_oracle
-from tests.torture.workloads import applied, moves_of_money, orders
+from tests.torture.workloads import applied, moves_of_money, one_order, orders
 
 ATOMIC = ("atomic.prepared", "atomic.outcome", "atomic.db_commit", "atomic.decided")
 SINK = ("sink.begun", "sink.stored", "sink.committed")
@@ -35,6 +36,11 @@ OF_THE_LOG = (
     "prepare.flushed", "prepare.appended", "prepare.durable", "resolve.appended", "resolve.durable",
     "txn.init.durable", "txn.added", "txn.flushed", "txn.decided", "txn.marked", "txn.completed",
 )  # fmt: skip
+OF_ONE_ORDER = (
+    *ATOMIC, "prepare.flushed", "prepare.appended", "prepare.durable", "txn.flushed", "txn.durable",
+    "txn.decided", "txn.marked", "txn.completed",
+)  # fmt: skip
+"""The points that each transaction passes between its begin and its end."""
 CALLS = {"pwrite": 40, "fdatasync": 20, "lock": 100}
 KINDS_OF_FAULT = ("none", "step", "log", "call", "statement", "time", "stop")
 WEIGHTS = {
@@ -107,7 +113,7 @@ class WithDatabase:
         for deadline, one in sorted(others, key=lambda other: other[0]):
             round_.ended(one.end_or_kill(deadline))
         for one in zombies:
-            round_.step.counts["zombies"] += _suspended(one)
+            round_.step.counts["zombies"] += suspended(one)
             if rng.random() < 0.3:
                 round_.ended(one.kill())
             else:
@@ -149,7 +155,7 @@ class WithDatabase:
         return "lock", "kill", rng.randint(*LATE_LOCKS[body.__name__])
 
 
-def _suspended(one: Running) -> bool:
+def suspended(one: Running) -> bool:
     """Wait until a process is suspended, or has ended."""
     stat = Path(f"/proc/{one.pid}/stat")
     while (state := stat.read_text().rpartition(")")[2].split()[0]) not in ("T", "Z"):
@@ -214,10 +220,94 @@ class Atomic(WithDatabase):
     def _rounds(self, round_: Round, place: Place, crash: Callable[[], None]) -> Step:
         rng = round_.rng
         live(orders.founded, round_.path, place).fine()
+        OneOrder(round_, place).run()
         for _ in range(ROUNDS):
             third = orders.resolves if rng.random() < 0.6 else orders.sells
             self._lives(round_, place, (orders.sells, orders.sells, third), crash)
+            settle = rng.choice(("", "", "ask", "enter"))
+            found = orders_oracle.check(round_.path, place, round_.history, settle)
+            round_.step.violations += found
         return judged(round_, *orders_oracle.verify(round_.path, place, round_.history))
+
+
+class OneOrder:
+    """One transaction killed at each of its points, suspended or refused.
+
+    After each fault, another process decides what is left, and both sides are compared.
+    """
+
+    def __init__(self, round_: Round, place: Place) -> None:
+        """Draw the order in which kinds of transactions and of decisions alternate."""
+        self._round, self._place = round_, place
+        self._works = itertools.cycle(round_.rng.sample(one_order.WORKS, len(one_order.WORKS)))
+        self._decisions = itertools.cycle(round_.rng.sample(("ask", "enter"), 2))
+
+    def run(self) -> None:
+        """Take every point, and every other call and statement."""
+        for point in OF_ONE_ORDER:
+            self._ended(self._start(faults=((point, "kill", 1),)))
+        for call in ("pwrite", "fdatasync"):
+            action = self._round.rng.choice(("kill", "kill-after"))
+            self._every_other(lambda nth, call=call, action=action: ("", ((call, action, nth),)))
+        self._every_other(lambda nth: (f"statement:{nth}", ()))
+        for what in ("refused", "lost", "undecided"):
+            self._ended(self._start(what))
+        self._suspended("atomic.prepared", "unlocked")
+        for point in self._round.rng.sample(ATOMIC, 2):
+            self._suspended(point)
+        self._late()
+
+    def _start(
+        self, what: str = "", faults: tuple[tuple[str, str, int], ...] = (), more: int = 0
+    ) -> Running:
+        round_ = self._round
+        return start(
+            one_order.sells_once, round_.path, self._place, round_.history, round_.name(),
+            round_.seed(), next(self._works), what, more, faults=faults,
+        )  # fmt: skip
+
+    def _asks(self, *, late: bool) -> Running:
+        round_ = self._round
+        return start(
+            one_order.asks_once, round_.path, self._place, round_.history, round_.name(), late
+        )
+
+    def _ended(self, *running: Running) -> bool:
+        """Wait for the end of processes, compare, and return whether one was killed."""
+        round_ = self._round
+        killed = [round_.ended(one.end()).killed for one in running]
+        round_.step.violations += orders_oracle.check(
+            round_.path, self._place, round_.history, next(self._decisions)
+        )
+        return any(killed)
+
+    def _every_other(
+        self, fault: Callable[[int], tuple[str, tuple[tuple[str, str, int], ...]]]
+    ) -> None:
+        """Kill processes at each second one of the points that they come to."""
+        for nth in itertools.count(self._round.rng.randint(1, 2), 2):
+            if not self._ended(self._start(*fault(nth))):
+                return
+
+    def _suspended(self, point: str, what: str = "") -> None:
+        """Suspend a process while others ask, and use its id."""
+        worker = self._start(what, ((point, "stop", 1),))
+        self._round.step.counts["zombies"] += suspended(worker)
+        for other in (self._asks(late=False), self._start()):
+            self._round.ended(other.end())
+        worker.signal(signal.SIGCONT)
+        self._ended(worker)
+
+    def _late(self) -> None:
+        """Suspend a process before it asks, until the row that it asks for is deleted."""
+        worker = self._start("", (("atomic.prepared", "stop", 1),), more=2)
+        suspended(worker)
+        late = self._asks(late=True)
+        self._round.step.counts["zombies"] += suspended(late)
+        for one in (worker, late):
+            one.signal(signal.SIGCONT)
+            self._round.ended(one.end())
+        self._ended()
 
 
 class AtomicOnServer(OnServer, Atomic):

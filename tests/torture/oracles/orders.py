@@ -21,7 +21,14 @@ from tests.faults.harness import Child, live
 from tests.sql.databases import Place
 from tests.torture.oracles.halves import read_journals
 from tests.torture.workloads.halves import Journal
-from tests.torture.workloads.orders import GROUPS, INPUTS, PARTITIONS, Seller, resolve_all
+from tests.torture.workloads.orders import (
+    GROUPS,
+    IDS,
+    INPUTS,
+    PARTITIONS,
+    Seller,
+    resolve_all,
+)
 
 PATIENCE_S = 60
 
@@ -32,6 +39,30 @@ def verify(path: Path, place: Place, folder: Path) -> tuple[list[str], dict[str,
     if life.error is not None or life.status:
         return [f"the verdict failed: {life.error or life.status}"], {}
     return [str(text) for text in life.of("violation")], life.of("counts")[0]
+
+
+def check(path: Path, place: Place, folder: Path, settle: str) -> list[str]:
+    """Compare the two between processes, and let one of them decide what is prepared.
+
+    Args:
+        path: the log.
+        place: the database.
+        folder: the journals.
+        settle: "ask" asks the database, "enter" begins a transaction of each id, "" decides
+            nothing.
+    """
+    life = live(_check, path, place, folder, settle)
+    if life.error is not None or life.status:
+        return [f"the comparison failed: {life.error or life.status}"]
+    return [str(text) for text in life.of("violation")]
+
+
+def _check(child: Child, path: Path, place: Place, folder: Path, settle: str) -> None:
+    with eoslog.open(path) as log, Database(place.connect) as database:
+        judge = Judge(log, database, place, read_journals(folder))
+        judge.between(settle)
+        for text in judge.violations:
+            child.tell("violation", text)
 
 
 def _judge(child: Child, path: Path, place: Place, folder: Path) -> None:
@@ -57,12 +88,9 @@ class Judge:
 
     def run(self, child: Child, folder: Path) -> None:
         """Judge, decide what is undecided, finish the work, and judge again."""
-        for line in self.lines:
-            if line["what"] == "phantom":
-                self.violations.append(f"a record was shown without its row: {line['values']}")
-        undecided = len(self.log.pending())
-        self.counts["prepared at the end"] += undecided
-        self._compare(undecided > 0)
+        self._phantoms()
+        self.counts["prepared at the end"] += len(self.log.pending())
+        self._undecided()
         if not self._settle():
             return
         self._compare(False)
@@ -74,6 +102,61 @@ class Judge:
         self._moved()
         if not (report := self.log.check(full=True)).ok:
             self.violations.append(f"check: {report}")
+
+    def between(self, settle: str) -> None:
+        """Judge without an end of the work."""
+        self._phantoms()
+        rows = self._undecided()
+        if not settle:
+            return
+        if settle == "ask":
+            self._settle()
+        else:
+            self._enter()
+        if not self.violations:
+            rows, _ = self._compare(False)
+            self._answers(rows)
+            self._moved_yet()
+
+    def _phantoms(self) -> None:
+        for line in self.lines:
+            if line["what"] == "phantom":
+                self.violations.append(f"a record was shown without its row: {line['values']}")
+
+    def _undecided(self) -> Counter[str]:
+        """Judge rows against records, and against what is prepared; return the rows."""
+        pending = self.log.pending()
+        rows, _ = self._compare(bool(pending))
+        moved = {
+            f"{GROUPS[kind]}-{part}-{number}"
+            for kind, part, number in self.place.rows("select kind, part, number from moved")
+        }
+        decided = dict(self.place.rows("select token, decision from eoslog_outcome"))
+        for prepared in pending:
+            expected = decided.get(prepared.token) == "C"
+            for record in prepared.records:
+                value = record.value.decode()
+                if record.topic == "orders":
+                    found = value in rows
+                elif record.topic in GROUPS.values():
+                    found = f"{record.topic}-{record.partition}-{value}" in moved
+                else:
+                    continue
+                if found != expected:
+                    self.violations.append(
+                        f"{prepared.token}: {decided.get(prepared.token)} in the database, and the "
+                        f"row of {record.topic} {value} is {'' if found else 'not '}there"
+                    )
+        return rows
+
+    def _enter(self) -> None:
+        """Begin a transaction of each id, which decides what the id has left."""
+        for name in IDS:
+            with self.log.producer(transactional_id=name) as producer:
+                with self.log.atomic(producer, self.database) as tx:
+                    tx.abort()
+        if left := self.log.pending():
+            self.violations.append(f"still pending after a transaction of each id: {left}")
 
     def _settle(self) -> bool:
         """Decide all that is prepared; the processes that prepared it are gone."""
@@ -133,21 +216,30 @@ class Judge:
             consumer.close()
 
     def _moved(self) -> None:
-        """Judge the inputs: each moved once in order, and the offsets."""
-        each = list(range(INPUTS // PARTITIONS))
+        """Judge the inputs: all are moved."""
+        each = INPUTS // PARTITIONS
+        for what, number, count in self._moved_yet():
+            self.counts["inputs moved"] += count
+            if count != each:
+                self.violations.append(f"{what} {number}: {count} inputs are moved, not {each}")
+
+    def _moved_yet(self) -> list[tuple[str, int, int]]:
+        """Judge the inputs: each moved once in order, and the offsets; return how many."""
         rows = self.place.rows("select kind, part, number from moved")
         tps = {TopicPartition("in", n): self.log.topic_id("in") for n in range(PARTITIONS)}
         in_database = self.database.committed_offsets("database", tps)
-        in_log = self.log.describe_group("log").offsets
+        in_log = self.log.committed("log")
+        moved = []
         for kind, topic in GROUPS.items():
             for tp in tps:
                 number = tp.partition
                 records = self.log.read(topic, partitions=[number])
                 found = [int(record.value) for record in records]
                 mine = sorted(n for what, part, n in rows if (what, part) == (kind, number))
-                if found != each or mine != each:
+                if not found == mine == list(range(len(found))):
                     self.violations.append(f"{kind} {number}: records {found}, rows {mine}")
                 stored = (in_database if kind == "database" else in_log).get(tp)
-                if getattr(stored, "offset", stored) != len(each):
+                if (getattr(stored, "offset", stored) or 0) != len(found):
                     self.violations.append(f"{kind} {number}: the stored offset is {stored}")
-                self.counts["inputs moved"] += len(found)
+                moved.append((kind, number, len(found)))
+        return moved

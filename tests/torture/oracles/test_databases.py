@@ -6,17 +6,19 @@ Each test makes a difference between a database and a log that the verdict must 
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 import eoslog
 from eoslog.sql import Database
-from tests.faults.harness import live
+from tests.faults.harness import live, start
 from tests.sql.databases import Place
+from tests.torture.harnesses.databases import suspended
 from tests.torture.oracles import applied as applied_oracle
 from tests.torture.oracles import orders as orders_oracle
-from tests.torture.workloads import applied, orders
+from tests.torture.workloads import applied, one_order, orders
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -87,6 +89,35 @@ def test_offsets_of_moved_inputs_that_disagree_are_a_violation(shop, place, jour
     assert shop_violations(shop, place, journals) == ""
     place.run("update eoslog_offsets set next_offset = 7 where partition = 0")
     assert "database 0: the stored offset is 7" in shop_violations(shop, place, journals)
+
+
+@pytest.mark.parametrize("settle", ["", "ask", "enter"])
+def test_a_process_killed_between_the_commits_leaves_no_violation(shop, place, journals, settle):
+    arguments = (shop, place, journals, "two", 7, "order")
+    life = live(one_order.sells_once, *arguments, faults=(("atomic.db_commit", "kill", 1),))
+    assert life.killed
+    assert orders_oracle.check(shop, place, journals, settle) == []
+
+
+def test_an_outcome_row_deleted_before_the_decision_is_a_violation(shop, place, journals):
+    arguments = (shop, place, journals, "two", 7, "order")
+    live(one_order.sells_once, *arguments, faults=(("atomic.db_commit", "kill", 1),))
+    place.run("delete from eoslog_outcome where rowid = (select max(rowid) from eoslog_outcome)")
+    found = orders_oracle.check(shop, place, journals, "")
+    assert any("None in the database, and the row of orders two.1/0 is there" in x for x in found)
+
+
+def test_a_second_decision_ends_a_program_with_an_error(shop, place, journals):
+    """Faults do not explain this typed error."""
+    arguments = (shop, place, journals, "two", 7, "order")
+    faults = (("atomic.db_commit", "stop", 1),)
+    worker = start(one_order.sells_once, *arguments, faults=faults)
+    suspended(worker)
+    with eoslog.open(shop) as log:
+        [prepared] = log.pending()
+        log.resolve(prepared.token, eoslog.Outcome.ABORT)
+    worker.signal(signal.SIGCONT)
+    assert "OutcomeConflict" in (worker.end().error or "")
 
 
 @pytest.fixture

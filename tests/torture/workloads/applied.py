@@ -17,6 +17,7 @@ from eoslog.errors import CorruptRecord, EoslogError
 from eoslog.sql import Database
 from tests.faults.harness import Child
 from tests.sql.databases import Place
+from tests.torture.workloads.halves import refusals
 from tests.torture.workloads.orders import DRIVER_ERRORS, ChangedMindError, connecting
 
 GROUP, TOPIC, PARTITIONS = "bills", "in", 3
@@ -42,7 +43,7 @@ def feeds(
 ) -> None:
     """Write transactions, and abort some of them."""
     rng = random.Random(seed)
-    with contextlib.suppress(EoslogError):
+    with refusals():
         child.armed()
         with eoslog.open(path) as log, log.producer(transactional_id=rng.choice(IDS)) as producer:
             producer.init_transactions()
@@ -62,7 +63,7 @@ def applies(
 ) -> None:
     """Apply batches as a member of the group, in one of the ways that programs do it."""
     rng, end = random.Random(seed), time.monotonic() + LONGEST_S
-    with contextlib.suppress(EoslogError, *DRIVER_ERRORS):
+    with refusals(*DRIVER_ERRORS):
         child.armed()
         with eoslog.open(path) as log, connecting(place, statement) as database:
             own = rng.random() < 0.25

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,17 @@ class Journal:
         os.write(self._file, line.encode() + b"\n")
 
 
+@contextlib.contextmanager
+def refusals(*of_drivers: type[Exception]) -> Iterator[None]:
+    """End a program at a typed refusal, but not at damage or a second decision."""
+    try:
+        yield
+    except (CorruptRecord, OutcomeConflict):
+        raise
+    except (EoslogError, *of_drivers):
+        pass
+
+
 def founded(child: Child, path: Path) -> None:
     """Create the topics."""
     with eoslog.open(path) as log:
@@ -51,7 +63,7 @@ def founded(child: Child, path: Path) -> None:
 def halves(child: Child, path: Path, folder: Path, name: str, seed: int) -> None:
     """Take random steps until they are done, or the process is killed."""
     journal, rng = Journal(folder, name), random.Random(seed)
-    with contextlib.suppress(EoslogError):
+    with refusals():
         child.armed()
         with eoslog.open(path) as log:
             Program(log, journal, rng, name, child).run()

@@ -18,7 +18,7 @@ from eoslog import tpc
 from eoslog.errors import CorruptRecord, EoslogError, OutcomeConflict, TransactionAborted
 from tests.faults.harness import Child
 from tests.sql.databases import Place, end_here
-from tests.torture.workloads.halves import Journal
+from tests.torture.workloads.halves import Journal, refusals
 from tests.torture.workloads.orders import DRIVER_ERRORS, ChangedMindError
 
 IDS = [f"bank-{number}" for number in range(4)]
@@ -43,7 +43,7 @@ def moves(
     if statement and places:
         number = rng.randrange(len(places))
         factories[number] = places[number].at_statement(statement, end_here(signal.SIGKILL))
-    with contextlib.suppress(EoslogError, *DRIVER_ERRORS):
+    with refusals(*DRIVER_ERRORS):
         child.armed()
         with eoslog.open(path) as log, tpc.Coordinator(log) as coordinator:
             for number in range(STEPS):
@@ -87,7 +87,7 @@ def recovers(
 ) -> None:
     """Complete what others have left, also of suspended ones."""
     rng = random.Random(seed)
-    with contextlib.suppress(EoslogError, *DRIVER_ERRORS):
+    with refusals(*DRIVER_ERRORS):
         child.armed()
         with eoslog.open(path) as log:
             for _ in range(STEPS):

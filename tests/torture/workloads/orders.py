@@ -22,7 +22,7 @@ from eoslog.errors import CorruptRecord, EoslogError, OutcomeConflict, Transacti
 from eoslog.sql import Database
 from tests.faults.harness import Child
 from tests.sql.databases import Place, end_here
-from tests.torture.workloads.halves import Journal
+from tests.torture.workloads.halves import Journal, refusals
 
 IDS = [f"shop-{number}" for number in range(3)]
 GROUPS = {"log": "moved-log", "database": "moved-database"}
@@ -52,7 +52,7 @@ def founded(child: Child, path: Path, place: Place) -> None:
     place.run(*TABLES)
     with eoslog.open(path) as log, Database(place.connect) as database:
         database.create()
-        for topic in ("orders", "in", *GROUPS.values()):
+        for topic in ("orders", "unlocked", "in", *GROUPS.values()):
             log.create_topic(topic, PARTITIONS)
         with log.producer() as producer:
             for number in range(INPUTS):
@@ -71,7 +71,7 @@ def sells(
 ) -> None:
     """Place orders and move inputs until the steps are done."""
     journal, rng = Journal(folder, name), random.Random(seed)
-    with contextlib.suppress(EoslogError, *DRIVER_ERRORS):
+    with refusals(*DRIVER_ERRORS):
         child.armed()
         with eoslog.open(path) as log, connecting(place, statement) as database:
             Seller(log, database, place, journal, rng, name, child).run()
@@ -82,16 +82,17 @@ def resolves(
 ) -> None:
     """Ask the database about all that is prepared, also while its worker lives."""
     rng = random.Random(seed)
-    with contextlib.suppress(EoslogError, *DRIVER_ERRORS):
+    with refusals(*DRIVER_ERRORS):
         child.armed()
         with eoslog.open(path) as log, connecting(place, statement) as database:
+            journal = Journal(folder, name)
             end = time.monotonic() + rng.uniform(0.1, 0.8)
-            if rng.random() < 0.5:
+            if registered := rng.random() < 0.5:
                 log.register_resolver(database.name, database, **FAST)
-                time.sleep(max(0.0, end - time.monotonic()))
-                return
             while time.monotonic() < end:
-                resolve_all(log, database)
+                if not registered:
+                    resolve_all(log, database, rng.uniform(0, 0.05))
+                look(log, place, journal)
                 time.sleep(rng.uniform(0, 0.05))
 
 
@@ -100,7 +101,7 @@ def contends(
 ) -> None:
     """Place orders with the one transactional id that all share, until `over` exists."""
     journal, rng = Journal(folder, name), random.Random(seed)
-    with contextlib.suppress(EoslogError, *DRIVER_ERRORS):
+    with refusals(*DRIVER_ERRORS):
         with eoslog.open(path) as log, Database(place.connect) as database:
             seller = Seller(log, database, place, journal, rng, name, child, IDS[:1])
             while not over.exists():
@@ -112,17 +113,25 @@ def arbitrates(
 ) -> None:
     """Ask the database about all that is prepared, until `over` exists."""
     rng = random.Random(seed)
-    with contextlib.suppress(EoslogError, *DRIVER_ERRORS):
+    with refusals(*DRIVER_ERRORS):
         with eoslog.open(path) as log, Database(place.connect) as database:
             while not over.exists():
                 resolve_all(log, database)
                 time.sleep(rng.uniform(0, 0.02))
 
 
-def resolve_all(log: eoslog.Log, database: Database) -> int:
-    """Ask about each prepared transaction once; return how many are still undecided."""
+def resolve_all(log: eoslog.Log, database: Database, late_s: float = 0) -> int:
+    """Ask about each prepared transaction once; return how many are still undecided.
+
+    Args:
+        log: the log.
+        database: the database.
+        late_s: the time between the look for prepared transactions and the first question.
+    """
     left = 0
-    for prepared in log.pending():
+    found = log.pending()
+    time.sleep(late_s)
+    for prepared in found:
         try:
             outcome = database.resolve(prepared)
             if outcome is Outcome.UNKNOWN:
@@ -134,6 +143,14 @@ def resolve_all(log: eoslog.Log, database: Database) -> int:
         except EoslogError:
             left += 1
     return left
+
+
+def look(log: eoslog.Log, place: Place, journal: Journal) -> None:
+    """Compare: the database commits first, so what the log shows is in the database."""
+    shown = {record.value.decode() for record in log.read("orders")}
+    placed = {f"{label}/{part}" for label, part in place.rows("select * from placed")}
+    if missing := shown - placed:
+        journal.note("phantom", values=sorted(missing))
 
 
 class Seller:
@@ -149,6 +166,8 @@ class Seller:
         self.number, self.ids = 0, ids
         self.producer: eoslog.Producer | None = None
         self.consumers: dict[str, Consumer] = {}
+        self.entered: Callable[[], None] = lambda: None
+        """Called at the beginning of each block."""
 
     def run(self) -> None:
         """Take the steps; a typed refusal ends one of them only."""
@@ -159,15 +178,17 @@ class Seller:
         for _ in range(STEPS):
             self.take(self.rng.choice(steps))
 
-    def take(self, step: Callable[[], None]) -> None:
-        """Take a step; after a typed refusal, the next one begins with a new producer."""
+    def take(self, step: Callable[[], None]) -> bool:
+        """Take a step; after a typed refusal, return False, and use a new producer next."""
         try:
             step()
+            return True
         except (CorruptRecord, OutcomeConflict):
             raise  # nothing here damages a file or decides twice
         except (EoslogError, *DRIVER_ERRORS) as error:
             self.child.tell("refused", type(error).__name__, str(error))
             self._drop()
+            return False
 
     def _drop(self) -> None:
         producer, self.producer = self.producer, None
@@ -175,7 +196,8 @@ class Seller:
             with contextlib.suppress(EoslogError):
                 producer.close(1)
 
-    def _selling(self) -> eoslog.Producer:
+    def selling(self) -> eoslog.Producer:
+        """Return the producer; a new one has any of the ids."""
         if self.producer is None:
             self.producer = self.log.producer(transactional_id=self.rng.choice(self.ids))
         return self.producer
@@ -189,21 +211,27 @@ class Seller:
         except (ChangedMindError, TransactionAborted):
             self.journal.note("ended", label=label, commit=False)
 
-    def order(self) -> None:
-        """Place an order, or change one's mind at its end."""
-        rng, producer = self.rng, self._selling()
+    def order(self, wavering: float = 0.1, given: float = 0.2) -> None:
+        """Place an order, or change one's mind at its end.
+
+        Args:
+            wavering: how often the mind is changed.
+            given: how often the connection is one of the program.
+        """
+        rng, producer = self.rng, self.selling()
         self.number += 1
         label, parts = f"{self.name}.{self.number}", rng.randint(1, 4)
-        connection = self.place.connect() if rng.random() < 0.2 else None
+        connection = self.place.connect() if rng.random() < given else None
         self.journal.note("planned", label=label, parts=parts)
         try:
             with self._journaled(label), self.log.atomic(producer, self.database, connection) as tx:
+                self.entered()
                 for part in range(parts):
                     tx.produce("orders", f"{label}/{part}", partition=part % PARTITIONS)
                     tx.connection.execute(f"insert into placed values ('{label}', {part})")
                 if rng.random() < 0.3:
                     producer.flush()
-                if rng.random() < 0.1:
+                if rng.random() < wavering:
                     raise ChangedMindError
         finally:
             if connection is not None:
@@ -215,12 +243,13 @@ class Seller:
 
     def move(self, kind: str, count: int) -> None:
         """Move at most so many inputs of a kind."""
-        consumer, producer = self._consumer(kind), self._selling()
+        consumer, producer = self._consumer(kind), self.selling()
         records = consumer.consume(count, 0.1)
         if not records:
             return
         try:
             with self.log.atomic(producer, self.database) as tx:
+                self.entered()
                 for record in records:
                     at = (record.partition, record.offset)
                     tx.connection.execute(f"insert into moved values ('{kind}', {at[0]}, {at[1]})")
@@ -239,11 +268,8 @@ class Seller:
         return self.consumers[kind]
 
     def look(self) -> None:
-        """Compare: the database commits first, so what the log shows is in the database."""
-        shown = {record.value.decode() for record in self.log.read("orders")}
-        placed = {f"{label}/{part}" for label, part in self.place.rows("select * from placed")}
-        if missing := shown - placed:
-            self.journal.note("phantom", values=sorted(missing))
+        """Compare what the log shows with the database."""
+        look(self.log, self.place, self.journal)
 
     def other(self) -> None:
         """Change the id, resolve what is prepared, or compact the internal topics."""
