@@ -111,10 +111,15 @@ def test_a_refused_database_commit_leaves_neither(out, table, database, producer
     assert placed(table) == visible(out) == [2]
 
 
-def test_row_6_a_lost_answer_to_commit_is_asked_for(out, table, producer):
-    lost = []
+@pytest.mark.parametrize("down", [0, 2])
+def test_row_6_a_lost_answer_to_commit_is_asked_for(out, table, producer, down):
+    """Also if the database cannot be reached for a moment."""
+    lost, refused = [], []
 
     def connect():
+        if refused and not lost:
+            refused.pop()
+            raise DatabaseUnavailable("the database is down")
         connection = table.connect()
         return lose_answers(connection, lost) if lost else connection
 
@@ -122,8 +127,10 @@ def test_row_6_a_lost_answer_to_commit_is_asked_for(out, table, producer):
         database.create()
         database._mine.idle.clear()
         lost.append(True)
+        refused += [True] * down
         with out.atomic(producer, database) as tx:
             place_order(tx, 1)
+        assert refused == []
         assert placed(table) == visible(out) == [1]
 
 

@@ -250,7 +250,7 @@ class OneOrder:
             action = self._round.rng.choice(("kill", "kill-after"))
             self._every_other(lambda nth, call=call, action=action: ("", ((call, action, nth),)))
         self._every_other(lambda nth: (f"statement:{nth}", ()))
-        for what in ("refused", "lost", "undecided"):
+        for what in ("refused", "lost", "down", "undecided"):
             self._ended(self._start(what))
         self._suspended("atomic.prepared", "unlocked")
         for point in self._round.rng.sample(ATOMIC, 2):

@@ -5,6 +5,7 @@ The faults begin with the block. Those of the log are armed by the test. One of 
     statement:N   the process dies before the Nth statement, or after the Nth answer
     refused       COMMIT raises an error, and has done nothing
     lost          COMMIT raises an error, and has committed
+    down          the same, and the next two connections cannot be opened
     undecided     the log fails to decide after COMMIT
     unlocked      the connection begins a transaction without locks, and the block writes no row
 """
@@ -15,6 +16,7 @@ import contextlib
 import os
 import random
 import signal
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ NAME = IDS[0]
 """The transactional id of all of them."""
 WORKS = ("order", "log", "database")
 """An order, or moved inputs with their offsets in the log or in the database."""
+_OF_COMMIT = ("refused", "lost", "down")
 
 
 class Fault:
@@ -42,6 +45,7 @@ class Fault:
         self._child, self._place = child, place
         self._kind, _, self._number = what.partition(":")
         self._begun = False
+        self._down = 0
 
     def begin(self) -> None:
         """Begin the block."""
@@ -57,17 +61,32 @@ class Fault:
         if self._kind == "statement":
             act = end_here(signal.SIGKILL)
             return self._place.at_statement(int(self._number), act, lambda: self._begun)
-        if self._kind in ("refused", "lost"):
-            return self._place.at_commit(self._commit)
+        if self._kind in _OF_COMMIT:
+            connect = self._place.at_commit(self._commit)
+            return lambda: self._open(connect)
         return self._place.connect
+
+    def _open(self, connect: Callable[[], Any]) -> Any:
+        if self._down:
+            self._down -= 1
+            raise self._error("the database is down")
+        return connect()
 
     def _commit(self, commit: Callable[[], None]) -> None:
         kind = self._kind if self._begun else ""
         if kind != "refused":
             commit()
-        if kind in ("refused", "lost"):
+        if kind in _OF_COMMIT:
             self._kind = ""
-            raise DRIVER_ERRORS[self._place.postgresql]("the connection was lost")
+            self._down = 2 if kind == "down" else 0
+            raise self._error("the connection was lost")
+
+    def _error(self, text: str) -> Exception:
+        """Return an error of the driver; SQLite's means that the file cannot be opened."""
+        error = DRIVER_ERRORS[self._place.postgresql](text)
+        if isinstance(error, sqlite3.Error):
+            error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+        return error
 
 
 def sells_once(
