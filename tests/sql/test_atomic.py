@@ -112,7 +112,7 @@ def test_a_refused_database_commit_leaves_neither(out, table, database, producer
 
 
 @pytest.mark.parametrize("down", [0, 2])
-def test_row_6_a_lost_answer_to_commit_is_asked_for(out, table, producer, down):
+def test_row_6_N19_a_lost_answer_to_commit_is_asked_for(out, table, producer, down):
     """Also if the database cannot be reached for a moment."""
     lost, refused = [], []
 

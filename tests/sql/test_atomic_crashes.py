@@ -51,7 +51,7 @@ def test_rows_1_2_3_a_death_before_the_database_commit_leaves_neither(orders):
     assert orders.both() == [9]
 
 
-def test_rows_8_10_11_a_death_after_the_database_commit_leaves_both(orders):
+def test_rows_8_10_11_N19_a_death_after_the_database_commit_leaves_both(orders):
     for number, point in enumerate(BOTH):
         assert orders.order(number, point) == KILLED
         assert orders.order(9) == 0
@@ -89,7 +89,7 @@ def test_row_4_an_open_commit_of_a_suspended_worker_gives_no_answer(orders):
     assert orders.both() == [1, 3]
 
 
-def test_row_5_a_suspended_worker_that_has_committed_counts_once(orders):
+def test_row_5_N19_a_suspended_worker_that_has_committed_counts_once(orders):
     assert orders.order(1, "atomic.db_commit", "stop") == STOPPED
     worker = orders.pid
     assert orders.order(2) == 0
@@ -98,7 +98,7 @@ def test_row_5_a_suspended_worker_that_has_committed_counts_once(orders):
     assert orders.both() == [1, 2]
 
 
-def test_a_late_resolver_leaves_no_tombstone_of_a_committed_transaction(orders):
+def test_row_N19_a_late_resolver_leaves_no_tombstone_of_a_commit(orders):
     assert orders.order(1, "atomic.prepared", "stop") == STOPPED
     with eoslog.open(orders.path) as log, Database(orders.place.connect) as database:
         [prepared] = log.pending()

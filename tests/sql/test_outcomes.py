@@ -49,7 +49,7 @@ def test_a_database_that_was_never_reached_raises_a_retriable_error(tmp_path):
     assert raised.value.retriable
 
 
-def test_a_worker_that_has_not_ended_gives_no_answer(place, database):
+def test_row_N19_a_worker_that_has_not_ended_gives_no_answer(place, database):
     worker = place.connect()
     worker.execute(COMMIT)
     assert database.resolve(prepared()) is Outcome.UNKNOWN

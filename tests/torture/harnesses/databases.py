@@ -253,17 +253,19 @@ class OneOrder:
         for what in ("refused", "lost", "down", "undecided"):
             self._ended(self._start(what))
         self._suspended("atomic.prepared", "unlocked")
-        for point in self._round.rng.sample(ATOMIC, 2):
+        for point in (self._round.rng.choice(ATOMIC[:2]), "atomic.db_commit"):
             self._suspended(point)
+        self._stale()
         self._late()
 
     def _start(
-        self, what: str = "", faults: tuple[tuple[str, str, int], ...] = (), more: int = 0
-    ) -> Running:
+        self, what: str = "", faults: tuple[tuple[str, str, int], ...] = (), more: int = 0,
+        work: str = "",
+    ) -> Running:  # fmt: skip
         round_ = self._round
         return start(
             one_order.sells_once, round_.path, self._place, round_.history, round_.name(),
-            round_.seed(), next(self._works), what, more, faults=faults,
+            round_.seed(), work or next(self._works), what, more, faults=faults,
         )  # fmt: skip
 
     def _asks(self, *, late: bool) -> Running:
@@ -295,6 +297,14 @@ class OneOrder:
         self._round.step.counts["zombies"] += suspended(worker)
         for other in (self._asks(late=False), self._start()):
             self._round.ended(other.end())
+        worker.signal(signal.SIGCONT)
+        self._ended(worker)
+
+    def _stale(self) -> None:
+        """Suspend a process that has read inputs, until another one has moved them."""
+        worker = self._start("stale", work="database")
+        self._round.step.counts["zombies"] += suspended(worker)
+        self._round.ended(self._start(work="database").end())
         worker.signal(signal.SIGCONT)
         self._ended(worker)
 

@@ -7,6 +7,7 @@ The faults begin with the block. Those of the log are armed by the test. One of 
     lost          COMMIT raises an error, and has committed
     down          the same, and the next two connections cannot be opened
     undecided     the log fails to decide after COMMIT
+    stale         the process is suspended after it has read inputs, and a second one moves them
     unlocked      the connection begins a transaction without locks, and the block writes no row
 """
 
@@ -55,6 +56,8 @@ class Fault:
             if self._kind == "undecided":
                 # At the commit of the producer, and at the decision by the token.
                 files._armed["txn.flushed"] = ["EIO", "EIO"]
+            if self._kind == "stale":
+                os.kill(os.getpid(), signal.SIGSTOP)
 
     def connecting(self) -> Callable[[], Any]:
         """A connection factory of the database that fails."""
@@ -98,7 +101,7 @@ def sells_once(
     with refusals(*DRIVER_ERRORS):
         with eoslog.open(path) as log, Database(fault.connecting()) as database:
             seller = Seller(log, database, place, journal, rng, name, child, [NAME])
-            seller.entered = fault.begin
+            seller.entered, seller.assigned = fault.begin, what == "stale"
             if what == "unlocked":
                 seller.take(lambda: unlocked(seller))
             elif work == "order":

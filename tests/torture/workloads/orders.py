@@ -168,6 +168,8 @@ class Seller:
         self.consumers: dict[str, Consumer] = {}
         self.entered: Callable[[], None] = lambda: None
         """Called at the beginning of each block."""
+        self.assigned = False
+        """Whether the consumers read all partitions, as members of no group."""
 
     def run(self) -> None:
         """Take the steps; a typed refusal ends one of them only."""
@@ -262,9 +264,13 @@ class Seller:
     def _consumer(self, kind: str) -> Consumer:
         if kind not in self.consumers:
             store = {"offset_store": self.database} if kind == "database" else {}
-            self.consumers[kind] = self.log.consumer(
-                "in", group_id=kind, auto_offset_reset="earliest", enable_auto_commit=False, **store
-            )
+            topics = () if self.assigned else ("in",)
+            consumer = self.consumers[kind] = self.log.consumer(
+                *topics, group_id=kind, auto_offset_reset="earliest", enable_auto_commit=False,
+                **store,
+            )  # fmt: skip
+            if self.assigned:
+                consumer.assign(self.log.partitions_of("in"))
         return self.consumers[kind]
 
     def look(self) -> None:
