@@ -257,6 +257,7 @@ class OneOrder:
             self._suspended(point)
         self._stale()
         self._late()
+        self._passed_by()
 
     def _start(
         self, what: str = "", faults: tuple[tuple[str, str, int], ...] = (), more: int = 0,
@@ -318,6 +319,11 @@ class OneOrder:
             one.signal(signal.SIGCONT)
             self._round.ended(one.end())
         self._ended()
+
+    def _passed_by(self) -> None:
+        """Kill a process between its commits, and use the database with another id."""
+        self._round.ended(self._start(faults=(("atomic.db_commit", "kill", 1),)).end())
+        self._ended(self._start("other", work="order"))
 
 
 class AtomicOnServer(OnServer, Atomic):

@@ -8,6 +8,7 @@ The faults begin with the block. Those of the log are armed by the test. One of 
     down          the same, and the next two connections cannot be opened
     undecided     the log fails to decide after COMMIT
     stale         the process is suspended after it has read inputs, and a second one moves them
+    other         nothing fails, and the transactional id is another one, as it is for stale
     unlocked      the connection begins a transaction without locks, and the block writes no row
 """
 
@@ -31,8 +32,8 @@ from tests.sql.databases import Place, end_here
 from tests.torture.workloads.halves import Journal, refusals
 from tests.torture.workloads.orders import DRIVER_ERRORS, IDS, Seller, look
 
-NAME = IDS[0]
-"""The transactional id of all of them."""
+NAME, OTHER = IDS[:2]
+"""The transactional ids; most programs use the first one."""
 WORKS = ("order", "log", "database")
 """An order, or moved inputs with their offsets in the log or in the database."""
 _OF_COMMIT = ("refused", "lost", "down")
@@ -98,9 +99,10 @@ def sells_once(
 ) -> None:  # fmt: skip
     """Take one transaction, and then some orders without a fault."""
     journal, rng, fault = Journal(folder, name), random.Random(seed), Fault(child, place, what)
+    used = OTHER if what in ("stale", "other") else NAME
     with refusals(*DRIVER_ERRORS):
         with eoslog.open(path) as log, Database(fault.connecting()) as database:
-            seller = Seller(log, database, place, journal, rng, name, child, [NAME])
+            seller = Seller(log, database, place, journal, rng, name, child, [used])
             seller.entered, seller.assigned = fault.begin, what == "stale"
             if what == "unlocked":
                 seller.take(lambda: unlocked(seller))
