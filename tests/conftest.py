@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "search")
 # A real broker is another run: `make quality-kafka`.
 collect_ignore = [] if os.environ.get("EOSLOG_KAFKA") else ["kafka"]
 
+_ENDED_S = 120.0
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
@@ -30,11 +34,28 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def disarmed() -> Iterator[None]:
-    """Failpoints that a test arms end with it."""
+    """Failpoints that a test arms end with it, before its log is closed."""
     yield
     from eoslog.storage.fs import files
 
     files.disarm_failpoints()
+
+
+@pytest.fixture(autouse=True)
+def _left_behind() -> Iterator[None]:
+    """Fail a test that leaves a thread of eoslog running, and disarm its faults.
+
+    Faults, their counts, log records and `threading.enumerate` are the whole process's, so the
+    thread of a log that stays open would change what a later test finds.
+    """
+    before = set(threading.enumerate())
+    yield
+    if files := sys.modules.get("eoslog.storage.fs.files"):
+        files.disarm_failpoints()
+    ours = [t for t in threading.enumerate() if t.name.startswith("eoslog") and t not in before]
+    for thread in ours:
+        thread.join(_ENDED_S)  # the thread of a closed client may still be at its last step
+    assert [t.name for t in ours if t.is_alive()] == [], "close the logs and clients of this test"
 
 
 _seconds: dict[str, float] = defaultdict(float)

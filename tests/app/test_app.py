@@ -209,7 +209,7 @@ def test_a_coroutine_that_hangs_is_cancelled_and_fails_its_record(log):
     app = eoslog.App(log, "hangs")
     cancelled = []
 
-    @app.task("numbers", value="json", to="out", task_timeout=0.2, on_error="dead_letter")
+    @app.task("numbers", value="json", to="out", task_timeout=2, on_error="dead_letter")
     async def work(record, ctx):
         if record.value == 5:
             try:

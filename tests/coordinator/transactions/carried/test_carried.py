@@ -23,6 +23,7 @@ PARTITIONS = (A0, A1, B0)
 @pytest.fixture
 def real(tmp_path: Path) -> Iterator[RealWorld]:
     world = late_world(tmp_path / "d")
+    world.engine._background.close()  # it would flush the coordinator's log at any moment
     yield world
     files.disarm_failpoints()
     world.close()
@@ -31,7 +32,6 @@ def real(tmp_path: Path) -> Iterator[RealWorld]:
 @pytest.mark.parametrize("partitions", [1, 2, 10])
 def test_a_commit_of_small_batches_makes_one_fdatasync(real: RealWorld, partitions: int) -> None:
     real.engine.metadata.create_topic("wide", partitions, LATE)
-    real.engine._background.close()  # it flushes the coordinator's log in a moment of its own
     writer = Writer(real, "t")
     for number in range(partitions):
         writer.write(TopicPartition("wide", number), b"1")
@@ -86,7 +86,6 @@ def test_a_decision_carries_32_KiB_and_no_more(real: RealWorld, spare: int) -> N
 
 
 def test_large_transactions_in_a_row_are_not_read_in_vain(real: RealWorld) -> None:
-    real.engine._background.close()
     writer = Writer(real, "t")
     reads = []
     for _ in range(3):
@@ -176,8 +175,9 @@ def test_a_failed_flush_after_a_commit_does_not_take_it_back(tmp_path: Path) -> 
     path = tmp_path / "d"
     world = RealWorld(path, "strict")
     try:
-        # Long enough for the commit to come first.
-        world.engine.metadata.create_topic("a", 1, {**LATE, "flush.ms": "500"})
+        background = world.engine._background
+        background.close()  # its thread; the test takes the steps
+        world.engine.metadata.create_topic("a", 1, {**LATE, "flush.ms": "10"})
         writer = Writer(world, "t")
         writer.write(A0, b"1")
         writer.commit()
@@ -187,6 +187,7 @@ def test_a_failed_flush_after_a_commit_does_not_take_it_back(tmp_path: Path) -> 
         files.arm_failpoint("fdatasync", "EIO")
         deadline = time.monotonic() + 60
         while not log.core.poisoned and time.monotonic() < deadline:
+            background.step()
             time.sleep(0.01)
         assert log.core.poisoned
         assert world.values(A0) == [b"1"]
