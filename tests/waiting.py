@@ -1,0 +1,26 @@
+"""Find out that a thread of this process waits, without assuming how long that takes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+def until_asleep(thread: threading.Thread) -> None:
+    """Return once the kernel has shown a thread asleep at one place of its code for a while.
+
+    A thread that ends fails the test. A thread that wakes up now and then to look returns to the
+    same instruction of the same function.
+    """
+    seen, before, deadline = 0, None, time.monotonic() + 120
+    while seen < 3:
+        assert thread.is_alive(), "it has ended"
+        assert time.monotonic() < deadline, f"it is awake, at {before}"
+        frame = sys._current_frames().get(thread.ident or 0)
+        state = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(") ")[2]
+        place = (frame.f_code, frame.f_lasti) if frame and state[0] == "S" else None
+        seen = seen + 1 if place is not None and place == before else 0
+        before = place
+        time.sleep(0.01)
