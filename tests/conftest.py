@@ -41,21 +41,28 @@ def disarmed() -> Iterator[None]:
     files.disarm_failpoints()
 
 
+def _open_logs() -> set[str]:
+    """The directories that this process has open."""
+    registry = sys.modules.get("eoslog.engine.registry")
+    return {engine.path for engine in registry._open.values()} if registry else set()
+
+
 @pytest.fixture(autouse=True)
 def _left_behind() -> Iterator[None]:
-    """Fail a test that leaves a thread of eoslog running, and disarm its faults.
+    """Fail a test that leaves a log open or a thread of eoslog running, and disarm its faults.
 
-    Faults, their counts, log records and `threading.enumerate` are the whole process's, so the
-    thread of a log that stays open would change what a later test finds.
+    Armed faults, the counts of calls, captured log records and `threading.enumerate` are those of
+    the process, so the threads of an open log would change what a later test finds.
     """
-    before = set(threading.enumerate())
+    logs, threads = _open_logs(), set(threading.enumerate())
     yield
     if files := sys.modules.get("eoslog.storage.fs.files"):
         files.disarm_failpoints()
-    ours = [t for t in threading.enumerate() if t.name.startswith("eoslog") and t not in before]
+    assert _open_logs() - logs == set(), "the test did not close them"
+    ours = [t for t in threading.enumerate() if t.name.startswith("eoslog") and t not in threads]
     for thread in ours:
-        thread.join(_ENDED_S)  # the thread of a closed client may still be at its last step
-    assert [t.name for t in ours if t.is_alive()] == [], "close the logs and clients of this test"
+        thread.join(_ENDED_S)  # that of a closed client may still take its last step
+    assert [t.name for t in ours if t.is_alive()] == [], "the test did not end them"
 
 
 _seconds: dict[str, float] = defaultdict(float)

@@ -116,7 +116,7 @@ def test_the_directory_of_a_client_can_be_named_by_a_link(log: Any, tmp_path: Pa
     with log.producer({"log.dir": link}) as producer:
         producer.produce("t", b"3")
     with log.consumer("t", log_dir=str(link), auto_offset_reset="earliest") as consumer:
-        assert [record.value for record in consumer.consume(4, 20)] == [b"0", b"1", b"2", b"3"]
+        assert [record.value for record in consumer.consume(4, 60)] == [b"0", b"1", b"2", b"3"]
 
 
 PRODUCER: dict[str, tuple[Any, str]] = {
@@ -177,7 +177,7 @@ def test_a_wrong_argument_of_a_consumer_is_named_and_it_stays_usable(log: Any, n
     with log.consumer("t", auto_offset_reset="earliest") as consumer:
         with pytest.raises(ConfigError, match=match):
             call(consumer)
-        assert [record.value for record in consumer.consume(3, 5)] == [b"0", b"1", b"2"]
+        assert [record.value for record in consumer.consume(3, 60)] == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("place", ["", "a\0b", b"here", 3, None])

@@ -66,7 +66,7 @@ def test_a_copy_is_a_separate_log_with_all_committed_records(log: Log, tmp_path:
     log.clean("compacted", roll=True)
     log.delete_records({TopicPartition("t", 0): 7})
     with log.consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:
-        consumer.consume(5, 5)
+        consumer.consume(5, 60)
         consumer.commit()
         positions = {tp: consumer.committed(tp) for tp in consumer.assignment()}
     assert len([offset for offset in positions.values() if offset]) > 0

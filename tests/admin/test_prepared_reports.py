@@ -67,7 +67,7 @@ def test_offsets_of_a_prepared_transaction_block_their_group(log: Log) -> None:
     with log.producer() as plain:
         plain.produce("one", "a", partition=0)
     with log.consumer("one", group_id="g", auto_offset_reset="earliest") as consumer:
-        assert consumer.poll(5) is not None
+        assert consumer.poll(60) is not None
         producer = log.producer(transactional_id="x")
         producer.init_transactions()
         producer.begin_transaction()

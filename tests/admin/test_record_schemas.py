@@ -148,7 +148,7 @@ def test_every_record_of_an_eoslog_directory_is_decoded(tmp_path: Path) -> None:
             producer.produce("t", b"v", partition=0)
             producer.commit_transaction()
         with log.consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:
-            assert consumer.poll(5) is not None
+            assert consumer.poll(60) is not None
             consumer.commit()
     seen = {
         record["decoded"]["type"]

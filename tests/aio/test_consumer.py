@@ -198,7 +198,7 @@ def test_the_interrupt_of_a_read_does_not_end_a_later_call(log: eoslog.Log, run:
         async with log.async_consumer("in", **READING) as consumer:
             for _ in range(2):
                 await consumer.call(lambda c: c.wakeup())
-                assert len(await consumer.call(lambda c: c.consume(1, 20))) == 1
+                assert len(await consumer.call(lambda c: c.consume(1, 60))) == 1
 
     run(main)
 
@@ -360,7 +360,7 @@ def test_a_dropped_consumer_leaves_no_thread(log: eoslog.Log) -> None:
 
     asyncio.run(main())
     gc.collect()
-    for _ in range(500):
+    for _ in range(6000):
         if not client_threads():
             break
         time.sleep(0.01)

@@ -39,7 +39,7 @@ class Ticker:
 
     def wait(self) -> None:
         """Block this thread until the ticker has ticked, or fail."""
-        assert self.seen.wait(20), "the event loop is blocked"
+        assert self.seen.wait(60), "the event loop is blocked"
 
 
 def test_a_task_runs_while_a_consumer_waits_for_a_record(log: eoslog.Log, run: Run) -> None:

@@ -22,7 +22,7 @@ def damaged(shop, place: Path) -> Path:
     """A log of five records in batches of their own; the second is damaged."""
     with eoslog.open(place) as log, log.producer() as producer:
         for number in range(5):
-            producer.send("orders", b"%d" % number, partition=0).result(10)
+            producer.send("orders", b"%d" % number, partition=0).result(60)
     path = place / "orders-0" / f"{0:020}.log"
     batch = eoslog.inspect(path, records=False)["batches"][1]
     data = bytearray(path.read_bytes())
@@ -146,7 +146,7 @@ def test_field_C9_findings_and_result_for_a_damaged_log_go_to_stdout(cli, place,
 
 def test_field_fix_indexes_reports_what_it_rebuilt(shop, cli, place) -> None:
     with eoslog.open(place) as log, log.producer() as producer:
-        producer.send("orders", b"0", partition=0).result(10)
+        producer.send("orders", b"0", partition=0).result(60)
         log._engine.partition("orders", 0).roll()
     gone = place / "orders-0" / f"{0:020}.timeindex"
     content = gone.read_bytes()

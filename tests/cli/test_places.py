@@ -140,7 +140,7 @@ def following(place: Path, *words: str) -> tuple[str, list[str]]:
             with eoslog.open(place) as log, log.producer(linger_ms=0) as producer:
                 # Where a new group starts is settled when it has its partitions: until then more.
                 while b'"new"' not in seen:
-                    producer.send("orders", "new", partition=0).result(10)
+                    producer.send("orders", "new", partition=0).result(60)
                     if select.select([running.stdout], [], [], 0.5)[0]:
                         seen += os.read(running.stdout.fileno(), 1 << 20)
         finally:

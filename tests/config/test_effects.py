@@ -231,7 +231,7 @@ def test_partitions_alternate_after_max_partition_fetch_bytes(log, key, batches)
     size = len(log._engine.partition("t", 0).read(0, 1)[0].data)
     limit = batches * size if batches > 1 else 0  # one batch is had in any case
     with log.consumer("t", auto_offset_reset="earliest", **{key: limit}) as consumer:
-        turns = [consumer.poll(10).partition for _ in range(12)]
+        turns = [consumer.poll(60).partition for _ in range(12)]
     assert turns == ([0] * batches + [1] * batches) * (6 // batches)
 
 

@@ -38,7 +38,7 @@ def test_the_clients_of_a_read_only_log_write_nothing(path):
         with pytest.raises(IllegalState, match="read_only"):
             log.producer()
         with log.consumer("t", auto_offset_reset="earliest") as consumer:
-            assert consumer.poll(5).value == b"1"
+            assert consumer.poll(60).value == b"1"
         with log.consumer(group_id="g") as consumer:
             with pytest.raises(IllegalState, match="read_only"):
                 consumer.subscribe(["t"])

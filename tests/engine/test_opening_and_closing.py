@@ -56,9 +56,9 @@ def test_a_log_that_closes_after_an_error_raises_it_and_commits_nothing(path):
     with open_log(path) as log:
         assert log.describe_group("g").offsets == {}
         assert not log.transactions()
-        assert [r.value for r in log.consumer("t", auto_offset_reset="earliest").consume(9, 1)] == [
-            b"one"
-        ]
+        assert [
+            r.value for r in log.consumer("t", auto_offset_reset="earliest").consume(9, 60)
+        ] == [b"one"]
 
 
 def test_topics_and_records_survive_close_and_reopen(path):

@@ -38,7 +38,7 @@ def writes(child: Child, path: Path) -> None:
         log.create_topic("t")
         with log.producer() as producer:
             for value in VALUES:
-                producer.send("t", value).result(10)
+                producer.send("t", value).result(60)
             os.kill(os.getpid(), signal.SIGKILL)
 
 

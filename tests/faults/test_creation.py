@@ -21,7 +21,7 @@ def uses(child: Child, path: Path) -> None:
     with eoslog.open(path) as log:
         log.create_topic("orders")
         with log.producer() as producer:
-            producer.send("orders", b"1").result(10)
+            producer.send("orders", b"1").result(60)
     with eoslog.open(path) as log:
         assert [record.value for record in log.read("orders")] == [b"1"]
     assert eoslog.check(path).ok

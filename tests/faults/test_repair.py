@@ -34,7 +34,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 producer.commit_transaction() if commit else producer.abort_transaction()
         with log.producer() as producer:
             for number, value in enumerate(VALUES):
-                producer.send("t", value).result(10)
+                producer.send("t", value).result(60)
                 if number % 6 == 5:
                     partition.roll()
     logs = sorted((place / "t-0").glob("*.log"))

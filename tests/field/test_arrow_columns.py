@@ -66,7 +66,7 @@ def test_field_D6_pyarrow_sorts_filters_joins_and_writes_a_table_of_a_scan(
 def test_field_D6_a_consumed_batch_can_be_copied_for_pyarrow(directory: Path) -> None:
     with eoslog.open(directory) as log, log.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign([eoslog.TopicPartition("t", 0, 0)])
-        batch = consumer.consume_arrow(timeout=10, binary="copy")
+        batch = consumer.consume_arrow(timeout=60, binary="copy")
         work(pa.table(batch))
         for binary, kind in (("copy", pa.binary()), ("view", pa.binary_view())):
             empty = consumer.consume_arrow(timeout=0, binary=binary)

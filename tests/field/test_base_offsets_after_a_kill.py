@@ -199,9 +199,9 @@ def test_field_A6_a_compacted_segment_can_become_the_last_one(mode: str, tmp_pat
         log.create_topic("t", config={"cleanup.policy": "compact"})
         with log.producer() as producer:
             for number in range(12):
-                producer.send("t", b"%d" % number, b"%d" % (number % 4)).result(10)
+                producer.send("t", b"%d" % number, b"%d" % (number % 4)).result(60)
             log._engine.partition("t", 0).roll()
-            producer.send("t", b"last", b"last").result(10)
+            producer.send("t", b"last", b"last").result(60)
         log.clean("t")
         log.alter_topic("t", {"cleanup.policy": "delete"})
     # As after a kill between the last swap of a pass and its note.

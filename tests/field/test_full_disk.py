@@ -55,11 +55,11 @@ def prepared(path: str | Path) -> eoslog.Log:
     log.create_topic("ok")
     log.create_topic("big")
     with log.producer() as producer:
-        producer.send("ok", b"v").result(10)
+        producer.send("ok", b"v").result(60)
         for _ in range(6):
-            producer.send("big", b"v" * 100_000).result(10)
+            producer.send("big", b"v" * 100_000).result(60)
     with log.consumer("big", group_id="g", auto_offset_reset="earliest") as consumer:
-        assert len(consumer.consume(6, timeout=10)) == 6
+        assert len(consumer.consume(6, timeout=60)) == 6
         consumer.commit()
     return log
 
@@ -138,7 +138,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         log.delete_topic("big")
         log.create_topic("big")
         with log.producer() as producer:
-            producer.send("big", b"new").result(10)
+            producer.send("big", b"new").result(60)
         assert [record.value for record in log.read("big")] == [b"new"]
 
 
@@ -295,7 +295,7 @@ def test_field_B5_stats_and_check_name_a_damaged_transaction_log(path: str) -> N
         producer = log.producer(transactional_id="x")
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send("ok", b"w").result(10)
+        producer.send("ok", b"w").result(60)
         producer.commit_transaction()
         producer.close()
     [place] = [one for one in os.listdir(path) if one.startswith("__transaction_state-")]

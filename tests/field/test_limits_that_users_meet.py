@@ -35,7 +35,7 @@ def test_a_position_in_a_recreated_topic_is_the_old_one_until_a_poll(
             producer.produce_many("t", [b"1", b"2", b"3"])
         consumer = log.consumer(auto_offset_reset="earliest")
         consumer.assign([T])
-        assert len(consumer.consume(3, timeout=10)) == 3
+        assert len(consumer.consume(3, timeout=60)) == 3
         log.delete_topic("t")
         log.create_topic("t")
         with log.producer() as producer:

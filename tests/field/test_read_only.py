@@ -215,7 +215,7 @@ def test_field_C6_a_reader_without_write_permission_follows_a_writer(common: Pat
             assert running.stdout is not None
             assert running.stdout.readline() == "ready\n"
             with log.producer(linger_ms=0) as producer:
-                producer.send("t", "fresh").result(10)
+                producer.send("t", "fresh").result(60)
             assert running.stdout.readline() == "fresh\n"
 
 
@@ -229,13 +229,13 @@ def test_field_C6_a_read_only_consumer_starts_at_the_offset_of_its_group(common:
                 with pytest.raises(IllegalState, match=r"call assign\(\)"):
                     consumer.subscribe(["t"])
                 consumer.assign([TopicPartition("t", 0)])
-                record = consumer.poll(5)
+                record = consumer.poll(60)
                 assert record is not None and record.offset == 10
                 with pytest.raises((IllegalState, StorageError), match=r"read.only"):
                     consumer.commit()
             with log.consumer(group_id="none", auto_offset_reset="earliest") as consumer:
                 consumer.assign([TopicPartition("t", 1)])
-                record = consumer.poll(5)
+                record = consumer.poll(60)
                 assert record is not None and record.offset == 0
     finally:
         subprocess.run(["umount", "-l", str(common / "mount")], check=False)

@@ -77,7 +77,7 @@ def opened(pid: int, path: str) -> list[str]:
 
 def released(pid: int, path: str) -> bool:
     """Whether the files are closed eventually."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while held(pid, path):
         if time.monotonic() > deadline:
             return False
@@ -165,7 +165,7 @@ with eoslog.open(sys.argv[1]) as log:
             assert process.stdout is not None and process.stdin is not None
             assert process.stdout.readline() == "ready\n"
             log.delete_topic("t")
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while time.monotonic() < deadline and any(
                 one.endswith("(deleted)") for one in links(process.pid, path)
             ):

@@ -28,7 +28,7 @@ with eoslog.open(path, **options) as log:
                 producer.produce("t", bytes(200), key=str(number))
             producer.abort_transaction() if turn % 3 == 2 else producer.commit_transaction()
     with log.consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:
-        consumer.consume(30, timeout=5)
+        consumer.consume(30, timeout=60)
         consumer.commit()
     log.clean()
     print(sum(log.snapshot().values()))

@@ -119,7 +119,7 @@ def test_writing_continues_at_the_next_offset_in_the_next_leader_epoch(adopted: 
     end = log.offsets("orders", 0).log_end
     before = inspect(source / "orders-0")["leader_epochs"][-1][0]
     with log.producer() as producer:
-        sent = producer.send("orders", b"new", partition=0).result(10)
+        sent = producer.send("orders", b"new", partition=0).result(60)
         assert producer.producer_id >= 1000  # the broker's blocks are taken
     assert sent.offset == end
     batches = inspect(Path(log.path) / "orders-0")["segments"][-1]["batches"]
@@ -200,7 +200,7 @@ def test_groups_resume_at_their_committed_offsets_after_an_import(adopted: Any) 
         assert (seen[0], seen[1]) == (4, 1)
         consumer.commit()
     with log.consumer("orders", group_id="g-txn", auto_offset_reset="earliest") as consumer:
-        assert consumer.poll(5).offset in (0, 6)
+        assert consumer.poll(60).offset in (0, 6)
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_messages_of_old_formats_are_rewritten_and_can_be_appended_to(tmp_path: 
     with eoslog.open(tmp_path / "log") as log:
         assert rows(log.scan("legacy")) == wanted
         with log.producer() as producer:
-            assert producer.send("legacy", b"new", partition=0).result(10).offset == 108
+            assert producer.send("legacy", b"new", partition=0).result(60).offset == 108
         assert len(rows(log.scan("legacy"))) == len(wanted) + 1
         assert log.check(full=True).ok
     magics = {

@@ -150,7 +150,7 @@ def test_filling_a_missing_segment_syncs_each_of_its_steps(tmp_path: Path) -> No
         log.create_topic("t")
         for value in (b"1", b"2", b"3"):
             with log.producer() as producer:
-                producer.send("t", value).result(10)
+                producer.send("t", value).result(60)
             log._engine.partition("t", 0).roll()
     place = str(tmp_path / "t-0")
     files.remove(f"{place}/{1:020}.log")
@@ -172,7 +172,7 @@ def test_keeping_producer_ids_in_a_repair_syncs_the_metadata_log(tmp_path: Path)
     with eoslog.open(tmp_path) as log:
         log.create_topic("t")
         with log.producer() as producer:
-            producer.send("t", b"x").result(10)
+            producer.send("t", b"x").result(60)
     files.remove(str(tmp_path / "__cluster_metadata-0" / "00000000000000000000.log"))
     with syncs(1, 1):  # the log, and its name: it is new
         keep_producer_ids(str(tmp_path))

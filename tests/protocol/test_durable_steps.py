@@ -158,7 +158,7 @@ def test_a_block_of_producer_ids_is_synced_in_an_os_directory(tmp_path: Path) ->
     with eoslog.open(tmp_path, durability="os") as log:
         log.create_topic("t")
         with syncs(1, 1), log.producer() as producer:  # the metadata log, its name: it is new
-            producer.send("t", b"x").result(10)
+            producer.send("t", b"x").result(60)
         with syncs(1, 0):
             log._engine.metadata.reserve_producer_ids(5000)
 

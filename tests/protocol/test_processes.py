@@ -57,7 +57,7 @@ def lock_is_free(path: Path, number: int, at: int) -> bool:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.002)

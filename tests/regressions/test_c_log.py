@@ -173,7 +173,7 @@ def test_R59_appends_continue_during_a_flush_of_another_process(log: Any) -> Non
             "the flush lock, as a flusher of another process has it"
         )
         for number in range(10):
-            assert part.append(batch(1), timeout=5).base_offset == number
+            assert part.append(batch(1), timeout=60).base_offset == number
     finally:
         os.close(other)
 

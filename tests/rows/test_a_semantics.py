@@ -26,7 +26,7 @@ def test_A04_each_of_the_four_families_of_faults_has_a_suite() -> None:
 
 def test_A05_an_acknowledged_record_is_below_the_durable_end(log: Any, engine: Any) -> None:
     with log.producer(acks="all", linger_ms=0) as producer:
-        offset = producer.send("t", "a").result(10).offset
+        offset = producer.send("t", "a").result(60).offset
         assert engine.partition("t", 0).durable_end > offset
         assert log.offsets("t", 0).high_watermark == engine.partition("t", 0).durable_end
 
@@ -46,11 +46,11 @@ def test_A07_another_consumer_of_the_group_starts_at_the_committed_position(log:
         put(producer, *"abcdef")
     with reader(log, "g") as first:
         first.subscribe(["t"])
-        records = [first.poll(5) for _ in range(3)]
+        records = [first.poll(60) for _ in range(3)]
         first.commit()
     with reader(log, "g") as second:
         second.subscribe(["t"])
-        assert records[-1].offset + 1 == second.poll(5).offset == 3
+        assert records[-1].offset + 1 == second.poll(60).offset == 3
 
 
 def test_A08_commit_before_processing_skips_records_after_a_crash(log: Any) -> None:
@@ -61,11 +61,11 @@ def test_A08_commit_before_processing_skips_records_after_a_crash(log: Any) -> N
         "t", processing_guarantee="at_most_once", max_poll_records=1, **settings
     ) as first:
         for expected in range(6):
-            assert first.poll(5).offset == expected
+            assert first.poll(60).offset == expected
         committed = first.committed([T0])[0].offset
     assert committed == 6
     with log.consumer("t", processing_guarantee="at_most_once", **settings) as second:
-        assert second.poll(5).offset == 6
+        assert second.poll(60).offset == 6
 
 
 def test_A09_commit_after_processing_repeats_records_after_a_crash(log: Any) -> None:
@@ -74,13 +74,13 @@ def test_A09_commit_after_processing_repeats_records_after_a_crash(log: Any) -> 
     with reader(log, "g") as first:
         first.subscribe(["t"])
         for expected in range(6):
-            record = first.poll(5)
+            record = first.poll(60)
             assert record.offset == expected
             if expected < 5:
                 first.commit({T0: expected + 1})
     with reader(log, "g") as second:
         second.subscribe(["t"])
-        assert second.poll(5).offset == 5
+        assert second.poll(60).offset == 5
 
 
 def test_A10_a_handler_that_deduplicates_runs_once_for_each_key(log: Any) -> None:
@@ -92,7 +92,7 @@ def test_A10_a_handler_that_deduplicates_runs_once_for_each_key(log: Any) -> Non
     for _ in range(2):
         with assigned(log) as consumer:
             for _ in range(5):
-                record = consumer.poll(5)
+                record = consumer.poll(60)
                 if eoslog.dedupe(store, record.key):
                     effects.append(record.value)
     assert effects == [b"0", b"1", b"2", b"3", b"4"]
@@ -102,7 +102,7 @@ def loop(log: Any, group: str, fail: bool) -> None:
     """Write the input in capitals, offsets in the transaction; fail if `fail` is set."""
     with transactional(log, "loop-" + group) as producer, reader(log, group) as consumer:
         consumer.subscribe(["t"])
-        records = consumer.consume(100, 5)
+        records = consumer.consume(100, 60)
         try:
             with producer.transaction() as tx:
                 for record in records:
@@ -132,7 +132,7 @@ def test_A12_an_abort_puts_the_position_back_and_hides_the_outputs(log: Any) -> 
         put(producer, *"abc")
     with reader(log, "g") as consumer:
         consumer.subscribe(["t"])
-        consumer.poll(5)
+        consumer.poll(60)
         consumer.commit({T0: 1})
     loop(log, "g", fail=True)
     with reader(log, "g") as consumer:
@@ -199,14 +199,14 @@ def test_A15_a_member_that_was_replaced_cannot_commit(log: Any) -> None:
         put(producer, *"abcd")
     with transactional(log, "old") as old, reader(log, "g", session_timeout_ms=6000) as stale:
         stale.subscribe(["t"])
-        records = stale.consume(10, 5)
+        records = stale.consume(10, 60)
         metadata = stale.group_metadata()
         old.begin_transaction()
         put(old, *(r.value.decode() for r in records), topic="two")
         stale.unsubscribe()  # leaves the group; its own generation is stale from now
         with reader(log, "g") as fresh:
             fresh.subscribe(["t"])
-            assert fresh.poll(5).offset == 0
+            assert fresh.poll(60).offset == 0
             with pytest.raises((CommitFailed, KafkaError)) as refused:
                 old.send_offsets_to_transaction({T0: 4}, metadata)
             assert refused.value.name in (
@@ -237,7 +237,7 @@ def test_A21_at_least_once_with_a_unique_key_has_an_exactly_once_effect(log: Any
             producer.produce("t", "v", key="order-1")
     store: set[Any] = set()
     with assigned(log) as consumer:
-        done = [r for r in consumer.consume(10, 2) if eoslog.dedupe(store, r.key)]
+        done = [r for r in consumer.consume(10, 60) if eoslog.dedupe(store, r.key)]
     assert len(done) == 1
 
 
@@ -250,7 +250,7 @@ def test_A22_an_outside_effect_can_repeat_and_the_docs_say_so(log: Any) -> None:
             consumer.subscribe(["t"])
             try:
                 with producer.transaction() as tx:
-                    for record in consumer.consume(10, 5):
+                    for record in consumer.consume(10, 60):
                         calls.append(record.value)  # the world outside has no abort
                         tx.produce("two", record.value, partition=0)
                     tx.commit_offsets(consumer)

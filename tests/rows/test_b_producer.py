@@ -86,14 +86,14 @@ def test_B04_java_class_names_of_serializers_are_accepted(log: Any, package: str
     ) as producer:
         producer.produce("t", "grün", key=258)
     with assigned(log) as raw:
-        record = raw.poll(2)
+        record = raw.poll(60)
         assert (record.key, record.value) == (struct.pack(">i", 258), "grün".encode())
     with assigned(
         log,
         key_deserializer=package + "IntegerDeserializer",
         value_deserializer=package + "StringDeserializer",
     ) as typed:
-        record = typed.poll(2)
+        record = typed.poll(60)
         assert (record.key, record.value) == (258, "grün")
     with log.producer(value_serializer=lambda value: value[::-1].encode()) as producer:
         put(producer, "abc")
@@ -119,7 +119,7 @@ def test_B06_produce_accepts_key_partition_timestamp_and_headers(log: Any) -> No
             "two", "v", "k", partition=1, timestamp=1234, headers=[("h", b"x"), ("n", None)]
         )
     with assigned(log, 1, topic="two") as consumer:
-        record = consumer.poll(2)
+        record = consumer.poll(60)
     assert (record.topic, record.partition, record.offset, record.timestamp) == ("two", 1, 0, 1234)
     assert (record.key, record.value, list(record.headers)) == (
         b"k",

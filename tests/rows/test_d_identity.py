@@ -98,7 +98,7 @@ def test_D03_a_zombie_cannot_move_the_groups_position(log: Any) -> None:
     old.begin_transaction()
     with reader(log, "g") as consumer:
         consumer.subscribe(["t"])
-        consumer.poll(5)
+        consumer.poll(60)
         with transactional(log):
             with pytest.raises((ProducerFenced, InvalidProducerEpoch)):
                 old.send_offsets_to_transaction(

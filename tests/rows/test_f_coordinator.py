@@ -99,7 +99,7 @@ def test_F09_a_consume_transform_produce_loop_makes_each_request(log: Any) -> No
     log.trace(lambda event: events.append(event["request"]))
     with transactional(log) as producer, reader(log, "g") as consumer:
         consumer.subscribe(["t"])
-        records = consumer.consume(1, 5)
+        records = consumer.consume(1, 60)
         with producer.transaction() as tx:
             tx.produce("two", records[0].value, partition=0)
             producer.flush()

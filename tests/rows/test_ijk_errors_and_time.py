@@ -142,7 +142,7 @@ def test_I06_a_send_waits_for_its_coordinator_and_succeeds(log: Any, engine: Any
             delivery = producer.send("t", "a")
             time.sleep(0.3)
             assert not delivery.done()
-        assert delivery.result(20).offset == 0
+        assert delivery.result(60).offset == 0
         tries = iter([errors.CoordinatorLoadInProgress("not yet"), errors.NotCoordinator("moved")])
         end_txn = engine.transactions.end_txn
 
@@ -176,7 +176,7 @@ def test_I08_a_file_truncated_by_another_program_raises_a_fatal_error(
         with file.open("r+b") as handle:
             handle.truncate(file.stat().st_size - 10)
         with pytest.raises(errors.CorruptRecord, match="another program truncated it") as lost:
-            producer.send("t", "f").result(20)
+            producer.send("t", "f").result(60)
         assert lost.value.fatal
 
 

@@ -18,7 +18,7 @@ SCALE = int(os.environ.get("EOSLOG_ROW_SCALE", "1"))
 
 def settled(log: Any, topic: str = "t") -> None:
     """Wait until the background flusher has made the appended records durable."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     for description in log.describe_topic(topic).partitions:
         while True:
             offsets = log.offsets(topic, description.partition)

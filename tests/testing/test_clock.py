@@ -36,7 +36,7 @@ def test_retention_goes_by_the_clock(create):
     log = create()
     log.create_topic("t", config={"retention.ms": HOUR_MS})
     with log.producer() as producer:
-        producer.send("t", "old", timestamp=create.clock.ms).result(timeout=10)
+        producer.send("t", "old", timestamp=create.clock.ms).result(timeout=60)
     log.clean("t", roll=True)
     assert_records(log, "t", ["old"])
     create.clock.advance(2 * 3600)

@@ -70,7 +70,7 @@ def test_each_test_gets_a_log_of_its_own_that_is_closed_and_removed(run, tmp_pat
             assert counts == {{"orders": 1, "web-clicks": 2, "payments": 3}}
             assert pathlib.Path(eoslog_log.path).parent == eoslog_dir
             with eoslog_log.producer() as producer:
-                producer.send("orders", "1").result(timeout=10)
+                producer.send("orders", "1").result(timeout=60)
             pathlib.Path({str(tmp_path / "place")!r}).write_text(str(eoslog_dir))
 
         def test_another(eoslog_log):

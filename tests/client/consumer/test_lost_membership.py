@@ -80,7 +80,7 @@ def test_a_transaction_that_loses_its_membership_can_only_be_aborted(log, produc
         def work(tx, lose):
             done = 0
             while done < 4:
-                for record in consumer.consume(2, timeout=20):
+                for record in consumer.consume(2, timeout=60):
                     tx.produce("out", record.value)
                     done += 1
                 if done == 2 and lose:
@@ -111,12 +111,12 @@ def test_a_producer_cannot_commit_after_its_consumer_lost_membership(log, produc
     with log.consumer(producer=producer, **EXACTLY_ONCE) as consumer:
         consumer.subscribe(["t"], on_lost=on_lost)
         producer.begin_transaction()
-        for record in consumer.consume(1, timeout=20):
+        for record in consumer.consume(1, timeout=60):
             producer.produce("out", record.value)
         take_out_of_the_group(log, consumer)
         time.sleep(0.2)
         with pytest.raises(told):
-            consumer.consume(1, timeout=20)
+            consumer.consume(1, timeout=60)
         with pytest.raises(CommitFailed):
             producer.commit_transaction()
         producer.abort_transaction()
@@ -131,10 +131,10 @@ def test_a_failing_listener_does_not_keep_lost_partitions(log):
         log.consumer(enable_auto_commit=False, **AT_LEAST_ONCE) as second,
     ):
         first.subscribe(["t"], on_revoke=lambda consumer, _: consumer.commit())
-        first.consume(2, timeout=20)
+        first.consume(2, timeout=60)
         take_out_of_the_group(log, first)
         second.subscribe(["t"])
-        assert len(second.consume(6, timeout=20)) == 6
+        assert len(second.consume(6, timeout=60)) == 6
         second.commit()
         time.sleep(0.2)
         with pytest.raises(CommitFailed):
@@ -162,10 +162,10 @@ def test_a_consumer_that_cannot_join_again_commits_nothing(tmp_path):
             log.consumer("t", enable_auto_commit=False, **AT_LEAST_ONCE) as second,
         ):
             producer.init_transactions()
-            assert len(first.consume(3, timeout=20)) == 3
+            assert len(first.consume(3, timeout=60)) == 3
             member = first.group_metadata()
             take_out_of_the_group(log, first)
-            assert len(second.consume(1, timeout=20)) >= 1
+            assert len(second.consume(1, timeout=60)) >= 1
             assert "group.max.size" in str(poll_until_it_raises(first, EoslogError))
             assert first.group_metadata() == member
             producer.begin_transaction()
@@ -189,8 +189,8 @@ def test_a_static_name_is_taken_back_only_after_subscribe(log, told):
     settings = {**AT_LEAST_ONCE, "group_instance_id": "x", "enable_auto_commit": False}
     with log.consumer(**settings) as first, log.consumer("t", **settings) as second:
         first.subscribe(["t"], on_lost=told)
-        first.consume(1, timeout=20)
-        second.consume(1, timeout=20)
+        first.consume(1, timeout=60)
+        second.consume(1, timeout=60)
         poll_until_it_raises(first, FencedInstanceId if told is None else ValueError)
         for _ in range(3):
             with pytest.raises(FencedInstanceId):
@@ -199,7 +199,7 @@ def test_a_static_name_is_taken_back_only_after_subscribe(log, told):
             member.member_id for member in log.describe_group("g").members
         }
         first.subscribe(["t"])
-        assert len(first.consume(2, timeout=20)) == 2
+        assert len(first.consume(2, timeout=60)) == 2
         poll_until_it_raises(second, FencedInstanceId)
 
 
@@ -217,7 +217,7 @@ def test_a_listener_must_not_close_its_consumer(log, listener, call):
 
     with log.consumer(**AT_LEAST_ONCE) as consumer:
         consumer.subscribe(["t"], **{listener: told})
-        assert len(consumer.consume(1, timeout=20)) == 1
+        assert len(consumer.consume(1, timeout=60)) == 1
         if listener == "on_lost":
             take_out_of_the_group(log, consumer)
             time.sleep(0.2)
@@ -230,12 +230,12 @@ def test_a_with_block_that_raises_commits_nothing_unfinished(log, error):
     write(log, [b"%d" % i for i in range(4)])
     done = []
     with pytest.raises(error), log.consumer("t", **AT_LEAST_ONCE) as consumer:
-        for record in consumer.consume(10, timeout=20):
+        for record in consumer.consume(10, timeout=60):
             if record.offset == 1:
                 raise error
             done.append(record.offset)
     with log.consumer("t", **AT_LEAST_ONCE) as consumer:
-        done += [record.offset for record in consumer.consume(10, timeout=20)]
+        done += [record.offset for record in consumer.consume(10, timeout=60)]
     assert done == [0, 0, 1, 2, 3]
     assert committed(log) == 4
 
@@ -249,7 +249,7 @@ def test_a_with_block_raises_its_own_error_although_leaving_fails(log):
 
     with pytest.raises(ZeroDivisionError), log.consumer(**AT_LEAST_ONCE) as consumer:
         consumer.subscribe(["t"], on_revoke=raises)
-        assert consumer.consume(1, timeout=20)
+        assert consumer.consume(1, timeout=60)
         raise ZeroDivisionError
     assert consumer.closed
 
@@ -271,9 +271,9 @@ def test_an_interrupt_loses_no_record_fetched_from_another_partition(tmp_path):
 
         with log.consumer("t", value_deserializer=deserializer, **AT_LEAST_ONCE) as consumer:
             with pytest.raises(KeyboardInterrupt):
-                consumer.consume(100, timeout=20)
+                consumer.consume(100, timeout=60)
             assert not armed
-            found = consumer.consume(100, timeout=20)
+            found = consumer.consume(100, timeout=60)
         assert sorted(record.value for record in found) == [
             b"a0",
             b"a1",
@@ -290,7 +290,7 @@ def test_at_most_once_returns_records_again_after_a_failed_commit(log):
         group_id="g", processing_guarantee="at_most_once", auto_offset_reset="earliest"
     ) as consumer:
         consumer.subscribe(["t"])
-        consumer.consume(1, timeout=20)
+        consumer.consume(1, timeout=60)
         consumer.seek_to_beginning()
         files.arm_failpoint("pwrite", "EIO", 1)
         try:
@@ -307,7 +307,7 @@ def test_a_re_created_topic_is_read_from_its_start(log, auto_commit):
     write(log, [b"old%d" % i for i in range(5)])
     with log.consumer(enable_auto_commit=auto_commit, **AT_LEAST_ONCE) as consumer:
         consumer.subscribe(["t"])
-        assert len(consumer.consume(10, timeout=20)) == 5
+        assert len(consumer.consume(10, timeout=60)) == 5
         log.delete_topic("t")
         log.create_topic("t")
         new = [b"new%d" % i for i in range(10)]
@@ -341,12 +341,12 @@ def test_a_seek_in_a_re_created_topic_is_kept(log):
     write(log, [b"old%d" % i for i in range(5)])
     with log.consumer() as consumer:
         consumer.assign([TopicPartition("t", 0, 0)])
-        assert len(consumer.consume(10, timeout=20)) == 5
+        assert len(consumer.consume(10, timeout=60)) == 5
         log.delete_topic("t")
         log.create_topic("t")
         write(log, [b"new%d" % i for i in range(8)])
         consumer.seek(TopicPartition("t", 0, 6))
-        found = [bytes(record.value) for record in consumer.consume(10, timeout=20)]
+        found = [bytes(record.value) for record in consumer.consume(10, timeout=60)]
     assert found == [b"new6", b"new7"]
 
 
@@ -354,7 +354,7 @@ def test_current_lag_counts_the_records_of_a_re_created_topic(log):
     write(log, [b"old%d" % i for i in range(5)])
     with log.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition("t", 0)])
-        assert len(consumer.consume(10, timeout=20)) == 5
+        assert len(consumer.consume(10, timeout=60)) == 5
         log.delete_topic("t")
         log.create_topic("t")
         write(log, [b"new0", b"new1"])
@@ -397,7 +397,7 @@ def test_commit_offsets_rejects_a_closed_or_unsubscribed_consumer(log, producer)
         consumer = log.consumer(producer=producer, **EXACTLY_ONCE)
         consumer.subscribe(["t"])
         with pytest.raises(IllegalState), producer.transaction() as tx:
-            for record in consumer.consume(10, timeout=20):
+            for record in consumer.consume(10, timeout=60):
                 tx.produce("out", record.value)
             getattr(consumer, end)()
             tx.commit_offsets(consumer)

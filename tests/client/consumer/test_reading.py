@@ -95,7 +95,7 @@ def test_the_position_steps_over_aborted_batches_and_markers(host, log):
 def test_a_blocked_reader_has_an_abandoned_transaction_completed(host, log):
     log.put("x", producer_id=3, producer_epoch=0, base_sequence=0, transactional=True)
     host.transactions.resolve = lambda blocked: blocked.mark(3, 0, commit=True)
-    assert values([consumer(host).poll(5)]) == ["x"]
+    assert values([consumer(host).poll(60)]) == ["x"]
 
 
 def test_no_record_above_the_high_watermark_is_returned(host, log):

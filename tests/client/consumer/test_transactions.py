@@ -89,7 +89,7 @@ def test_A11_outputs_and_offsets_commit_together(path, engine, feed, producer, c
     p = producer()
     c = consumer(producer=p, processing_guarantee="exactly_once")
     with p.transaction() as tx:
-        for record in c.consume(4, 5):
+        for record in c.consume(4, 60):
             tx.produce("out", b"<" + record.value + b">")
         tx.commit_offsets(c)
         assert committed(engine, require_stable=False) is None
@@ -102,10 +102,10 @@ def test_A12_an_exception_aborts_and_rewinds(path, engine, feed, producer, consu
     p = producer()
     c = consumer(producer=p)
     with p.transaction() as tx:
-        c.consume(2, 5)
+        c.consume(2, 60)
         tx.commit_offsets(c)
     with pytest.raises(RuntimeError), p.transaction() as tx:
-        for record in c.consume(4, 5):
+        for record in c.consume(4, 60):
             tx.produce("out", record.value)
         tx.commit_offsets(c)
         p.flush()
@@ -113,7 +113,7 @@ def test_A12_an_exception_aborts_and_rewinds(path, engine, feed, producer, consu
     assert committed(engine) == 2
     assert outputs(path) == []
     assert outputs(path, "read_uncommitted") == ["2", "3", "4", "5"]
-    assert c.poll(5).value == b"2"
+    assert c.poll(60).value == b"2"
 
 
 def test_A12_an_abort_without_a_committed_offset_rewinds_to_the_start(
@@ -122,10 +122,10 @@ def test_A12_an_abort_without_a_committed_offset_rewinds_to_the_start(
     p = producer()
     c = consumer(producer=p)
     with pytest.raises(RuntimeError), p.transaction() as tx:
-        c.consume(4, 5)
+        c.consume(4, 60)
         tx.commit_offsets(c)
         raise RuntimeError
-    assert c.poll(5).value == b"0"
+    assert c.poll(60).value == b"0"
 
 
 @pytest.mark.slow
@@ -183,12 +183,12 @@ def test_A15_the_transaction_of_a_stale_member_is_rejected(path, engine, feed, p
     p = producer()
     c = consumer(producer=p)
     p.begin_transaction()
-    for record in c.consume(4, 5):
+    for record in c.consume(4, 60):
         p.produce("out", record.value)
     stale = c.group_metadata()
     engine.groups.remove_members("g", [stale.member_id])
     fresh = consumer()
-    assert len(fresh.consume(10, 5)) == 10
+    assert len(fresh.consume(10, 60)) == 10
     with pytest.raises(CommitFailed):
         p.send_offsets_to_transaction({T0: 4}, stale)
     p.abort_transaction()
@@ -202,7 +202,7 @@ def test_E14_a_group_is_added_once_per_transaction(engine, feed, producer, consu
     engine.transactions.trace(events.append)
     p = producer()
     c = consumer()
-    c.consume(4, 5)
+    c.consume(4, 60)
     p.begin_transaction()
     log = engine.transaction_partition("tx")
     p.send_offsets_to_transaction({T0: 1}, c.group_metadata())
@@ -244,7 +244,7 @@ def test_H08_send_offsets_accepts_the_name_of_a_group(engine, producer):
 
 def test_H03_exactly_once_consumers_commit_only_in_transactions(feed, producer, consumer):
     c = consumer(producer=producer(), processing_guarantee="exact_once")
-    c.poll(5)
+    c.poll(60)
     with pytest.raises(IllegalState):
         c.commit()
 
@@ -261,7 +261,7 @@ def test_H07_E04_offsets_of_an_unsuitable_consumer_are_rejected(
     """One consumer commits automatically, the other reads uncommitted records."""
     p = producer()
     c = consumer(**options)
-    c.poll(5)
+    c.poll(60)
     with pytest.raises(ConfigError, match=named), p.transaction() as tx:
         if call == "commit_offsets":
             tx.commit_offsets(c)
@@ -276,7 +276,7 @@ def test_a_topic_re_created_during_commit_offsets_inherits_no_position(
     """The topic is re-created after the offsets are read, before the group gets them."""
     p = producer()
     c = consumer(producer=p)
-    assert len(c.consume(3, 5)) == 3
+    assert len(c.consume(3, 60)) == 3
     made_again = []
 
     def make_again(event):
@@ -296,7 +296,7 @@ def test_a_topic_re_created_during_commit_offsets_inherits_no_position(
 def test_commit_offsets_rejects_positions_in_a_re_created_topic(feed, producer, consumer, engine):
     p = producer()
     c = consumer()
-    assert len(c.consume(3, 5)) == 3
+    assert len(c.consume(3, 60)) == 3
     before = c._link.positions()
     engine.topics.delete("in")
     engine.topics.create("in", 2, {})
@@ -314,7 +314,7 @@ def test_commit_offsets_rejects_positions_in_a_re_created_topic(feed, producer, 
 def test_a_rebalance_waits_for_the_end_of_the_bound_transaction(feed, producer, consumer):
     p = producer()
     c = consumer(producer=p)
-    c.consume(1, 5)
+    c.consume(1, 60)
     with p.transaction() as tx:
         other = consumer()
         other.consume(1, 0)

@@ -39,7 +39,7 @@ def test_a_commit_that_timed_out_after_its_request_rewinds_nothing(
 
     def pass_on(tx, count):
         for _ in range(count):
-            tx.produce("out", consumer.poll(20).value)
+            tx.produce("out", consumer.poll(60).value)
         tx.commit_offsets(consumer)
 
     tx = producer.transaction()

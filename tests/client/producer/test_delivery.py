@@ -87,16 +87,16 @@ def test_every_waiting_thread_receives_the_result_of_a_delivery() -> None:
         begin = threading.Barrier(5)
 
         def wait(delivery: Delivery = delivery, called: list[object] = called) -> None:
-            begin.wait(20)  # noqa: B023
-            called.append(delivery.result(20))
+            begin.wait(60)  # noqa: B023
+            called.append(delivery.result(60))
 
         threads = [threading.Thread(target=wait) for _ in range(4)]
         for thread in threads:
             thread.start()
-        begin.wait(20)
+        begin.wait(60)
         delivery(None, PLACE)
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert sorted(map(str, called)) == sorted(map(str, [PLACE] * 4))
 
 

@@ -54,7 +54,7 @@ def read(log: eoslog.Log) -> None:
     assert [record.value for record in log.read("t")] == [b"v", b"w"]
     with log.consumer("t", group_id="g", auto_offset_reset="earliest",
                       enable_auto_commit=False) as consumer:  # fmt: skip
-        record = consumer.poll(10)
+        record = consumer.poll(60)
         assert record is not None
         assert (record.value, record.key, record.offset, record.headers) == (b"v", b"k", 0, [])
         assert (record.timestamp, record.timestamp_type) == (50, 0)
@@ -82,6 +82,6 @@ def in_a_transaction(log: eoslog.Log) -> None:
     ):  # fmt: skip
         producer.init_transactions()
         with producer.transaction() as tx:
-            assert consumer.poll(10) is not None
+            assert consumer.poll(60) is not None
             tx.commit_offsets(consumer)
         assert consumer.committed(T0) == 1

@@ -44,20 +44,20 @@ def test_sequence_numbers_continue_across_batches(log: Log) -> None:
 def test_a_producer_is_assigned_its_own_id_at_its_first_batch(log: Log) -> None:
     with log.producer() as first, log.producer() as second:
         assert first.producer_id == -1
-        first.send("one", b"v").result(10)
-        second.send("one", b"v").result(10)
+        first.send("one", b"v").result(60)
+        second.send("one", b"v").result(60)
         assert first.producer_id != second.producer_id >= 0
 
 
 def test_a_lost_acknowledgement_stores_one_copy_and_returns_its_offset(log: Log) -> None:
     with log.producer() as producer:
-        producer.send("one", b"before").result(10)
+        producer.send("one", b"before").result(60)
         files.arm_failpoint("producer.ack_lost", "trip")
         delivery = producer.send("one", b"lost")
         producer.flush()
         assert delivery.result(0) == RecordMetadata("one", 0, 1, delivery.result(0).timestamp, True)
         assert producer.stats()["acks_lost"] == producer.stats()["duplicates"] == 1
-        assert producer.send("one", b"after").result(10).offset == 2
+        assert producer.send("one", b"after").result(60).offset == 2
     assert [value for _, _, value in stored(log)] == [b"before", b"lost", b"after"]
 
 
@@ -109,7 +109,7 @@ def test_a_lost_acknowledgement_of_several_batches_keeps_every_offset(
 def test_without_idempotence_a_lost_acknowledgement_stores_two_copies(log: Log) -> None:
     with log.producer(enable_idempotence=False) as producer:
         files.arm_failpoint("producer.ack_lost", "trip")
-        producer.send("one", b"v").result(10)
+        producer.send("one", b"v").result(60)
     assert [value for _, _, value in stored(log)] == [b"v", b"v"]
 
 
@@ -118,7 +118,7 @@ def test_strict_duplicates_are_reported_as_errors(log: Log) -> None:
         files.arm_failpoint("producer.ack_lost", "trip")
         delivery = producer.send("one", b"v")
         with pytest.raises(DuplicateSequence):
-            delivery.result(10)
+            delivery.result(60)
     assert len(stored(log)) == 1
 
 
@@ -128,8 +128,8 @@ def test_a_locked_partition_is_retried_with_the_same_sequence(
     refusing = Refusing(log, monkeypatch)
     refusing.errors = [LockTimeout("held by process 1"), LockTimeout("held by process 1")]
     with log.producer(retry_backoff_ms=1) as producer:
-        assert producer.send("one", b"a").result(10).offset == 0
-        producer.send("one", b"b").result(10)
+        assert producer.send("one", b"a").result(60).offset == 0
+        producer.send("one", b"b").result(60)
         assert producer.stats()["retries"] == 1
     assert [(b.base_sequence, b.producer_epoch) for b in batches(log)] == [(0, 0), (1, 0)]
 
@@ -154,8 +154,8 @@ def test_a_permanently_rejected_batch_leaves_no_sequence_gap(
     with log.producer() as producer:
         delivery = producer.send("one", b"a")
         with pytest.raises(RecordTooLarge):
-            delivery.result(10)
-        assert producer.send("one", b"b").result(10).offset == 0
+            delivery.result(60)
+        assert producer.send("one", b"b").result(60).offset == 0
     assert [(b.base_sequence, b.producer_epoch) for b in batches(log)] == [(0, 0)]
 
 
@@ -252,9 +252,9 @@ def test_a_new_epoch_resolves_a_gap_that_the_log_reports(
 ) -> None:
     refusing = Refusing(log, monkeypatch)
     with log.producer() as producer:
-        producer.send("one", b"a").result(10)
+        producer.send("one", b"a").result(60)
         refusing.errors = [OutOfOrderSequence("7 after 0")]
-        assert producer.send("one", b"b").result(10).offset == 1
+        assert producer.send("one", b"b").result(60).offset == 1
         assert (producer.producer_epoch, producer.stats()["epoch_bumps"]) == (1, 1)
     assert [(b.producer_epoch, b.base_sequence) for b in batches(log)] == [(0, 0), (1, 0)]
 
@@ -270,7 +270,7 @@ def test_delivery_timeout_of_an_unwritten_batch_keeps_the_epoch(
         with pytest.raises(DeliveryTimeout, match="were not written"):
             delivery.result()
         refusing.errors.clear()
-        assert producer.send("one", b"b").result(10).offset == 0
+        assert producer.send("one", b"b").result(60).offset == 0
         assert producer.producer_epoch == 0
 
 
@@ -294,7 +294,7 @@ def test_delivery_timeout_in_doubt_starts_a_new_epoch(
         with pytest.raises(DeliveryTimeout, match="outcome is unknown"):
             delivery.result()
         producer._sender._dispatch._lose_acks = 0
-        assert producer.send("one", b"b").result(10).offset == 1
+        assert producer.send("one", b"b").result(60).offset == 1
         assert producer.producer_epoch == 1
     assert [value for _, _, value in stored(log)] == [b"a", b"b"]
 
@@ -315,7 +315,7 @@ def test_sequence_numbers_wrap_after_the_largest_integer(log: Log) -> None:
         for _ in range(4):
             producer.produce("one", b"y")
         producer.flush()
-        producer.send("one", b"z").result(10)
+        producer.send("one", b"z").result(60)
     assert [(b.base_sequence, b.last_sequence) for b in batches(log)][1:] == [
         (2**31 - 2, 1),
         (2, 2),

@@ -75,7 +75,7 @@ def work(producer, consumer, count):
 
 def pass_on(tx, consumer, count):
     for _ in range(count):
-        tx.produce("out", consumer.poll(20).value)
+        tx.produce("out", consumer.poll(60).value)
 
 
 def poll_until(consumer, done):
@@ -103,7 +103,7 @@ def test_an_abort_rewinds_although_a_callback_raises(log, make_producer, consume
     c = consumer("in", producer=producer)
     expected = ZeroDivisionError if told is RuntimeError else KeyboardInterrupt
     with pytest.raises(expected), producer.transaction() as tx:
-        tx.produce("out", c.poll(20).value, on_delivery=failing(told))
+        tx.produce("out", c.poll(60).value, on_delivery=failing(told))
         raise ZeroDivisionError
     work(producer, c, 6)
     assert outputs(log) == INPUT
@@ -131,7 +131,7 @@ def test_a_block_raises_the_error_that_follows_its_tx_abort(log, producer, consu
     with pytest.raises(ZeroDivisionError), producer.transaction() as tx:
         pass_on(tx, c, 2)
         tx.abort()
-        c.poll(20)
+        c.poll(60)
         raise ZeroDivisionError
     work(producer, c, 6)
     assert outputs(log) == INPUT
@@ -141,7 +141,7 @@ def test_tx_abort_rewinds_although_a_callback_raises(log, make_producer, consume
     producer = make_producer(linger_ms=60_000)
     c = consumer("in", producer=producer)
     with producer.transaction() as tx:
-        tx.produce("out", c.poll(20).value, on_delivery=failing(RuntimeError))
+        tx.produce("out", c.poll(60).value, on_delivery=failing(RuntimeError))
         with pytest.raises(RuntimeError):
             tx.abort()
     work(producer, c, 6)
@@ -193,7 +193,7 @@ def test_a_consumer_bound_inside_a_transaction_is_rewound(log, producer, opened)
         )
         opened.append(c)
         c.subscribe("in")
-        c.poll(20)
+        c.poll(60)
         raise ZeroDivisionError
     work(producer, c, 6)
     assert outputs(log) == INPUT
@@ -321,7 +321,7 @@ def test_records_read_in_a_block_that_closes_its_producer_are_read_again(
     c = consumer("in", producer=producer)
     with pytest.raises(IllegalState, match="closed"), other.transaction() as tx:
         other.close()
-        assert len(c.consume(2, 20)) == 2
+        assert len(c.consume(2, 60)) == 2
         tx.produce("out", b"never")
     with pytest.raises(CommitFailed, match="aborted"):
         work(producer, c, 1)
@@ -346,7 +346,7 @@ def test_another_producer_cannot_commit_records_read_for_an_open_transaction(
 def test_a_bound_consumer_is_not_affected_by_aborts_of_other_threads(log, make_producer, consumer):
     producer, other = make_producer(), make_producer("other")
     c = consumer("in", producer=producer)
-    first = c.poll(20)  # its transaction comes later
+    first = c.poll(60)  # its transaction comes later
 
     def aborts():
         other.begin_transaction()
@@ -363,7 +363,7 @@ def test_a_bound_consumer_is_not_affected_by_aborts_of_other_threads(log, make_p
 
 def test_an_abort_does_not_affect_records_committed_before_it(log, producer, consumer):
     c = consumer("in")
-    assert len(c.consume(2, 20)) == 2
+    assert len(c.consume(2, 60)) == 2
     c.commit()
     producer.begin_transaction()
     producer.abort_transaction()
@@ -385,7 +385,7 @@ def test_a_consumer_in_use_is_rewound_before_its_next_commit(log, producer, cons
         c = consumer(producer=producer, value_deserializer=deserializer)
         c.assign([T0])
         reader = threading.Thread(target=lambda: c.consume(1, 60))
-        gathered = [c.poll(20).value for _ in range(3)]
+        gathered = [c.poll(60).value for _ in range(3)]
         more.produce("in", b"0-3", partition=0)
         more.flush()
     reader.start()
@@ -411,7 +411,7 @@ def test_a_partition_revoked_in_between_is_committed_by_only_one_producer(
     pa, pb = make_producer("a"), make_producer("b")
     a = consumer("in", producer=pa if bound else None)
     b = consumer("in")
-    gathered = [a.poll(20).value for _ in range(5)]
+    gathered = [a.poll(60).value for _ in range(5)]
     if not bound:
         pa.begin_transaction()
         pa.commit_transaction()
@@ -437,7 +437,7 @@ def test_commit_offsets_rejects_a_partition_that_was_given_up(log, producer, con
         c.subscribe(["in"])
     else:
         c.assign([T0, T1])
-    gathered = [c.poll(20).value for _ in range(4)]
+    gathered = [c.poll(60).value for _ in range(4)]
     if how == "assign":
         c.assign([T1])
     elif how == "unsubscribe":
@@ -476,7 +476,7 @@ def test_records_read_after_commit_offsets_do_not_count_as_committed(log, produc
     with producer.transaction() as tx:
         pass_on(tx, c, 1)
         tx.commit_offsets(c)
-        late = c.poll(20).value
+        late = c.poll(60).value
     c.assign([T1])
     with pytest.raises(CommitFailed, match="was reassigned"), producer.transaction() as tx:
         tx.produce("out", late)
@@ -489,7 +489,7 @@ def test_records_read_after_commit_offsets_do_not_count_as_committed(log, produc
 def test_a_block_cannot_commit_after_commit_offsets_failed(log, producer, consumer):
     c = consumer(producer=producer)
     c.assign([T0])
-    c.poll(20)
+    c.poll(60)
     c.assign([T1])
     with pytest.raises(CommitFailed), producer.transaction() as tx:
         tx.produce("out", b"0-0")

@@ -123,11 +123,11 @@ def test_a_commit_that_could_not_send_buffered_records_raises_a_timeout(log: Log
         def cycle() -> None:
             with producer._sender._lock:
                 taken.set()
-                tried.wait(2)
+                tried.wait(60)
 
         thread = threading.Thread(target=cycle)
         thread.start()
-        assert taken.wait(20)
+        assert taken.wait(60)
         with pytest.raises(RequestTimedOut, match="1 records are not sent"):
             producer.commit_transaction(0)
         tried.set()

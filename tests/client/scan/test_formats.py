@@ -33,7 +33,7 @@ def test_an_object_is_read_as_it_was_produced(log, name):
         producer.produce("t", None)
     read = [(one.key, one.value) for one in log.read("t", key=name, value=name)]
     with log.consumer("t", group_id="g", auto_offset_reset="earliest", key=name, value=name) as c:
-        consumed = [(one.key, one.value) for one in c.consume(2, timeout=10)]
+        consumed = [(one.key, one.value) for one in c.consume(2, timeout=60)]
     assert read == consumed == [(given, given), (None, None)]
 
 

@@ -28,7 +28,7 @@ def place(tmp_path: Path) -> Path:
             for number, value in enumerate(OLD):
                 if number and number % 10 == 0:
                     log._engine.partition("t", 0).roll()
-                producer.send("t", value).result(10)
+                producer.send("t", value).result(60)
         log.reset_offsets("middle", {T0: 25})
         log.reset_offsets("end", {T0: 40})
     return tmp_path
@@ -92,7 +92,7 @@ def gone_on(place: Path, kept: list[bytes]) -> None:
     """New records are written, and everybody reads them, wherever they stand."""
     with eoslog.open(place) as log:
         with log.producer() as producer:
-            found = [producer.send("t", value).result(10).offset for value in NEW]
+            found = [producer.send("t", value).result(60).offset for value in NEW]
         assert found == [40, 41, 42]
         assert values(log) == kept + NEW
         assert values(log, len(kept) + 1) == values(log, 40) == NEW

@@ -87,9 +87,9 @@ def test_the_last_transaction_of_a_producer_ends_as_it_was_decided(place, mode, 
         put("before", roll=True)
         getattr(producer, f"{end}_transaction")()
         with log.producer(linger_ms=0) as other:
-            other.send("t", b"lost").result(10)
+            other.send("t", b"lost").result(60)
             log._engine.partition("t", 0).roll()
-            other.send("t", b"after").result(10)
+            other.send("t", b"after").result(60)
 
     lose(write(place, steps)[1])
     assert repaired(place, mode) == [(0, "unknown", end)]
@@ -171,5 +171,5 @@ def test_a_missing_segment_before_damage_is_repaired_with_it(place, mode):
 def put_plain(log: Any, value: str) -> None:
     """Write a record outside of transactions, and end the segment."""
     with log.producer(linger_ms=0) as other:
-        other.send("t", value.encode()).result(10)
+        other.send("t", value.encode()).result(60)
     log._engine.partition("t", 0).roll()

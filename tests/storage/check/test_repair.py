@@ -32,7 +32,7 @@ def place(tmp_path):
             bad.abort_transaction()
         with log.producer() as producer:
             for i in range(40):
-                producer.send("t", b"v%02d" % i).result(10)
+                producer.send("t", b"v%02d" % i).result(60)
                 if i % 10 == 9:
                     partition.roll()
     return tmp_path
@@ -193,7 +193,7 @@ def two_topics(tmp_path):
         for topic in ("kept", "lost"):
             log.create_topic(topic)
             with log.producer() as producer:
-                producer.send(topic, b"v").result(10)
+                producer.send(topic, b"v").result(60)
     return tmp_path
 
 
@@ -232,7 +232,7 @@ def test_every_check_reports_a_missing_directory_and_checks_the_others(two_topic
     with eoslog.open(two_topics) as log:
         log.create_topic("deleted")
         with log.producer() as producer:
-            producer.send("deleted", b"v").result(10)
+            producer.send("deleted", b"v").result(60)
     with eoslog.open(two_topics) as log:
         log.delete_topic("deleted")  # its point stays noted
     shutil.rmtree(two_topics / "lost-0")

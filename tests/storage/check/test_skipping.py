@@ -29,7 +29,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for number, value in enumerate(VALUES):
                 if number and number % 10 == 0:
                     log._engine.partition("t", 0).roll()
-                producer.send("t", value).result(10)
+                producer.send("t", value).result(60)
     return place
 
 
@@ -117,7 +117,7 @@ def test_field_C2_skip_removes_every_damaged_batch_at_any_position(
     assert b"".join(Path(found.copy).read_bytes() for found in report.damage) == lost
     assert values(place) == without(*numbers)
     with eoslog.open(place) as log, log.producer() as producer:
-        assert producer.send("t", b"new").result(10).offset == 40
+        assert producer.send("t", b"new").result(60).offset == 40
         assert log.check(full=True).ok
     assert values(place) == [*without(*numbers), b"new"]
 

@@ -24,7 +24,7 @@ def place(tmp_path):
         log.create_topic("t")
         with log.producer() as producer:
             for number in range(3):
-                producer.send("t", b"old%d" % number).result(10)
+                producer.send("t", b"old%d" % number).result(60)
     return tmp_path / "log"
 
 
@@ -44,7 +44,7 @@ def write_anew(place):
     with eoslog.open(place) as log:
         with log.producer() as producer:
             for number in range(3):
-                assert not producer.send("t", b"new%d" % number).result(10).duplicate
+                assert not producer.send("t", b"new%d" % number).result(60).duplicate
         return producer.producer_id, values(log)
 
 
@@ -101,7 +101,7 @@ def test_repair_reserves_the_producer_ids_of_transactional_ids(tmp_path):
     damage(tmp_path)
     eoslog.repair(tmp_path, "cut")
     with eoslog.open(tmp_path) as log, log.producer() as other:
-        other.send("t", b"x").result(10)
+        other.send("t", b"x").result(60)
     assert first == BLOCK
     assert other.producer_id == 2 * BLOCK
 

@@ -44,7 +44,7 @@ def read_only(path: Path) -> list[bytes | None]:
 def consumed(path: Path) -> list[bytes | None]:
     with eoslog.open(path) as log, log.consumer("t", auto_offset_reset="earliest") as consumer:
         found: list[bytes | None] = []
-        while len(found) < len(VALUES) and (record := consumer.poll(5)) is not None:
+        while len(found) < len(VALUES) and (record := consumer.poll(60)) is not None:
             found.append(record.value)
         return found
 

@@ -243,7 +243,7 @@ def test_adoption_checks_the_producer_as_an_append_does(
         assert state(log) == before
         assert leftovers(log) == [os.path.basename(segment.path)]
         segment.close()
-        assert other.append(batch(1), timeout=5) is not None, "the lock is free again"
+        assert other.append(batch(1), timeout=60) is not None, "the lock is free again"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def fetch(child: Child, path: str) -> None:
         consumer.assign([TopicPartition("t", 0)])
         child.armed()
         try:
-            child.tell("values", [r.value.decode() for r in consumer.consume(10, timeout=5)])
+            child.tell("values", [r.value.decode() for r in consumer.consume(10, timeout=60)])
         except UnknownTopicOrPartition:
             child.tell("values", "deleted")
 
