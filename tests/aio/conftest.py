@@ -13,19 +13,9 @@ import pytest
 import eoslog
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
-_of_others: set[threading.Thread] = set()
-"""Threads of clients that earlier tests of this process have dropped."""
-
-
-@pytest.fixture(autouse=True)
-def threads_before() -> None:
-    """Note the threads that run before the test."""
-    _of_others.clear()
-    _of_others.update(threading.enumerate())
-
 
 @pytest.fixture
-def log(tmp_path: Path, threads_before: None) -> Iterator[eoslog.Log]:
+def log(tmp_path: Path) -> Iterator[eoslog.Log]:
     with eoslog.open(tmp_path / "log", durability="os") as opened:
         opened.create_topic("in", 2)
         opened.create_topic("out")
@@ -42,5 +32,4 @@ def run(request: pytest.FixtureRequest) -> Run:
 def client_threads() -> list[str]:
     """The threads of clients that are alive now."""
     named = ("eoslog-consumer", "eoslog-producer", "eoslog-sender")
-    mine = set(threading.enumerate()) - _of_others
-    return [thread.name for thread in mine if thread.name.startswith(named)]
+    return [one.name for one in threading.enumerate() if one.name.startswith(named)]
