@@ -49,10 +49,10 @@ def _open_logs() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _left_behind() -> Iterator[None]:
-    """Fail a test that leaves a log open or a thread of eoslog running, and disarm its faults.
+    """Fail a test that leaves a log open or a thread of eoslog running.
 
-    Armed faults, the counts of calls, captured log records and `threading.enumerate` are those of
-    the process, so the threads of an open log would change what a later test finds.
+    Its faults are disarmed. Faults, the counts of calls, captured log records and the list of
+    threads are those of the process, so an open log would change what a later test finds.
     """
     logs, threads = _open_logs(), set(threading.enumerate())
     yield

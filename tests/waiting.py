@@ -1,4 +1,4 @@
-"""Find out that a thread of this process waits, without assuming how long that takes."""
+"""Find out that a thread of this process waits, however long that takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def until_asleep(thread: threading.Thread) -> None:
-    """Return once the kernel has shown a thread asleep at one place of its code for a while.
+    """Return once the kernel shows a thread asleep at one place of its code.
 
     A thread that ends fails the test. A thread that wakes up now and then to look returns to the
     same instruction of the same function.

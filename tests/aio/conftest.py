@@ -14,6 +14,7 @@ import eoslog
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
 
+
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[eoslog.Log]:
     with eoslog.open(tmp_path / "log", durability="os") as opened:

@@ -92,7 +92,7 @@ def test_A15_a_member_suspended_through_a_rebalance_commits_nothing(
     slow.stop()
     try:
         fast = start(work, path, "fast")
-        fast.end(60).fine()  # takes over when the session of the stopped one is over
+        fast.end().fine()  # takes over when the session of the stopped one is over
     finally:
         slow.signal(signal.SIGCONT)
     slow.end().fine()

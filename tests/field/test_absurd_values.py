@@ -61,13 +61,13 @@ class World:
     def transactional(self) -> Any:
         self.ids += 1  # an id that a call has prepared is not free
         client = self.producer(transactional_id=f"x{self.ids}")
-        client.init_transactions()
+        client.init_transactions(60)
         client.begin_transaction()
         return client
 
     def transaction(self) -> Any:
         client = self.producer(transactional_id="x")
-        client.init_transactions()
+        client.init_transactions(60)
         return client.transaction().__enter__()
 
     def named(self) -> Any:
@@ -128,7 +128,7 @@ class World:
         client = self.awaited.get("producer")
         if client is None or client.closed:
             client = self.awaited["producer"] = self.log.async_producer(
-                linger_ms=0, max_block_ms=100, transactional_id="x"
+                linger_ms=0, max_block_ms=2000, transactional_id="x"
             )
             self.wait(client.start())
         if client.transaction_state != "READY":

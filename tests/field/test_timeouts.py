@@ -48,7 +48,7 @@ sys.stdin.readline()
 
 
 def without_sweep(log: eoslog.Log) -> None:
-    """Stop the sweep of all transactions, which was there before and comes every 10 s."""
+    """Stop the sweep of all transactions that comes every 10 s."""
     background = log._engine._background
     with background._mutex:
         kept = [timer for timer in background._timers if timer.interval_s != 10]

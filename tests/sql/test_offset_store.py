@@ -159,7 +159,7 @@ def test_a_zombie_of_a_real_group_is_fenced_by_the_offsets(place, log, tmp_path)
     try:
         assert zombie.stdout.readline() == "read\n"
         zombie.send_signal(signal.SIGSTOP)
-        with log.consumer("orders", session_timeout_ms=300, **SETTINGS) as consumer:
+        with log.consumer("orders", session_timeout_ms=3000, **SETTINGS) as consumer:
             done = 0
             with Database(place.connect) as database:
                 for batch in log.sink(consumer, database, timeout=0.2):

@@ -410,7 +410,7 @@ def test_run_transaction_raises_the_timeout_without_beginning_again(log):
 
     Therefore no write and no transaction end is possible there.
     """
-    with log.producer(transactional_id="x", max_block_ms=500) as producer:
+    with log.producer(transactional_id="x", max_block_ms=3000) as producer:
         producer.init_transactions()
         with locked_elsewhere(log._engine.partition("t", 0)), pytest.raises(RequestTimedOut):
             run_transaction(producer, lambda tx: tx.produce("t", b"once"))

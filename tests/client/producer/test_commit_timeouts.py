@@ -28,7 +28,7 @@ def test_a_commit_that_timed_out_after_its_request_rewinds_nothing(
     def busy(*arguments):
         raise ConcurrentTransactions("markers are missing")
 
-    producer = log.producer(transactional_id="tx", max_block_ms=100)
+    producer = log.producer(transactional_id="tx", max_block_ms=3000)
     opened.append(producer)
     producer.init_transactions()
     consumer = log.consumer(

@@ -265,7 +265,7 @@ def test_delivery_timeout_of_an_unwritten_batch_keeps_the_epoch(
 ) -> None:
     refusing = Refusing(log, monkeypatch)
     refusing.errors = [LockTimeout("busy")] * 1000
-    with log.producer(delivery_timeout_ms=1500, linger_ms=0, retry_backoff_ms=20) as producer:
+    with log.producer(delivery_timeout_ms=3000, linger_ms=0, retry_backoff_ms=20) as producer:
         delivery = producer.send("one", b"a")
         with pytest.raises(DeliveryTimeout, match="were not written"):
             delivery.result()
@@ -281,7 +281,7 @@ def test_delivery_timeout_in_doubt_starts_a_new_epoch(
     """R40 of docs/contributing/regressions.md."""
     refusing = Refusing(log, monkeypatch)
     monkeypatch.setattr(BatchDispatch, "_ack_is_lost", lambda self: self._lose_acks > 0)
-    with log.producer(delivery_timeout_ms=1500, linger_ms=0, retry_backoff_ms=5) as producer:
+    with log.producer(delivery_timeout_ms=3000, linger_ms=0, retry_backoff_ms=5) as producer:
         producer._sender._dispatch._lose_acks = 1.0
         real = refusing.real
 

@@ -15,7 +15,7 @@ from tests.sql.databases import Place
 
 def main(path: str, where: str) -> None:
     place = Place(*json.loads(where))
-    settings = {"auto_offset_reset": "earliest", "session_timeout_ms": 300}
+    settings = {"auto_offset_reset": "earliest", "session_timeout_ms": 3000}
     with eoslog.open(path) as log, Database(place.connect) as database:
         with log.consumer("orders", group_id="g", **settings) as consumer:
             waited = False
