@@ -41,6 +41,15 @@ def disarmed() -> Iterator[None]:
     files.disarm_failpoints()
 
 
+@pytest.fixture
+def closed_at_end() -> Iterator[None]:
+    """Close what the code of an example leaves open."""
+    yield
+    from eoslog.engine import registry
+
+    registry.close_all()
+
+
 def _open_logs() -> set[str]:
     """The directories that this process has open."""
     registry = sys.modules.get("eoslog.engine.registry")
