@@ -222,6 +222,7 @@ def check(engine: Engine, *, full: bool) -> CheckReport:
     """See `Log.check`."""
     place = engine.session.path
     flushed = log_checker.recovery_points(place)  # before the ends, which are never below
+    names = log_checker.partition_directories(place)  # before opening: a later one has no end
     opened = [*_internal_opened(engine), *_opened(engine)]
     found = [log for _, log in opened if isinstance(log, PartitionLog)]
     # One that is damaged is read as its files are. Of another error the files may say nothing.
@@ -236,8 +237,9 @@ def check(engine: Engine, *, full: bool) -> CheckReport:
     report = log_checker.check(
         place,
         full=full,
+        names=names,
         ends={name: log.log_end for name, log in logs.items()},
-        versions=lambda name: logs[name].cleaned_version if name in logs else 0,
+        logs=logs,
         flushed=flushed,
         ids={name: log.topic_id for name, log in logs.items() if log.topic not in deleted},
     )

@@ -11,7 +11,9 @@ import pytest
 import eoslog
 from eoslog.errors import CorruptRecord, KafkaError, StorageError, TooManyOpenFiles
 from eoslog.model import TopicPartition
-from eoslog.storage.segment.segment import LOG, file_name
+from eoslog.storage.check import checker
+from eoslog.storage.fs import files
+from eoslog.storage.segment.segment import LOG, SNAPSHOT, file_name
 
 BROKEN = TopicPartition("b", 1)
 
@@ -85,3 +87,33 @@ def test_an_error_unrelated_to_a_partition_is_raised_by_the_call(
         for call in (log.offline_partitions, log.stats):
             with pytest.raises(TooManyOpenFiles):
                 call()
+
+
+def test_check_skips_a_partition_deleted_in_the_meantime(place: Path) -> None:
+    """Another topic with the same name ends before the published end of the deleted one."""
+    with eoslog.open(place) as log:
+        deleted = {f"b-{number}": log._engine.partition("b", number) for number in (0, 1)}
+        ends = {name: partition.log_end for name, partition in deleted.items()}
+        log.delete_topic("b")
+        log.create_topic("b", 1)
+        names = ["a-0", *deleted]
+        report = checker.check(str(place), names=names, ends=ends, logs=deleted)
+        assert [report.partitions, report.problems] == [1, []]
+        assert log.check().ok
+
+
+def test_check_repeats_a_partition_whose_file_disappears(place: Path) -> None:
+    """Retention may delete a segment between its listing and its opening."""
+    with eoslog.open(place) as log:
+        partition = log._engine.partition("b", 0)
+        ends, logs = {"b-0": partition.log_end}, {"b-0": partition}
+        path = str(place)
+        for nth in range(1, 40):
+            files.arm_failpoint("open", "ENOENT", nth)
+            try:
+                report = checker.check(path, names=["b-0"], ends=ends, logs=logs, flushed={})
+            finally:
+                files.disarm_failpoints()
+            # Deleting a snapshot changes the version of the list, which this fault does not.
+            other = [one for one in report.problems if not one.path.endswith(SNAPSHOT)]
+            assert other == [], nth

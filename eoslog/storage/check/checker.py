@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import pairwise
 
 from eoslog import _core
-from eoslog.errors import CorruptRecord, StorageError, UnsupportedFormat
+from eoslog.errors import CorruptRecord, DirectoryReplaced, StorageError, UnsupportedFormat
 from eoslog.model import (
     CLUSTER_METADATA_TOPIC,
     CONSUMER_OFFSETS_TOPIC,
@@ -30,8 +31,11 @@ from eoslog.storage.directory.offset_jumps import gaps_to
 from eoslog.storage.directory.session import CONTROL_FILE, FORMAT, MAGIC, SESSION_FILE
 from eoslog.storage.format import checkpoints
 from eoslog.storage.fs import files
+from eoslog.storage.fs.timeouts import LOCK_TIMEOUT_S
+from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.segment import kept_copies, seals, segment_files
 from eoslog.storage.segment.leader_epochs import EpochCheck
+from eoslog.storage.segment.listing import LISTINGS, was_taken
 from eoslog.storage.segment.replacement import unfinished_swap
 from eoslog.storage.segment.scans import is_blank, zeros_are_space
 from eoslog.storage.segment.segment import (
@@ -47,6 +51,7 @@ from eoslog.storage.segment.segment import (
 )
 
 _MAX = (1 << 63) - 1
+_PAUSE_S = 0.002
 
 
 def partition_directories(path: str) -> list[str]:
@@ -68,8 +73,9 @@ def check(
     path: str,
     *,
     full: bool = False,
+    names: Sequence[str] | None = None,
     ends: Mapping[str, int] | None = None,
-    versions: Callable[[str], int] | None = None,
+    logs: Mapping[str, PartitionLog] | None = None,
     flushed: Mapping[tuple[str, int], int] | None = None,
     ids: Mapping[str, bytes] | None = None,
 ) -> CheckReport:
@@ -78,10 +84,10 @@ def check(
     Args:
         path: the directory.
         full: decode every record too.
+        names: the partition directories, listed before the partitions were opened; None: all.
         ends: partition directory name -> published end (exclusive); other partitions are read to
             the ends of their files.
-        versions: returns the version of a partition's list of segments; if it changes during the
-            check of a partition, that partition is checked again.
+        logs: partition directory name -> open partition. None: no process has the directory open.
         flushed: recovery points, read before `ends`; records below them must exist. None: those in
             the directory.
         ids: partition directory name -> topic id that the directory must have.
@@ -90,31 +96,87 @@ def check(
     problems: list[Problem] = []
     notes: list[Problem] = []
     points = recovery_points(path) if flushed is None else flushed
-    names = partition_directories(path)
+    names = partition_directories(path) if names is None else names
     durable = cache(lambda: durable_ends(path))
     for name in names:
+        end, topic_id = (ends or {}).get(name, _MAX), (ids or {}).get(name)
+        new = partial(Walk, os.path.join(path, name), end, full, points, durable, topic_id)
+        walk = _walked(new) if logs is None else _walked_in_use(new, logs.get(name))
+        if walk is None:
+            continue
         partitions += 1
-        while True:
-            version = versions(name) if versions is not None else None
-            end = (ends or {}).get(name, _MAX)
-            topic_id = (ids or {}).get(name)
-            walk = Walk(os.path.join(path, name), end, full, points, durable, topic_id)
-            with contextlib.suppress(FileNotFoundError):
-                walk.run()
-                if versions is None or version == versions(name):
-                    break  # otherwise segments were cleaned or deleted in between
-            if versions is None:
-                raise StorageError(
-                    f"{walk.path}: segments were deleted during the check; check the open log "
-                    "instead",
-                    path=path,
-                )
         batches += walk.batches
         records += walk.records
         problems += walk.problems
         notes += walk.notes
     notes += strangers(path, lambda name: name in names or is_of_a_directory(name))
     return CheckReport(partitions, batches, records, problems, notes)
+
+
+def _walked(new: Callable[[], Walk]) -> Walk:
+    """Check a partition that no process has open."""
+    walk = new()
+    try:
+        walk.run()
+    except FileNotFoundError:
+        raise StorageError(
+            f"{walk.path}: segments were deleted during the check; check the open log instead",
+            path=os.path.dirname(walk.path),
+        ) from None
+    return walk
+
+
+def _walked_in_use(new: Callable[[], Walk], log: PartitionLog | None) -> Walk | None:
+    """Check a partition that may change, again if its segments were replaced or deleted.
+
+    Args:
+        new: returns a new walk.
+        log: the open partition; None if it could not be opened, or is not a topic's.
+
+    Returns:
+        None if the partition was deleted, because another one may have its name now.
+    """
+    deadline, attempts = time.monotonic() + LOCK_TIMEOUT_S, LISTINGS
+    while True:
+        version, walk = _version(log), new()
+        missing: FileNotFoundError | StorageError | None = None
+        try:
+            walk.run()
+        except FileNotFoundError as error:
+            missing = error
+        except StorageError as error:
+            if isinstance(error, DirectoryReplaced) or not was_taken(error):
+                raise
+            missing = error
+        if log.core.deleted if log is not None else not files.is_dir(walk.path):
+            return None
+        if missing is None and walk.half:
+            if log is None or _is_dead_swap(log) or time.monotonic() > deadline:
+                return walk
+            time.sleep(_PAUSE_S)
+            continue
+        now, attempts = _version(log), attempts - 1
+        # A roll or a deletion cannot make a wrong file look right, so only problems need an answer.
+        moved = version != now if walk.problems else version[0] != now[0]
+        if missing is None and not (moved and attempts):
+            return walk
+        if missing is not None and not attempts:
+            raise missing
+
+
+def _is_dead_swap(log: PartitionLog) -> bool:
+    """Whether no process is at work on an incomplete segment swap."""
+    if not log.cleaner_lock.try_take():  # also if the log is read-only
+        return False
+    try:
+        return unfinished_swap(files.names(log.path)) is not None
+    finally:
+        log.cleaner_lock.release()
+
+
+def _version(log: PartitionLog | None) -> tuple[int, int]:
+    """Return two numbers: one changes with a segment swap, one with a roll or deletion."""
+    return (0, 0) if log is None else (log.cleaned_version, log.core.published_segments_version)
 
 
 def strangers(path: str, known: Callable[[str], bool]) -> list[Problem]:
@@ -186,6 +248,7 @@ class Walk:
         self.notes: list[Problem] = []  # not damage, for example copies of an earlier repair
         # (segment base, position) of the first bad batch, and the offset after the last good one
         self.bad: LogPosition | None = None
+        self.half = False  # whether a segment swap is incomplete, so nothing was read
         self.short: LogPosition | None = None  # end of a log that ends too early
         self.gap = 0  # base of the last segment before which offsets are missing
         self.cleaned = 0  # offset below which a cleaning may have removed them
@@ -210,6 +273,7 @@ class Walk:
             self.problems.append(self._epochs.fault)
         half = unfinished_swap(files.names(self.path))
         if half is not None:
+            self.half = True
             self.problems.append(
                 Problem(
                     os.path.join(self.path, half), 0,

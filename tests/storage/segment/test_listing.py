@@ -163,3 +163,34 @@ def test_old_segments_are_listed_while_a_cleaner_writes_a_new_one(tmp_path):
     for name in (f"{0:020d}.log", f"{0:020d}.log.swap", f"{5:020d}.log.cleaned"):
         (tmp_path / name).touch()
     assert [one.base_offset for one in settled_segments(str(tmp_path))] == [0]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("point", ["clean.swap.durable", "clean.old.renamed"])
+def test_check_waits_for_the_end_of_a_swap(tmp_path, point):
+    path = str(tmp_path)
+    fill(path)
+    with eoslog.open(path) as log, ThreadPoolExecutor() as pool:
+        assert log.check().ok
+        child = cleaner(path, point, "stop")
+        try:
+            found = pool.submit(log.check)
+            with pytest.raises(NotYet):
+                found.result(0.3)
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+        assert child.wait(60) == 0
+        assert found.result(60).problems == []
+
+
+@pytest.mark.process
+def test_check_reports_the_swap_of_a_dead_cleaner(tmp_path):
+    path = str(tmp_path)
+    fill(path)
+    with eoslog.open(path) as log:
+        assert log.check().ok
+        cleaner(path, "clean.swap.durable", "kill")
+        (problem,) = log.check().problems
+        assert "a segment swap is incomplete" in problem.message
+        log.clean("t")
+        assert log.check().ok
