@@ -57,6 +57,8 @@ def holder(path: str, mode: str) -> Iterator[subprocess.Popen[str]]:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process
+        process.communicate("")  # a process that died has released its files too
+        assert process.returncode == 0
     finally:
         process.kill()
         process.communicate()
@@ -128,6 +130,34 @@ def test_field_B3_segments_that_another_process_compacts_are_closed(
         assert opened(process.pid, os.path.join(path, "t-0"))
         assert log.clean("t", roll=True)[eoslog.TopicPartition("t", 0)] > 0
         assert released(process.pid, path)
+
+
+def test_field_B3_a_read_only_process_survives_the_release_of_segments(path: str) -> None:
+    """It must not write to the shared slots, not even to wake a thread that flushes."""
+    script = """
+import sys
+import eoslog
+with eoslog.open(sys.argv[1], read_only=True) as log:
+    kept = list(log.read("t"))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while log._engine.partitions.holding_removed():
+        log._engine.partitions.release_removed()
+print("released", flush=True)
+"""
+    with filled(path) as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, path],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            log.delete_records({eoslog.TopicPartition("t", 0): -1})
+            assert process.communicate("go\n")[0] == "released\n"
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def test_field_B3_a_scan_keeps_its_read_files_open_only_until_it_is_dropped(

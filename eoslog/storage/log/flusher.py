@@ -147,7 +147,7 @@ class LogFlusher:
         with _core.TryMutex(self._flushing) as mine:
             while mine and (fd := self._next_retired()) >= 0:
                 files.close(fd)
-        self._core.pass_flush_on()  # to a thread that found the mutex taken
+        self._pass_on()
 
     def _next_retired(self) -> int:
         with self._changing:
@@ -476,8 +476,13 @@ class LogFlusher:
         with _core.TryMutex(self._flushing) as mine:
             if mine:
                 self._release(max(self._core.durable_end, self._core.log_start))
-        self._core.pass_flush_on()  # to a thread that found the mutex taken
+        self._pass_on()
         self.close_retired()
+
+    def _pass_on(self) -> None:
+        """Wake a thread that found the mutex taken; a read-only process has none, and may not."""
+        if not self._session.read_only:
+            self._core.pass_flush_on()
 
     def _poisoned(self) -> LogPoisoned:
         return LogPoisoned(
