@@ -13,7 +13,8 @@ from typing import Any
 
 from eoslog import _core
 from eoslog.errors import CorruptRecord, OffsetOutOfRange, StorageError
-from eoslog.storage.segment import listing, seals
+from eoslog.storage.directory import offset_checkpoints
+from eoslog.storage.segment import listing, seals, segment_files
 from eoslog.storage.segment.segment_files import SegmentFiles
 
 READ_SIZE = 8 << 20
@@ -52,6 +53,8 @@ class FilePieces:
         segments = self._segments
         first = segments[0].base_offset
         if max(start, self._begins) < min(first, end):
+            if _recorded_start(self._path) >= first:  # deleted after the range was found
+                raise self._deleted(max(start, self._begins), first)
             raise CorruptRecord(
                 f"{self._path}: offsets {max(start, self._begins)} to {first - 1} are missing, but "
                 "no deletion is recorded, so a segment file was removed; restore it from a backup, "
@@ -92,10 +95,22 @@ class FilePieces:
             # The cleaner's new file has the rest, and may begin with records that were read.
             segments = listing.settled_segments(self._path)
             if segments[0].base_offset > start:
-                raise OffsetOutOfRange(
-                    f"{self._path}: offset {start} was deleted; the files begin at offset "
-                    f"{segments[0].base_offset}; read from that offset"
-                )
+                raise self._deleted(start, segments[0].base_offset)
+
+    def _deleted(self, offset: int, first: int) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            f"{self._path}: offset {offset} was deleted; the files begin at offset {first}; read "
+            "from that offset"
+        )
+
+
+def _recorded_start(path: str) -> int:
+    """Return the recorded log start of the partition with a path; 0 if none is recorded."""
+    directory = os.path.abspath(path)
+    if not os.path.isdir(path):
+        directory = os.path.dirname(directory)
+    key = segment_files.partition_of_path(directory)
+    return offset_checkpoints.bounds_of(os.path.dirname(directory), key)[0] or 0
 
 
 def in_order(data: Any, least: int, bound: int = _NO_END) -> tuple[int, Any, CorruptRecord | None]:

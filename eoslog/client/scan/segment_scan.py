@@ -85,13 +85,20 @@ def segment_range(
     directory = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
     topic, partition = segment_files.partition_of_path(directory)
     root = os.path.dirname(os.path.abspath(directory))
-    log_start, cleaned_to = offset_checkpoints.bounds_of(root, (topic, partition))
-    if not os.path.isdir(path):
-        log_start = None  # one file may begin anywhere
+    _, cleaned_to = offset_checkpoints.bounds_of(root, (topic, partition))
+
+    def first_of(base: int) -> int:
+        """The start of the range: the log start, even if segments are missing."""
+        if not os.path.isdir(path):
+            return base  # one file may begin anywhere
+        # Read after the listing: a deletion in between would look like a missing segment.
+        log_start, _ = offset_checkpoints.bounds_of(root, (topic, partition))
+        return base if log_start is None else min(base, log_start)
+
     fault = offset_jumps.damage_at_end(directory) if directory == path else None
     right, wrong = fault if fault is not None else (_NO_END, None)
     if not committed:
-        first = _first(settled_segments(path)[0].base_offset, log_start)
+        first = first_of(settled_segments(path)[0].base_offset)
         return SegmentRange(path, topic, max(partition, 0), first, right, None, wrong)
 
     def folded(
@@ -111,14 +118,9 @@ def segment_range(
     end = min(stable, right)
     damage = damage or wrong  # also after an open transaction, whose marker may be damaged
     return SegmentRange(
-        path, topic, max(partition, 0), _first(first, log_start), end,
+        path, topic, max(partition, 0), first_of(first), end,
         tuple(fold.aborted), damage,
     )  # fmt: skip
-
-
-def _first(base: int, log_start: int | None) -> int:
-    """The start of a partition's range: the log start, even if segments are missing."""
-    return base if log_start is None else min(base, log_start)
 
 
 @explained
@@ -165,6 +167,7 @@ def read_segments(
             value of `binary` is unknown.
         LockTimeout: if a broker has the directory open, or a swap of cleaned segments stays
             unfinished.
+        OffsetOutOfRange: if records of the range are deleted before they are read.
         CorruptRecord: if a batch is damaged or has an unknown format (UnsupportedFormat). The
             iteration raises this after the batches before it, and names file and position. A scan
             can start after the damage. If the damaged bytes are not batches, only a

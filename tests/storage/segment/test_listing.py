@@ -12,7 +12,7 @@ from concurrent.futures import TimeoutError as NotYet
 import pytest
 
 import eoslog
-from eoslog.errors import LockTimeout, OffsetOutOfRange, StorageError
+from eoslog.errors import CorruptRecord, LockTimeout, OffsetOutOfRange, StorageError
 from eoslog.storage.fs import files
 from eoslog.storage.segment import listing as settled_listing
 from eoslog.storage.segment import segment_files
@@ -163,6 +163,28 @@ def test_old_segments_are_listed_while_a_cleaner_writes_a_new_one(tmp_path):
     for name in (f"{0:020d}.log", f"{0:020d}.log.swap", f"{5:020d}.log.cleaned"):
         (tmp_path / name).touch()
     assert [one.base_offset for one in settled_segments(str(tmp_path))] == [0]
+
+
+def test_read_segments_raises_if_records_are_deleted_after_their_range(tmp_path):
+    """A log start above the range is no missing segment."""
+    path = str(tmp_path)
+    with eoslog.open(path) as log:
+        log.create_topic("t", config={"segment.bytes": 20_000})
+        with log.producer() as producer:
+            for _ in range(30):
+                producer.produce("t", bytes(5_000))
+                producer.flush()
+        for isolation in ("read_committed", "read_uncommitted"):
+            found = eoslog.segment_range(f"{path}/t-0", isolation=isolation)
+            log.delete_records({eoslog.TopicPartition("t", 0): found.start + 10})
+            rows = eoslog.read_segments(f"{path}/t-0", within=found).records()
+            with pytest.raises(OffsetOutOfRange, match=f"offset {found.start} was deleted"):
+                next(rows)
+        found = eoslog.segment_range(f"{path}/t-0")
+        os.remove(segment_files.list_segments(f"{path}/t-0")[0].path)
+        rows = eoslog.read_segments(f"{path}/t-0", within=found).records()
+        with pytest.raises(CorruptRecord, match="no deletion is recorded"):
+            next(rows)
 
 
 @pytest.mark.process
