@@ -90,7 +90,7 @@ def test_an_error_unrelated_to_a_partition_is_raised_by_the_call(
 
 
 def test_check_skips_a_partition_deleted_in_the_meantime(place: Path) -> None:
-    """Another topic with the same name ends before the published end of the deleted one."""
+    """Its namesake ends before the published end of the deleted one."""
     with eoslog.open(place) as log:
         deleted = {f"b-{number}": log._engine.partition("b", number) for number in (0, 1)}
         ends = {name: partition.log_end for name, partition in deleted.items()}

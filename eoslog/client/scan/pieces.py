@@ -105,7 +105,7 @@ class FilePieces:
 
 
 def _recorded_start(path: str) -> int:
-    """Return the recorded log start of the partition with a path; 0 if none is recorded."""
+    """Return the log start recorded for a partition; 0 if there is none."""
     directory = os.path.abspath(path)
     if not os.path.isdir(path):
         directory = os.path.dirname(directory)

@@ -127,7 +127,7 @@ def _walked(new: Callable[[], Walk]) -> Walk:
 
 
 def _walked_in_use(new: Callable[[], Walk], log: PartitionLog | None) -> Walk | None:
-    """Check a partition that may change, again if its segments were replaced or deleted.
+    """Check a partition in use, again if its segments were replaced or deleted.
 
     Args:
         new: returns a new walk.
@@ -156,7 +156,7 @@ def _walked_in_use(new: Callable[[], Walk], log: PartitionLog | None) -> Walk | 
             time.sleep(_PAUSE_S)
             continue
         now, attempts = _version(log), attempts - 1
-        # A roll or a deletion cannot make a wrong file look right, so only problems need an answer.
+        # A roll or a deletion may make a right file look wrong, but not a wrong one look right.
         moved = version != now if walk.problems else version[0] != now[0]
         if missing is None and not (moved and attempts):
             return walk
@@ -175,7 +175,7 @@ def _is_dead_swap(log: PartitionLog) -> bool:
 
 
 def _version(log: PartitionLog | None) -> tuple[int, int]:
-    """Return two numbers: one changes with a segment swap, one with a roll or deletion."""
+    """Return numbers that change with a segment swap, and a roll or deletion."""
     return (0, 0) if log is None else (log.cleaned_version, log.core.published_segments_version)
 
 

@@ -480,7 +480,7 @@ class LogFlusher:
         self.close_retired()
 
     def _pass_on(self) -> None:
-        """Wake a thread that found the mutex taken; a read-only process has none, and may not."""
+        """Wake a thread that found the mutex taken. Read-only processes have none."""
         if not self._session.read_only:
             self._core.pass_flush_on()
 

@@ -166,7 +166,7 @@ def test_old_segments_are_listed_while_a_cleaner_writes_a_new_one(tmp_path):
 
 
 def test_read_segments_raises_if_records_are_deleted_after_their_range(tmp_path):
-    """A log start above the range is no missing segment."""
+    """The log start is above the range then."""
     path = str(tmp_path)
     with eoslog.open(path) as log:
         log.create_topic("t", config={"segment.bytes": 20_000})
