@@ -132,16 +132,16 @@ class Background:
         """Flush this log within its `flush.ms`, unless a caller flushes it before.
 
         If `flush.messages` records are not durable, flush it immediately. When a caller has flushed
-        up to the noted end, the time starts again, so that this thread does not interfere with
-        writers that flush themselves.
+        up to the noted end, or a decision carries it, the time starts again, so that this thread
+        does not interfere with writers that flush themselves.
         """
         if not log.strict:
             return
-        durable, end = log.durable_end, log.log_end
+        end = log.log_end
         most = log.settings.flush_messages
-        full = most < FOR_EVER and end - durable >= most
+        full = most < FOR_EVER and end - log.durable_end >= most
         note = self._dirty.get(log)
-        if note is not None and durable < note.end and not full:
+        if note is not None and log.high_watermark < note.end and not full:
             return
         with self._mutex:
             wait_ms = 0 if full else log.settings.flush_ms

@@ -60,6 +60,17 @@ def test_the_flush_timer_restarts_after_another_flush(quiet: Quiet) -> None:
     assert quiet.at(2 * FLUSH_S - 1)
 
 
+def test_the_flush_timer_restarts_after_a_decision_that_carries(quiet: Quiet) -> None:
+    """Commits in a row do not wait for flushes of what their decisions have."""
+    quiet.append()
+    quiet.at(FLUSH_S - 1)
+    quiet.partition.count_carried(quiet.partition.log_end)
+    quiet.append()
+    assert not quiet.at(2 * FLUSH_S - 2)
+    quiet.append()  # not carried: the timer does not restart
+    assert quiet.at(2 * FLUSH_S - 1)
+
+
 def test_the_background_skips_records_that_their_writer_flushes(quiet: Quiet) -> None:
     quiet.append(flushes=True)
     assert not quiet.at(2 * FLUSH_S)

@@ -108,7 +108,7 @@ def test_segment_bytes_of_internal_topics_follow_the_settings_of_open(path):
             log._engine.partition(topic, 0).settings.segment_bytes
             for topic in ("__transaction_state", "__consumer_offsets")
         ]
-    assert sizes == [1 << 18, 1 << 18]
+    assert sizes == [1 << 20, 1 << 18]
     told = {"transaction.state.log.segment.bytes": 5_000, "offsets.topic.segment.bytes": 7_000}
     with open_log(path, told) as log:
         clog = log._engine.partition("__transaction_state", 0)

@@ -142,6 +142,10 @@ class Judge:
                     found = f"{record.topic}-{record.partition}-{value}" in moved
                 else:
                     continue
+                # An offset in the database does not wait for a decision: another transaction may
+                # have moved the input.
+                if record.topic == GROUPS["database"] and found:
+                    continue
                 if found != expected:
                     self.violations.append(
                         f"{prepared.token}: {decided.get(prepared.token)} in the database, and the "
