@@ -84,7 +84,6 @@ async def awaited(code: types.CodeType, known: dict[str, Any], log: eoslog.Log) 
             await asyncio.wait_for(types.FunctionType(code, known)(), 2)
 
 
-@pytest.mark.usefixtures("closed_at_end")
 @pytest.mark.parametrize("name", public_classes())
 def test_public_class_has_an_example_that_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 import eoslog
 from tests.paths import ROOT
 
 
-@pytest.mark.usefixtures("closed_at_end")
 def test_readme_example_copies_the_records_of_the_first_one(spark, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text()
