@@ -50,7 +50,7 @@ def _open_logs() -> set[Any]:
 
 @pytest.fixture(autouse=True)
 def _left_behind() -> Iterator[None]:
-    """Close what a test leaves open, and fail one that leaves a thread of eoslog running.
+    """Close what a test leaves open, and fail one that leaves a thread running.
 
     Its faults are disarmed. Faults, the counts of calls, captured log records and the list of
     threads are those of the process, so an open log would change what a later test finds.
