@@ -22,7 +22,7 @@ from eoslog.coordinator.transactions.deadlines import LOOK_EVERY_S, Deadlines
 from eoslog.engine import registry
 from eoslog.engine.checkpointer import Checkpointer, LogStarts
 from eoslog.engine.cleaner_manager import Cleaning
-from eoslog.engine.dropped_consumers import DroppedConsumers
+from eoslog.engine.dropped_clients import DroppedClients
 from eoslog.engine.first_use_topics import FirstUseTopics
 from eoslog.engine.inline_limit import InlineLimit
 from eoslog.engine.log_manager import OpenPartitions, PartitionEvents
@@ -160,7 +160,7 @@ class Engine:
             self.groups: GroupCoordinator = GroupCoordinator(self, config)
             self.positions = Positions(self)
             self.checks = Checks(self, self.transactions.prepared)
-            self.dropped = DroppedConsumers(self.groups.leave, self.close)
+            self.dropped = DroppedClients(self.groups.leave, self.close)
             deletion = Deletion(
                 self.session, self.partitions, self.metadata, self.groups.forget_topic
             )

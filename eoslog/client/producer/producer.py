@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -153,6 +154,9 @@ class Producer(RecordAccumulator):
             settings.request_timeout_ms,
         )  # fmt: skip
         remember(self)
+        # At exit, `shutdown.py` closes the producers that are left.
+        self._guard = weakref.finalize(self, self._engine.dropped.note, "", "", True)
+        self._guard.atexit = False
 
     def _settings_of(
         self, config: Mapping[str, Any] | None, options: Mapping[str, Any]
@@ -906,6 +910,7 @@ class Producer(RecordAccumulator):
                 self._link.end()
                 self._sender.stop()
                 producers.discard(self)
+                self._guard.detach()
                 self._engine.close()
         self._sender.acks.callbacks.serve_all()
         if error is not None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import time
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import eoslog
 from eoslog import _core
 from eoslog.client.producer.producer import Producer
 from eoslog.client.producer.sender import Sender
+from eoslog.engine import registry
 from eoslog.errors import (
     ConfigError,
     DeliveryTimeout,
@@ -27,6 +33,7 @@ from eoslog.log import Log
 from eoslog.model import RecordMetadata
 from eoslog.storage.log.published_end import PublishedEnd
 from tests.client.helpers import Refusing, batches, stored
+from tests.descriptors import opened_files
 
 # --- delivery -------------------------------------------------------------------------------
 
@@ -446,3 +453,20 @@ def test_records_go_to_existing_partitions_after_a_topic_shrinks(log: Log) -> No
             producer.produce("t", b"v", b"%d" % i)
         producer.flush()
     assert len(stored(log, "t", 0)) == 20
+
+
+def test_a_collected_producer_does_not_keep_the_directory_open(
+    tmp_path: Path,
+) -> None:
+    with eoslog.open(tmp_path / "d") as log:
+        engine = log._engine
+        producer = log.producer(transactional_id="tx")  # without a thread, which would keep it
+        producer.init_transactions()
+        dropped = weakref.ref(producer)
+        del producer
+        deadline = time.monotonic() + 60
+        while dropped() is not None and time.monotonic() < deadline:
+            gc.collect()
+        assert dropped() is None
+    assert engine not in registry._open.values()
+    assert opened_files(tmp_path) == []

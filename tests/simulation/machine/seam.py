@@ -29,7 +29,7 @@ from typing import Any
 import eoslog.log  # noqa: F401
 from eoslog import _core
 from eoslog.client.producer import sender
-from eoslog.engine import dropped_consumers, registry
+from eoslog.engine import dropped_clients, registry
 from eoslog.engine import scheduler as background
 from eoslog.shown_paths import DESCRIPTORS
 from eoslog.storage.directory import cleaner_lock
@@ -74,7 +74,7 @@ real: dict[str, Any] = {name: _TYPES[name](address) for name, address in _real_e
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = c_void_p
 _libc.mmap.argtypes = (c_void_p, c_size_t, c_int, c_int, c_int, c_int64)
-STARTS_THREADS = (background, dropped_consumers, sender)
+STARTS_THREADS = (background, dropped_clients, sender)
 """The modules whose threads do not run: the process does their work in steps."""
 _REPLACED = (time, random, secrets, uuid)
 WAITS_FOR_EVENTS = (cleaner_lock,)

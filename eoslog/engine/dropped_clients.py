@@ -1,7 +1,8 @@
-"""Consumers that were dropped without `close`: their members leave their groups.
+"""Clients that were dropped without `close`.
 
-Their finalizers only add an entry, without a lock (`client/consumer/abandoned.py`). The background
-thread handles the entries about once per second, and closing the directory handles them first.
+Members leave their groups, and references to the directory are released. The finalizers only add an
+entry, without a lock (`client/consumer/abandoned.py`). The background thread handles the entries
+about once per second, and closing the directory handles them first.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from eoslog.shown_paths import get_logger
 logger = get_logger("eoslog.consumer")
 
 
-class DroppedConsumers:
-    """The dropped consumers of one open directory.
+class DroppedClients:
+    """The dropped clients of one open directory.
 
     Thread-safe. `note` takes no lock, because a finalizer may interrupt any code.
 
@@ -37,7 +38,7 @@ class DroppedConsumers:
         self._noted: deque[tuple[str, str, bool]] = deque()
 
     def note(self, group_id: str, member_id: str, holds_reference: bool) -> None:
-        """Add an entry for a consumer that was garbage collected."""
+        """Add an entry for a client that was garbage collected; a producer has no group."""
         self._noted.append((group_id, member_id, holds_reference))
 
     def end(self) -> int:
@@ -79,4 +80,4 @@ class DroppedConsumers:
             try:
                 self._close(references)
             except Exception:
-                logger.exception("dropped consumer: its directory was closed with an error")
+                logger.exception("dropped client: its directory was closed with an error")
