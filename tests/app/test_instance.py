@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -38,14 +39,13 @@ def test_workers_take_the_lowest_number_that_is_free(log):
 def test_the_partitions_are_shared_by_the_workers(log):
     first, second = app_of(log), app_of(log)
     first.step()
-    for _ in range(200):
+    deadline, shared = time.monotonic() + 60, False
+    while not shared and time.monotonic() < deadline:
         first.step()
         second.step()
         members = log.describe_group("shop").members
-        if sorted(len(member.assigned) for member in members) == [1, 1]:
-            break
-    else:
-        pytest.fail("the workers do not share the partitions")
+        shared = sorted(len(member.assigned) for member in members) == [1, 1]
+    assert shared
     first.stop()
     second.stop()
 
