@@ -148,7 +148,8 @@ def _walked_in_use(new: Callable[[], Walk], log: PartitionLog | None) -> Walk | 
             if isinstance(error, DirectoryReplaced) or not was_taken(error):
                 raise
             missing = error
-        if log.core.deleted if log is not None else not files.is_dir(walk.path):
+        deleted = log.core.deleted if log is not None else not files.is_dir(walk.path)
+        if deleted:
             return None
         if missing is None and walk.half:
             if log is None or _is_dead_swap(log) or time.monotonic() > deadline:

@@ -182,7 +182,7 @@ def _recovery_point(root: str, directory: str) -> int:
 
 
 def damage_at_end(directory: str) -> tuple[int, CorruptRecord] | None:
-    """Check zeros, as `fault_at_end`, and that the last log file was closed."""
+    """Check as `fault_at_end`, for zeros, and for another last log file."""
     other = _other_file_at_end(directory)
     if other is None:
         other = fault_at_end(directory)
