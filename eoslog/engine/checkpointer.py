@@ -156,7 +156,7 @@ class Checkpointer:
 
 
 def _raise_point(points: dict[tuple[str, int], int], log: PartitionLog, end: int) -> None:
-    """Raise a recovery point, after making the index files below it durable.
+    """Raise a recovery point, after making the sealed segments below it durable.
 
     A poisoned log is left out, because after a failed sync the next one succeeds although pages are
     lost. A deleted log is left out, because another topic may have its name.
@@ -166,5 +166,5 @@ def _raise_point(points: dict[tuple[str, int], int], log: PartitionLog, end: int
     key = (log.topic, log.partition)
     old = points.get(key, 0)
     with contextlib.suppress(UnknownTopicOrPartition):  # deleted just now
-        log.flusher.sync_indexes(old, max(old, end))
+        log.flusher.sync_sealed(old, max(old, end))
         points[key] = max(old, end)

@@ -63,7 +63,7 @@ def test_cleaning_a_partition_syncs_each_of_its_steps(tmp_path: Path) -> None:
         log.flush()
         # Two segments, each: its indexes, its bytes; the names of its swap files, that the old ones
         # are gone, and then its own.
-        with syncs(4, 8):
+        with syncs(4, 10):
             cleaned = clean_partition(log, 0, NOW, force=True)
         assert cleaned is not None
 
@@ -88,17 +88,17 @@ def test_finishing_a_swap_syncs_the_names(tmp_path: Path) -> None:
         finish_renames(str(tmp_path / "t-0"))
 
 
-def test_indexes_before_a_new_recovery_point_are_synced_with_it(tmp_path: Path) -> None:
+def test_segments_sealed_before_a_new_recovery_point_are_synced_with_it(tmp_path: Path) -> None:
     with opened(str(tmp_path), **ROLLING) as log:
         data = batch(1, producer_id=1, sequence=0, transactional=True, size=800)
         log.append(data, expect=[(log, log.log_end)])
         log.append(build_marker(1, 1, False, timestamp=1), origin=AppendOrigin.COORDINATOR)
         log.append(batch(1, size=800))
         log.flush()
-        with syncs(3, 1):  # offset, time and abort index of the sealed segment; their names
-            log.flusher.sync_indexes(0, log.log_end)
+        with syncs(4, 1):  # log, offset, time and abort index of the sealed segment; their names
+            log.flusher.sync_sealed(0, log.log_end)
         with syncs(0, 0):
-            log.flusher.sync_indexes(log.log_end, log.log_end)
+            log.flusher.sync_sealed(log.log_end, log.log_end)
 
 
 def test_recreating_the_segment_of_an_empty_directory_syncs_its_files(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def _use_indexes_as_they_are(stack: contextlib.ExitStack) -> None:
     def abort_index(self: Derived) -> bytes:
         return seals.content(self._stem + TXN_INDEX) or b""
 
-    _put(stack, LogFlusher, "sync_indexes", _nothing)
+    _put(stack, LogFlusher, "sync_sealed", _nothing)
     _put(stack, Derived, "abort_index", abort_index)
 
 

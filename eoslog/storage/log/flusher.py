@@ -329,11 +329,12 @@ class LogFlusher:
                 self.close_retired()
         self._core.pass_flush_on()  # to a thread that found the mutex taken
 
-    def sync_indexes(self, old_point: int, new_point: int) -> None:
-        """Make the index files durable of segments between an old and a new recovery point.
+    def sync_sealed(self, old_point: int, new_point: int) -> None:
+        """Make the segments durable that end between an old and a new recovery point.
 
-        Recovery scans segments from the recovery point on, and rebuilds the indexes of these only.
-        If an abort index below that point were lost, readers would see aborted records.
+        Recovery scans segments from the recovery point on, and repairs these only. If an abort
+        index below that point were lost, readers would see aborted records. If a log file got its
+        preallocated space back, which the roll truncated, readers would find zeros.
 
         Raises:
             LogPoisoned: if a sync failed; the next one would succeed in spite of lost bytes.
@@ -342,17 +343,17 @@ class LogFlusher:
         """
         try:
             bases = offsets_in(self._context.path, LOG)  # the empty active one as well
-            self._sync_indexes(bases, old_point, new_point)
+            self._sync_sealed(bases, old_point, new_point)
         except OSError as error:
             if self._core.deleted:
                 raise self._context.topic_deleted() from error
             raise
 
-    def _sync_indexes(self, bases: list[int], old_point: int, new_point: int) -> None:
+    def _sync_sealed(self, bases: list[int], old_point: int, new_point: int) -> None:
         sealed = [b for b, end in pairwise(bases) if old_point <= end <= new_point]
         try:
             for base in sealed:
-                for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
+                for suffix in (LOG, INDEX, TIME_INDEX, TXN_INDEX):
                     self._sync_file(os.path.join(self._context.path, file_name(base, suffix)))
             if sealed:
                 files.fsync_dir(self._context.path)

@@ -1,7 +1,7 @@
 """Segment swap: replacing old segments by a cleaned one, so that a crash leaves all-old or all-new.
 
     1  NNN.log.cleaned ...           written and flushed; the old segments are untouched
-    2  .cleaned -> .swap             the log's file last; directory flushed
+    2  directory flushed; .cleaned -> .swap, the log's file last; directory flushed
     3  the old segments -> .deleted; directory flushed
     4  .swap -> final name           the log's file first; directory flushed
     5  .deleted files are removed
@@ -45,6 +45,9 @@ def swap_in(log: PartitionLog, base: int, old: Sequence[int], cleaned_to: int) -
     Durability: the new segments are durable on return.
     """
     path = log.path
+    # The segment after the cleaned ones may have its name from an unflushed roll. Without it, the
+    # new segment would be the last one, whose gaps are damage.
+    files.fsync_dir(path)
     seal = seals.read(path, cleaned_to)
     # The seal describes the old segment. Step 2 makes its removal durable, so that no crash leaves
     # the seal with the new segment.

@@ -135,7 +135,7 @@ def test_a_checkpoint_of_a_topic_that_is_deleted_poisons_nothing(tmp_path):
         )
         subprocess.run([sys.executable, "-c", others], check=True)
         with pytest.raises(UnknownTopicOrPartition, match="deleted"):
-            partition.flusher.sync_indexes(0, partition.log_end)
+            partition.flusher.sync_sealed(0, partition.log_end)
         assert not partition.core.poisoned
         log.create_topic("t")
         put(log, 1)
