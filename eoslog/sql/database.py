@@ -333,7 +333,7 @@ class Database(Closing):
         if log in self._logs:
             return
         with self._session() as session:
-            rows = committed_rows(session, self._tables, _ROWS_AT_JOIN)
+            rows = committed_rows(session, self._tables, log.cluster_id, _ROWS_AT_JOIN)
         refuse_older_log(log, rows, self._source.text, self._tables.outcome)
         self._book.sweep(rows, log)
         log.register_resolver(self.name, self)

@@ -28,7 +28,7 @@ def refuse_older_log(log: Any, rows: Iterable[OutcomeRow], database: str, table:
 
     Args:
         log: the open log.
-        rows: rows C of the database, also of other logs.
+        rows: rows C of this log in the database.
         database: the text of the database for the message.
         table: the table of the rows.
 
@@ -36,8 +36,7 @@ def refuse_older_log(log: Any, rows: Iterable[OutcomeRow], database: str, table:
         DatabaseError: if the log has lost a transaction that the database has committed.
     """
     for row in rows:
-        mine = row.token.startswith(f"{log.cluster_id}:")
-        if mine and log.outcome(row.token) is None and _is_lost(log._engine, row):
+        if log.outcome(row.token) is None and _is_lost(log._engine, row):
             raise DatabaseError(
                 f"{database}: it has committed token {row.token}, which the log {log.path} does "
                 "not know, so the log is an older copy; restore a newer one, or produce the "

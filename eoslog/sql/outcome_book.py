@@ -83,9 +83,9 @@ class OutcomeBook:
             session.commit()
 
     def sweep(self, rows: Sequence[OutcomeRow], log: Any) -> None:
-        """Find rows of earlier processes whose decisions the log has."""
+        """Find rows of this log, inserted by earlier processes, whose decisions it has."""
         for token, _, _ in rows:
-            if token.startswith(f"{log.cluster_id}:") and log.outcome(token) is Outcome.COMMIT:
+            if log.outcome(token) is Outcome.COMMIT:
                 try:
                     log.resolve(token, Outcome.COMMIT)  # returns when the decision is on disk
                 except EoslogError as error:

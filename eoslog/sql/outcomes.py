@@ -129,15 +129,23 @@ def _decision(session: DatabaseSession, tables: Tables, token: str) -> str | Non
     return None if found is None else _text(found)
 
 
-def committed_rows(session: DatabaseSession, tables: Tables, limit: int) -> list[OutcomeRow]:
-    """Return the rows C, the newest first.
+def committed_rows(
+    session: DatabaseSession, tables: Tables, log_id: str, limit: int
+) -> list[OutcomeRow]:
+    """Return the rows C of one log, the newest first.
+
+    Args:
+        session: a session without a transaction.
+        tables: the tables of the database.
+        log_id: the cluster id of the log, with which its tokens begin.
+        limit: how many rows at most.
 
     Raises:
         DatabaseError: if the table is damaged.
     """
     try:
         with tables.reading(session):
-            return _rows(tables.newest_commits(session, limit))
+            return _rows(tables.newest_commits(session, log_id, limit))
     finally:
         session.rollback()
 

@@ -164,29 +164,35 @@ class Tables:
             raise _damaged(session, table, f"the copies of the row {values} differ")
         return found[0] if found else None
 
-    def newest_commits(self, session: DatabaseSession, limit: int) -> list[tuple[Any, ...]]:
-        """Return (token, decision, at) of the newest rows C.
+    def newest_commits(
+        self, session: DatabaseSession, log_id: str, limit: int
+    ) -> list[tuple[Any, ...]]:
+        """Return (token, decision, at) of the newest rows C of one log.
 
         Raises:
             DatabaseError: if the copies of a file without checksums differ. All rows are counted,
                 and the returned ones are looked up.
         """
         table = self.outcome
-        newest = f"{table} WHERE decision = 'C' ORDER BY at DESC LIMIT {limit}"
+        owner = f"{log_id}:"
+        of_log = f"decision = 'C' AND substr(token, 1, {len(owner)}) = ?"
+        newest = f"{table} WHERE {of_log} ORDER BY at DESC LIMIT {limit}"
         if session.dialect.name != "sqlite":
-            return session.execute(f"SELECT token, decision, at FROM {newest}").rows
+            return session.execute(f"SELECT token, decision, at FROM {newest}", (owner,)).rows
         copy = self._sources(session, table)[1]
         counts = session.execute(
             " UNION ALL ".join(
-                f"SELECT {number}, count(*), total(decision = 'C') FROM {table}{source}"
+                f"SELECT {number}, count(*), total({of_log}) FROM {table}{source}"
                 for number, source in enumerate((" NOT INDEXED", copy))
-            )
+            ),
+            (owner, owner),
         ).rows
         rows = session.execute(
             f"SELECT token, decision, at, EXISTS (SELECT 1 FROM {table}{copy} WHERE token = "
             "newest.token AND decision = newest.decision AND rowid = newest.number) FROM (SELECT "
             "token, decision, at, rowid AS number FROM "
-            f"{newest.replace(' WHERE', ' NOT INDEXED WHERE', 1)}) AS newest"
+            f"{newest.replace(' WHERE', ' NOT INDEXED WHERE', 1)}) AS newest",
+            (owner,),
         ).rows
         if counts[0][1:] != counts[1][1:] or not all(row[3] for row in rows):
             raise _damaged(session, table, "the copies of its rows differ")

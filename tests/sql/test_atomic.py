@@ -288,6 +288,26 @@ def test_row_15_N19_a_log_older_than_the_database_begins_nothing(out, table, tmp
         assert (placed(table), visible(older)) == ([*before, 9], [0, 1, 2, 9])
 
 
+def test_row_15_N19_an_older_log_is_refused_under_many_rows_of_other_logs(out, table, tmp_path):
+    """The newest rows of the database are not those of the log."""
+    out.backup(tmp_path / "older")
+    with Database(table.connect) as database, out.producer(transactional_id="t") as producer:
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 0)
+    rows = ", ".join(
+        f"('other:1:0:{number}', 'C', '2100-01-01 00:00:00')" for number in range(1500)
+    )
+    table.run(f"insert into eoslog_outcome (token, decision, at) values {rows}")
+    with (
+        eoslog.open(tmp_path / "older") as older,
+        older.producer(transactional_id="t") as producer,
+        Database(table.connect) as database,
+    ):
+        with pytest.raises(DatabaseError, match="so the log is an older copy"):
+            with older.atomic(producer, database):
+                raise AssertionError
+
+
 def test_row_15_N19_an_older_log_is_refused_after_the_outcome_retention(table, tmp_path):
     """It assigns the producer ids of lost transactional ids again."""
     path = tmp_path / "shop"

@@ -19,8 +19,9 @@ from eoslog.sql import Database
 from eoslog.sql.offsets import all_offsets, read_offsets, store_offsets
 from eoslog.sql.outcomes import all_outcomes, committed_rows, insert_commit
 
-TOKENS = [f"VjQWqSJ3TUWd1GBdSxIZyA:{number}:0:3" for number in range(40)]
-COMMITTED, ABORTED, UNKNOWN = TOKENS[6], TOKENS[7], "VjQWqSJ3TUWd1GBdSxIZyA:99:0:3"
+LOG_ID = "VjQWqSJ3TUWd1GBdSxIZyA"
+TOKENS = [f"{LOG_ID}:{number}:0:3" for number in range(40)]
+COMMITTED, ABORTED, UNKNOWN = TOKENS[6], TOKENS[7], f"{LOG_ID}:99:0:3"
 TOPIC_ID = b"\x17" * 16
 PARTITIONS = {TopicPartition("orders", number): TOPIC_ID for number in range(3)}
 PAGE = 4096
@@ -92,7 +93,7 @@ def offsets(database: Database, _: str) -> Any:
 
 def joined(database: Database, _: str) -> Any:
     with database._session() as session:
-        rows = committed_rows(session, database._tables, 1000)
+        rows = committed_rows(session, database._tables, LOG_ID, 1000)
     return {row.token for row in rows}
 
 
