@@ -1,7 +1,7 @@
 """State of an open directory, lag of its groups, and its cleaning.
 
-A partition that cannot be opened (it is damaged, a file is missing, or the disk fails) is reported
-by name. The other partitions are still reported.
+A partition that cannot be opened (it is damaged, a file is missing, the disk fails, or no writer
+has recovered it yet) is reported by name. The other partitions are still reported.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from eoslog.engine.engine import Engine
 from eoslog.errors import (
     CorruptRecord,
     EoslogError,
+    LockTimeout,
     StorageError,
     TooManyOpenFiles,
     UnknownTopicOrPartition,
@@ -34,7 +35,9 @@ from eoslog.model import (
 from eoslog.reports import CheckReport, Problem
 from eoslog.shown_paths import get_logger
 from eoslog.storage.check import checker as log_checker
+from eoslog.storage.directory.directory import NeverUsed
 from eoslog.storage.directory.processes import Processes
+from eoslog.storage.fs import files
 from eoslog.storage.log.partition_log import PartitionLog
 
 logger = get_logger("eoslog.health")
@@ -46,6 +49,9 @@ __all__ = [
 
 OPEN_STATES = frozenset({"Ongoing", "Prepared", "Parked", "PrepareCommit", "PrepareAbort"})
 """The states of a transactional id in which it has a transaction."""
+
+_CREATION_S = 1.0
+"""How long the directory of a topic may be missing while another process creates the topic."""
 
 
 def offsets_of_log(log: PartitionLog) -> Offsets:
@@ -69,7 +75,7 @@ def _opened(engine: Engine) -> Iterator[tuple[TopicPartition, PartitionLog | Eos
             continue  # deleted in the meantime
         except TooManyOpenFiles:
             raise  # not caused by this partition
-        except (CorruptRecord, StorageError) as error:
+        except (CorruptRecord, StorageError, LockTimeout) as error:
             found = error  # DiskFull too: its creation stopped half way, and the others work
         yield TopicPartition(*key), found
 
@@ -90,7 +96,7 @@ def _internal_opened(
                 found += [(tp, log) for log in engine.partitions.existing(topic, 1, first=number)]
             except TooManyOpenFiles:
                 raise
-            except (CorruptRecord, StorageError) as error:
+            except (CorruptRecord, StorageError, LockTimeout) as error:
                 found.append((tp, error))
     engine.metadata.refresh()
     for topic in engine.metadata.first_use_topics:
@@ -98,7 +104,7 @@ def _internal_opened(
             log = engine.existing_internal_topic(topic)
         except TooManyOpenFiles:
             raise
-        except (CorruptRecord, StorageError) as error:
+        except (CorruptRecord, StorageError, LockTimeout) as error:
             found.append((TopicPartition(topic, 0), error))
         else:
             found += [(TopicPartition(topic, 0), log)] if log is not None else []
@@ -225,12 +231,7 @@ def check(engine: Engine, *, full: bool) -> CheckReport:
     names = log_checker.partition_directories(place)  # before opening: a later one has no end
     opened = [*_internal_opened(engine), *_opened(engine)]
     found = [log for _, log in opened if isinstance(log, PartitionLog)]
-    # One that is damaged is read as its files are. Of another error the files may say nothing.
-    broken = {
-        tp: error
-        for tp, error in opened
-        if isinstance(error, StorageError) and not isinstance(error, CorruptRecord)
-    }
+    unread = {tp: error for tp, error in opened if isinstance(error, EoslogError)}
     logs = {log.name: log for log in found}
     # Under a living topic's name the directory of a deleted one may stand yet.
     deleted = {topic.name for topic in engine.metadata.deleted.values()}
@@ -244,17 +245,37 @@ def check(engine: Engine, *, full: bool) -> CheckReport:
         ids={name: log.topic_id for name, log in logs.items() if log.topic not in deleted},
     )
     # Points know names only: those of a deleted topic stay until its namesake is used.
-    keys = [*engine.user_partitions(), *((name, 0) for name in engine.metadata.first_use_topics)]
-    left = {key: flushed.get(key, 0) for key in keys if key[0] not in deleted}
-    missing = log_checker.missing(place, left)
-    told = {problem.path for problem in missing}
-    offline = [
-        Problem(
-            os.path.join(place, f"{tp.topic}-{tp.partition}"),
-            0,
-            f"the partition cannot be opened: {error}",
-        )
-        for tp, error in broken.items()
-    ]
-    offline = [problem for problem in offline if problem.path not in told]
-    return dataclasses.replace(report, problems=[*missing, *offline, *report.problems])
+    left = {key: flushed.get(key, 0) for key in _living(engine) if key[0] not in deleted}
+    files.failpoint("check.listed")
+    absent, others, notes = log_checker.missing(place, left), [], []
+    told = {problem.path for problem in absent}
+    for tp, error in unread.items():
+        where = os.path.join(place, f"{tp.topic}-{tp.partition}")
+        problem = Problem(where, 0, f"the partition cannot be opened: {error}")
+        if isinstance(error, LockTimeout):
+            notes.append(Problem(where, 0, f"only its files were checked: {error}"))
+        elif isinstance(error, NeverUsed):
+            absent.append(problem)
+        # One that is damaged is read as its files are. Of another error the files may say nothing.
+        elif not isinstance(error, CorruptRecord) and where not in told:
+            others.append(problem)
+    problems = [*_still_absent(engine, absent), *others, *report.problems]
+    return dataclasses.replace(report, problems=problems, notes=[*report.notes, *notes])
+
+
+def _living(engine: Engine) -> list[tuple[str, int]]:
+    """Return the partitions that have a directory once they are created or used."""
+    users = engine.user_partitions()  # refreshes the metadata
+    return [*users, *((name, 0) for name in engine.metadata.first_use_topics)]
+
+
+def _still_absent(engine: Engine, problems: list[Problem]) -> list[Problem]:
+    """Return the problems of directories that no process is creating or deleting."""
+    deadline = time.monotonic() + _CREATION_S
+    while True:
+        left = [problem for problem in problems if not files.is_dir(problem.path)]
+        living = {f"{name}-{number}" for name, number in _living(engine)}
+        problems = [one for one in left if os.path.basename(one.path) in living]
+        if not problems or engine.session.private or time.monotonic() > deadline:
+            return problems
+        time.sleep(0.01)

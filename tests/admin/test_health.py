@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from eoslog.model import TopicPartition
 from eoslog.storage.check import checker
 from eoslog.storage.fs import files
 from eoslog.storage.segment.segment import LOG, SNAPSHOT, file_name
+from tests.faults.harness import Child, Running, start
 
 BROKEN = TopicPartition("b", 1)
 
@@ -117,3 +121,75 @@ def test_check_repeats_a_partition_whose_file_disappears(place: Path) -> None:
             # Deleting a snapshot changes the version of the list, which this fault does not.
             other = [one for one in report.problems if not one.path.endswith(SNAPSHOT)]
             assert other == [], nth
+
+
+def write(child: Child, place: Path, topics: str) -> None:
+    """Write to these topics, then keep the log open."""
+    with eoslog.open(place) as log, log.producer() as producer:
+        for topic in topics:
+            producer.produce_many(topic, [b"y"] * 5, partition=0)
+        producer.flush()
+        child.tell("ready", True)
+        signal.pause()
+
+
+def test_partitions_that_no_writer_has_recovered_are_named(place: Path) -> None:
+    """A reader cannot recover them after a kill, and the next writer used only one."""
+    killed = start(write, place, "ab")
+    killed.heard("ready")
+    killed.kill()
+    left = [TopicPartition(*key) for key in (("a", 1), ("b", 0), ("b", 1), ("c", 0), ("c", 1))]
+    with contextlib.ExitStack() as ending:
+        writer = start(write, place, "a")
+        ending.callback(writer.kill)
+        writer.heard("ready")
+        log = ending.enter_context(eoslog.open(place, read_only=True))
+        assert list(log.offline_partitions()) == left
+        assert list(log.stats()["offline"]) == [str(tp) for tp in left]
+        report = log.check()
+        assert report.ok
+        assert [os.path.basename(note.path) for note in report.notes] == [str(tp) for tp in left]
+        assert all("the writers have not recovered it yet" in note.message for note in report.notes)
+
+
+def checked(child: Child, place: Path) -> None:
+    """Stop between the list of the topics and the search for their directories."""
+    with eoslog.open(place, read_only=True) as log:
+        files.arm_failpoint("check.listed", "stop")
+        child.tell("problems", [os.path.basename(one.path) for one in log.check().problems])
+
+
+def until_stopped(child: Running) -> None:
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+@contextlib.contextmanager
+def during_check(place: Path, problems: list[str]) -> Iterator[None]:
+    """Stop a check after it has listed the topics, and continue it after the block."""
+    child = start(checked, place)
+    try:
+        until_stopped(child)
+        yield
+        child.signal(signal.SIGCONT)
+    except BaseException:
+        child.kill()
+        raise
+    assert child.end().fine().of("problems") == [problems]
+
+
+def test_check_leaves_out_a_topic_that_is_deleted_during_the_check(place: Path) -> None:
+    with eoslog.open(place) as log, during_check(place, []):
+        log.delete_topic("b")
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_check_reports_a_new_directory_only_if_it_stays_missing(place: Path, made: bool) -> None:
+    """The topic is in the metadata before its directory is made."""
+    with eoslog.open(place) as log:
+        log.create_topic("new")
+        os.rename(place / "new-0", place / "aside")
+        with during_check(place, [] if made else ["new-0"]):
+            if made:
+                os.rename(place / "aside", place / "new-0")
+        if not made:
+            os.rename(place / "aside", place / "new-0")
