@@ -2,9 +2,9 @@
 # id, and the decisions. Values are `TransactionMetadata`, whose states say what may follow what
 # (coordinator/transactions/state.py). Records are decoded in coordinator/transactions/log_fold.py.
 
-from cpython.tuple cimport PyTuple_GetSlice
-
-cdef object new_tuple = tuple.__new__
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_SET_ITEM
+from cpython.type cimport PyType_GenericAlloc
 
 cdef enum:                      # fields of a TransactionMetadata
     FIELD_NAME = 0
@@ -17,9 +17,14 @@ cdef enum:                      # fields of a TransactionMetadata
 
 
 cdef placed_at(tuple metadata, int64_t offset):
-    """Return a value with the offset of its record."""
-    cdef tuple fields = PyTuple_GetSlice(metadata, 0, FIELD_OFFSET) + (offset,)
-    return new_tuple(type(metadata), fields)
+    """Return a copy of a value, with the offset of its record."""
+    cdef tuple placed = <tuple>PyType_GenericAlloc(type(metadata), FIELD_OFFSET + 1)
+    cdef Py_ssize_t i
+    for i in range(FIELD_OFFSET + 1):
+        field = metadata[i] if i < FIELD_OFFSET else offset
+        Py_INCREF(field)        # the next line takes the reference over
+        PyTuple_SET_ITEM(placed, i, field)
+    return placed
 
 
 @cython.final
@@ -176,6 +181,12 @@ cdef class FoldedTransactions:
         if end == position and cleaned == self._cleaned:
             return position
         return self._fold_to_end()
+
+    def take_appended(self, metadata, int64_t offset):
+        """Fold a value that this process has appended. The caller holds the log's lock."""
+        if self._position == offset:        # else `refresh` has folded it, or will fold it
+            self._fold.append(metadata, offset, self._times)
+            self._position = offset + 1
 
     def get(self, transactional_id):
         """The value of the id's newest folded record; None if it has none."""

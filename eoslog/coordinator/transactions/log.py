@@ -218,9 +218,7 @@ class TransactionLog(FoldedTransactions[TransactionMetadata]):
             return None
         offset = result.base_offset
         with self._lock:
-            if self._position == offset:  # else `refresh` has folded it, or will fold it
-                self._fold.append(value, offset, self._times)
-                self._position = offset + 1
+            self.take_appended(value, offset)
         return offset
 
     def append_rows(
