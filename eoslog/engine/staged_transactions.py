@@ -32,7 +32,7 @@ from eoslog import _core
 from eoslog.config.keys import LogConfig
 from eoslog.coordinator.groups.coordinator import GroupCoordinator
 from eoslog.coordinator.host import HostLog, TransactionHost
-from eoslog.coordinator.retry import Attempts
+from eoslog.coordinator.retry import again
 from eoslog.coordinator.transactions.coordinator import TransactionCoordinator
 from eoslog.coordinator.transactions.log import TransactionLog
 from eoslog.coordinator.transactions.prepared_records import (
@@ -263,7 +263,7 @@ class StagedTransactions:
         transactions = self._engine.transactions
         clog = transactions.logs.at(number)
         name = self._delivery_id(entry.key, number)
-        attempts = Attempts("delivery of", name)
+        attempts = None
         with self._delivery_locks[hash(entry.key) % _LOCKS]:
             while True:
                 clog.refresh()
@@ -275,7 +275,7 @@ class StagedTransactions:
                 try:
                     self._deliver(clog, name, identity, now)
                 except _LOST:
-                    attempts.again()
+                    attempts = again(attempts, "delivery of", name)
                 except BaseException:
                     # Readers of the topics that took their part would wait for the timeout.
                     with contextlib.suppress(EoslogError):

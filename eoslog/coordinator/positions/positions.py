@@ -52,7 +52,7 @@ from eoslog.coordinator.positions.records import (
     decode_value,
     encode_value,
 )
-from eoslog.coordinator.retry import Attempts
+from eoslog.coordinator.retry import again
 from eoslog.errors import CorruptRecord, PositionConflict
 from eoslog.model import POSITIONS_TOPIC, AppendOrigin, AppendResult, TopicPartition
 from eoslog.storage.fs.files import failpoint
@@ -207,7 +207,7 @@ class Positions:
         log, transactions = self._host.internal_topic(POSITIONS_TOPIC), self._host.transactions
         folded = self._of(log)
         tp = TopicPartition(log.topic, log.partition)
-        attempts, asked = Attempts("position", repr(change.name)), False
+        attempts, asked = None, False
         while True:
             listed = transactions.add_partitions_to_txn(
                 transactional_id, producer_id, producer_epoch, {tp}
@@ -239,7 +239,7 @@ class Positions:
                 failpoint("position.set")
                 return done
             asked = False
-            attempts.again()
+            attempts = again(attempts, "position", repr(change.name))
 
     def get(self, name: str) -> PositionValue | None:
         """Return the committed position of a name; None if there is none."""
@@ -262,7 +262,7 @@ class Positions:
             The deletion is durable on return.
         """
         check_name("delete_position", name)
-        attempts = Attempts("deletion of position", repr(name))
+        attempts = None
         while True:
             with self._settled() as fold:
                 holder, known = fold.holder(name), name in fold.visible
@@ -280,7 +280,7 @@ class Positions:
                 failpoint("position.deleted")
                 log.flush(done.last_offset + 1)
                 return True
-            attempts.again()
+            attempts = again(attempts, "deletion of position", repr(name))
 
     def _append(
         self, log: HostLog, end: int, name: str, value: bytes | None, expect: list[Any],

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from eoslog.coordinator.host import TransactionHost
-from eoslog.coordinator.retry import Attempts
+from eoslog.coordinator.retry import again
 from eoslog.coordinator.transactions.log import TransactionLog, TransactionLogs
 from eoslog.coordinator.transactions.log_fold import RECOVERY_PREFIX
 from eoslog.coordinator.transactions.lost_producers import lost
@@ -132,7 +132,7 @@ class TransactionAdmin:
         return sum(self._expire_in(clog) for clog in self._logs.all())
 
     def _expire_in(self, clog: TransactionLog) -> int:
-        count, attempts = 0, Attempts("expiry of transactional ids")
+        count, attempts = 0, None
         while True:
             end = clog.refresh()
             now = self._host.clock_ms()
@@ -149,7 +149,7 @@ class TransactionAdmin:
             if not idle:
                 return count
             if clog.append_tombstones(idle, end, now) is None:
-                attempts.again()
+                attempts = again(attempts, "expiry of transactional ids")
             else:
                 count += len(idle)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from eoslog.coordinator.host import HostLog, TransactionHost
-from eoslog.coordinator.retry import Attempts
+from eoslog.coordinator.retry import again
 from eoslog.coordinator.transactions.log import TransactionLog
 from eoslog.coordinator.transactions.markers import MarkerDriver, open_span
 from eoslog.coordinator.transactions.state import NO_ID, Cause, OffsetSpan, TransactionMetadata
@@ -105,7 +105,7 @@ class Endings:
         Durability:
             The decision is durable on return, and so is all data of a commit.
         """
-        attempts = Attempts("end of", transactional_id)
+        attempts = None
         new_id = NO_ID
         while True:
             end = clog.refresh()
@@ -133,7 +133,7 @@ class Endings:
             else:
                 offset = clog.append_rows(also(now), end, now, value=record)
             if offset is None:
-                attempts.again()
+                attempts = again(attempts, "end of", transactional_id)
                 continue
             failpoint("txn.prepared")
             self.settle(clog, record, offset, carried or ())

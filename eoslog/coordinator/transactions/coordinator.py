@@ -26,7 +26,7 @@ from typing import Any
 from eoslog._util.argument_types import explained_calls
 from eoslog._util.arguments import as_items, shown
 from eoslog.coordinator.host import HostLog, TransactionHost
-from eoslog.coordinator.retry import Attempts
+from eoslog.coordinator.retry import again
 from eoslog.coordinator.trace import Trace
 from eoslog.coordinator.transactions.admin import TransactionAdmin
 from eoslog.coordinator.transactions.commit import Claimed, Endings
@@ -200,7 +200,7 @@ class TransactionCoordinator:
     ) -> InitResult:
         """Do the work of `init_producer_id`, also for eoslog's own ids."""
         clog = self.logs.of(name)
-        attempts = Attempts("init of", name)
+        attempts = None
         new_id = NO_ID
         while True:
             end = clog.refresh()
@@ -234,7 +234,7 @@ class TransactionCoordinator:
                 clog.refresh()
                 outcome = outcome_of(current)
                 return InitResult(record.producer_id, record.producer_epoch, outcome)
-            attempts.again()
+            attempts = again(attempts, "init of", name)
 
     def add_partitions_to_txn(
         self, transactional_id: str, producer_id: int, producer_epoch: int,
@@ -292,7 +292,7 @@ class TransactionCoordinator:
     ) -> tuple[Any, int]:
         """Do the work of `add_partitions_to_txn`, also for eoslog's own ids."""
         clog = self.logs.of(name)
-        attempts = Attempts("adding partitions to", name)
+        attempts = None
         while True:
             end = clog.refresh()
             current = self._check_identity(name, clog.get(name), producer_id, epoch)
@@ -318,7 +318,7 @@ class TransactionCoordinator:
             if offset is not None:
                 failpoint("txn.added")
                 return clog.log, offset + 1
-            attempts.again()
+            attempts = again(attempts, "adding partitions to", name)
 
     def _check_free(self, tp: TopicPartition, producer_id: int, epoch: int) -> None:
         """Check that the producer has no older open transaction in a partition.

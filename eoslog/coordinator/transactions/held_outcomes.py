@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from eoslog.coordinator.retry import Attempts
+from eoslog.coordinator.retry import again
 from eoslog.coordinator.transactions.prepared import PreparedTransactions
 from eoslog.coordinator.transactions.prepared_records import PreparedEntry, entry_row
 from eoslog.coordinator.transactions.state import TransactionState
@@ -51,7 +51,7 @@ def release(
     Durability:
         The record is published, not durable: a lost one is written again by the next recovery.
     """
-    attempts = Attempts("release of", token)
+    attempts = None
     while True:
         clog, entry = prepared.index.find(token)
         if entry.state is not TransactionState.PREPARE_COMMIT:
@@ -65,4 +65,4 @@ def release(
         if unchanged and clog.append_rows([entry_row(new)], end, now_ms) is not None:
             clog.refresh()
             return
-        attempts.again()
+        attempts = again(attempts, "release of", token)

@@ -27,7 +27,7 @@ import threading
 
 from eoslog._core import build_marker
 from eoslog.coordinator.host import HostLog, TransactionHost
-from eoslog.coordinator.retry import Attempts
+from eoslog.coordinator.retry import again
 from eoslog.coordinator.trace import Trace
 from eoslog.coordinator.transactions.log import TransactionLog
 from eoslog.coordinator.transactions.log_fold import Decision
@@ -217,7 +217,7 @@ class MarkerDriver:
                 names.
             LockTimeout: if the partition's lock is held for too long.
         """
-        attempts = Attempts("marker of producer", key[0], "in", tp)
+        attempts = None
         while True:
             end = clog.refresh()
             decision = clog.decision(key)
@@ -264,7 +264,7 @@ class MarkerDriver:
                         error=None,
                     )
                 return int(result.base_offset)
-            attempts.again()
+            attempts = again(attempts, "marker of producer", key[0], "in", tp)
 
     def _epoch_to_write(
         self, log: HostLog, entry: Entry, decision: Decision, span: OffsetSpan, commit: bool
@@ -321,7 +321,7 @@ class MarkerDriver:
         self, clog: TransactionLog, decision: Decision, markers: dict[TopicPartition, int]
     ) -> None:
         name, mine = decision.prepared.transactional_id, decision.decided
-        attempts = Attempts("completion of", name)
+        attempts = None
         while True:
             end = clog.refresh()
             current = clog.get(name)
@@ -334,7 +334,7 @@ class MarkerDriver:
             if clog.append(current.completed(markers, now), end, now) is not None:
                 failpoint("txn.completed")
                 return
-            attempts.again()
+            attempts = again(attempts, "completion of", name)
 
     def _take_lock(self, key: TransactionKey) -> _DriverLock | None:
         """Wait until no other thread of this process drives the transaction.

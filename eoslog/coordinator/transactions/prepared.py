@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from eoslog.coordinator.host import TransactionHost
-from eoslog.coordinator.retry import Attempts
+from eoslog.coordinator.retry import again
 from eoslog.coordinator.transactions.commit import Claimed, Endings
 from eoslog.coordinator.transactions.log import TransactionLog, TransactionLogs
 from eoslog.coordinator.transactions.prepared_index import (
@@ -174,7 +174,7 @@ class PreparedTransactions:
         """
         clog = self._logs.of(transactional_id)
         key = (producer_id, producer_epoch)
-        attempts = Attempts("prepare of", transactional_id)
+        attempts = None
         while True:
             end = clog.refresh()
             current = self._identify(
@@ -209,7 +209,7 @@ class PreparedTransactions:
             failpoint("prepare.flushed")
             offset = clog.append_rows([entry_row(entry)], end, now, value=record)
             if offset is None:
-                attempts.again()
+                attempts = again(attempts, "prepare of", transactional_id)
                 continue
             failpoint("prepare.appended")
             clog.make_durable(offset + 1)
@@ -236,7 +236,7 @@ class PreparedTransactions:
         """
         home = self._logs.of(transactional_id)
         clog = self._logs.of(staged_id(entry.key))
-        attempts = Attempts("prepare of", transactional_id)
+        attempts = None
         while True:
             end = clog.refresh()
             known = clog.prepared(entry.key)
@@ -258,7 +258,7 @@ class PreparedTransactions:
                 failpoint("stage.durable")
                 clog.refresh()
                 return self.index.token_of(entry, clog), entry
-            attempts.again()
+            attempts = again(attempts, "prepare of", transactional_id)
 
     def withdraw(self, entry: PreparedEntry) -> None:
         """Abort a staged transaction whose `stage` has failed, and free its payload.
@@ -293,7 +293,7 @@ class PreparedTransactions:
         Durability:
             The decision is durable on return.
         """
-        attempts = Attempts("decision of", token)
+        attempts = None
         while True:
             clog, entry = self.index.find(token)
             if entry.commit is not None:
@@ -311,7 +311,7 @@ class PreparedTransactions:
             else:
                 decided = self._decide_staged(clog, entry, commit)
             if not decided:
-                attempts.again()
+                attempts = again(attempts, "decision of", token)
 
     def _decide_inline(self, clog: TransactionLog, entry: PreparedEntry, commit: bool) -> bool:
         def still(current: TransactionMetadata) -> bool:
@@ -512,7 +512,7 @@ class PreparedTransactions:
             The record is durable on return.
         """
         clog = self._logs.of(transactional_id)
-        attempts = Attempts("init of", transactional_id)
+        attempts = None
         owner = (self._host.process_number, self._host.process_nonce)
         while True:
             end = clog.refresh()
@@ -527,7 +527,7 @@ class PreparedTransactions:
             if offset is not None:
                 clog.make_durable(offset)
                 return self.index.token_of(entry, clog)
-            attempts.again()
+            attempts = again(attempts, "init of", transactional_id)
 
     # -- expiry
 
@@ -538,7 +538,7 @@ class PreparedTransactions:
         return sum(self._expire_in(clog) for clog in self._logs.all())
 
     def _expire_in(self, clog: TransactionLog) -> int:
-        count, attempts = 0, Attempts("expiry of outcomes")
+        count, attempts = 0, None
         while True:
             end = clog.refresh()
             now = self._host.clock_ms()
@@ -555,6 +555,6 @@ class PreparedTransactions:
             for key in done:
                 rows += [(token_key(key), None), (check_key(key), None)]
             if clog.append_rows(rows, end, now) is None:
-                attempts.again()
+                attempts = again(attempts, "expiry of outcomes")
             else:
                 count += len(done)

@@ -36,7 +36,7 @@ import threading
 from collections.abc import Callable
 
 from eoslog.coordinator.host import HostLog, TransactionHost
-from eoslog.coordinator.retry import Attempts
+from eoslog.coordinator.retry import again
 from eoslog.coordinator.transactions.commit import Endings
 from eoslog.coordinator.transactions.log import TransactionLog, TransactionLogs
 from eoslog.coordinator.transactions.log_fold import RECOVERY_PREFIX, Decision
@@ -247,7 +247,7 @@ class Resolver:
     def _abort_unknown(self, key: TransactionKey, tp: TopicPartition, span: OffsetSpan) -> None:
         name = f"{RECOVERY_PREFIX}{key[0]}"
         clog = self._logs.of(name)
-        attempts = Attempts("abort of open data of producer", key[0])
+        attempts = None
         while True:
             end = clog.refresh()
             current = clog.get(name)
@@ -265,7 +265,7 @@ class Resolver:
             if offset is not None:
                 self._endings.settle(clog, record, offset)
                 return
-            attempts.again()
+            attempts = again(attempts, "abort of open data of producer", key[0])
 
     # -- operators
 
