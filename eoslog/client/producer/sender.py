@@ -166,9 +166,10 @@ class Sender:
             Whether each drained batch has its result. False if another thread's cycle was still
             running at the deadline; nothing was sent.
         """
-        wait = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
-        if not self._lock.acquire(timeout=min(wait, threading.TIMEOUT_MAX)):
-            return False
+        if not self._lock.acquire(blocking=False):
+            wait = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if not self._lock.acquire(timeout=min(wait, threading.TIMEOUT_MAX)):
+                return False
         try:
             return self._cycle(force, deadline)
         finally:
