@@ -351,7 +351,7 @@ class Engine:
     def transaction_partition(self, transactional_id: str) -> PartitionLog:
         """The `__transaction_state` partition of an id, created at first use."""
         number = shard_of(transactional_id, self.properties.transaction_partitions)
-        return self.transaction_partition_at(number)
+        return self.partitions.partition(TRANSACTION_STATE_TOPIC, number)
 
     def group_partition(self, group_id: str) -> PartitionLog:
         """The `__consumer_offsets` partition of a group, created at first use."""

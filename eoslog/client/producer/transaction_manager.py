@@ -85,7 +85,8 @@ class ClientState(Enum):
 
 
 _S = ClientState
-_READY, _IN_TRANSACTION = _S.READY, _S.IN_TRANSACTION  # bound once, as each transaction needs them
+# Bound once, as each transaction needs them.
+_READY, _IN_TRANSACTION, _PREPARED = _S.READY, _S.IN_TRANSACTION, _S.PREPARED
 
 PREDECESSORS: Mapping[ClientState, frozenset[ClientState]] = {
     _S.UNINITIALIZED: frozenset({_S.INITIALIZING}),  # a failed init may be retried
@@ -161,7 +162,7 @@ class TransactionManager:
             EoslogError: if the state is FATAL_ERROR; the error that led to it.
             IllegalState: if the call is out of order.
         """
-        if self.state is ClientState.FATAL_ERROR and self.error is not None:
+        if self.error is not None and self.state is ClientState.FATAL_ERROR:
             raise self.error
         if self.state not in PREDECESSORS[to]:
             if self.error is not None:
@@ -208,7 +209,7 @@ class TransactionManager:
         """Raise unless records and offsets can be added now."""
         if self.error is not None:
             raise self.error
-        if self.state is not ClientState.IN_TRANSACTION:
+        if self.state is not _IN_TRANSACTION:
             if self.state in (ClientState.UNINITIALIZED, _READY):
                 raise IllegalState(self._out_of_order(_IN_TRANSACTION, what))
             raise IllegalState(
@@ -263,7 +264,7 @@ class TransactionManager:
 
         The coordinator learns of a staged transaction when it is prepared.
         """
-        if self.state is ClientState.PREPARED:
+        if self.state is _PREPARED:
             self._take_next_identity(deadline, "begin_transaction")
         self.transition(_IN_TRANSACTION, "begin_transaction")
         self.begun_by = threading.get_ident()

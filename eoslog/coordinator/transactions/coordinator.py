@@ -103,6 +103,7 @@ class TransactionCoordinator:
     ) -> None:  # fmt: skip
         """Create the coordinator's parts; no partition is opened."""
         self._host = host
+        self._owner = (host.process_number, host.process_nonce)
         self._new_id = next_producer_id or host.producer_ids.next_producer_id
         self._max_timeout_ms = max_timeout_ms
         self.logs = TransactionLogs(host)
@@ -125,10 +126,6 @@ class TransactionCoordinator:
             InvalidTransactionTimeout: if it is not 1 to transaction.max.timeout.ms.
         """
         check_timeout(timeout_ms, self._max_timeout_ms)
-
-    @property
-    def _owner(self) -> tuple[int, int]:
-        return (self._host.process_number, self._host.process_nonce)
 
     # -- the requests of a producer
 
@@ -376,8 +373,9 @@ class TransactionCoordinator:
             def answer(now: TransactionMetadata | None) -> Answer:
                 if now is not None:
                     self.prepared.check_none(transactional_id, now)
-                asked = (transactional_id, now, producer_id, producer_epoch, commit)
-                return end_txn_answer(*asked, self._admin.holder)
+                return end_txn_answer(
+                    transactional_id, now, producer_id, producer_epoch, commit, self._admin.holder
+                )
 
             def may(now: TransactionMetadata) -> bool:
                 # The transaction may time out while its data is flushed.

@@ -44,6 +44,7 @@ from eoslog.coordinator.transactions.markers import MarkerDriver, open_span
 from eoslog.coordinator.transactions.prepared_records import TransactionKey
 from eoslog.coordinator.transactions.state import (
     MAX_EPOCH,
+    ONGOING,
     Cause,
     OffsetSpan,
     TransactionMetadata,
@@ -63,6 +64,7 @@ from eoslog.model import TopicPartition
 GRACE_S = 0.05
 """Seconds that other threads and processes leave to the decider before they write its markers."""
 _RECOVERY_TIMEOUT_MS = 60_000
+_TIMED_OUT = Cause.TIMED_OUT  # bound once, because each commit compares with it
 
 
 class Resolver:
@@ -80,7 +82,7 @@ class Resolver:
 
     def due(self, clog: TransactionLog, metadata: TransactionMetadata) -> Cause | None:
         """The reason to abort an Ongoing transaction now, or None."""
-        if metadata.state is not TransactionState.ONGOING:
+        if metadata.state is not ONGOING:
             return None
         if metadata.owner is not None and not self._host.process_alive(*metadata.owner):
             return Cause.OWNER_DEAD
@@ -94,9 +96,9 @@ class Resolver:
         Returns:
             Whether it had timed out; then the caller must read the id's state again.
         """
-        if metadata is None or self.due(clog, metadata) is not Cause.TIMED_OUT:
+        if metadata is None or self.due(clog, metadata) is not _TIMED_OUT:
             return False
-        self.abort(clog, metadata, Cause.TIMED_OUT)
+        self.abort(clog, metadata, _TIMED_OUT)
         return True
 
     def drive(self, clog: TransactionLog, key: TransactionKey) -> bool:
