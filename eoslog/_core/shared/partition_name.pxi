@@ -8,7 +8,8 @@ cdef class PartitionName:
     cdef public object topic, partition
 
     def __hash__(self):
-        return hash((self.topic, self.partition))
+        cdef Py_hash_t topic = hash(self.topic), partition = hash(self.partition)
+        return <Py_hash_t>(31 * <size_t>topic + <size_t>partition)      # faster than a tuple's
 
     def __eq__(self, other):
         if not isinstance(other, PartitionName):
