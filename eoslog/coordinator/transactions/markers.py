@@ -80,7 +80,9 @@ class MarkerDriver:
         self._host = host
         self._events = events
         self._lock = threading.Lock()
-        self._driver_locks: dict[TransactionKey, _DriverLock] = {}
+        self._drivers: dict[TransactionKey, int] = {}  # threads of this process
+        self._ended = threading.Condition(self._lock)  # notified when one of them is done
+        self._waiting = 0  # threads that wait for it
         self._failures: dict[TransactionKey, dict[TopicPartition | None, EoslogError]] = {}
 
     def drive(self, clog: TransactionLog, key: TransactionKey) -> bool:
@@ -105,8 +107,7 @@ class MarkerDriver:
             published, not durable: recovery writes them again from the decision.
         """
         self._open_logs(clog.decision(key))
-        held = self._take_lock(key)
-        if held is None:
+        if not self._begin(key):
             # Re-entrant: this thread already drives the transaction, and opening a partition led
             # back to this method.
             return False
@@ -152,7 +153,7 @@ class MarkerDriver:
                         self._failures.pop(key, None)
             return not failures
         finally:
-            self._leave_lock(key, held)
+            self._end(key)
 
     def await_completion(self, clog: TransactionLog, current: TransactionMetadata) -> None:
         """Complete a decided transaction, or raise ConcurrentTransactions.
@@ -336,44 +337,32 @@ class MarkerDriver:
                 return
             attempts = again(attempts, "completion of", name)
 
-    def _take_lock(self, key: TransactionKey) -> _DriverLock | None:
+    def _begin(self, key: TransactionKey) -> bool:
         """Wait until no other thread of this process drives the transaction.
 
         The waiting threads then usually find it complete.
 
         Returns:
-            None if this thread drives the transaction already.
+            False if this thread drives the transaction already.
         """
         me = threading.get_ident()
         with self._lock:
-            held = self._driver_locks.get(key)
-            if held is None:
-                held = self._driver_locks[key] = _DriverLock(me)
-                return held
-            if held.driver == me:
-                return None
-            held.users += 1
-        if held.lock.acquire(timeout=_LOCK_S):
-            held.driver = me
-        return held
+            driver = self._drivers.get(key)
+            if driver is not None:
+                if driver == me:
+                    return False
+                self._waiting += 1
+                try:
+                    if not self._ended.wait_for(lambda: key not in self._drivers, _LOCK_S):
+                        return True  # drive it too, because the other thread takes too long
+                finally:
+                    self._waiting -= 1
+            self._drivers[key] = me
+        return True
 
-    def _leave_lock(self, key: TransactionKey, held: _DriverLock) -> None:
-        if held.driver == threading.get_ident():
-            held.driver = None
-            held.lock.release()
+    def _end(self, key: TransactionKey) -> None:
         with self._lock:
-            held.users -= 1
-            if held.users == 0:
-                del self._driver_locks[key]
-
-
-class _DriverLock:
-    """The thread that drives a transaction in this process, and the waiting ones."""
-
-    __slots__ = ("driver", "lock", "users")
-
-    def __init__(self, driver: int) -> None:
-        self.driver: int | None = driver
-        self.lock = threading.Lock()
-        self.lock.acquire()
-        self.users = 1
+            if self._drivers.get(key) == threading.get_ident():
+                del self._drivers[key]
+                if self._waiting:
+                    self._ended.notify_all()
