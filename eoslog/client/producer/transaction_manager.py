@@ -543,6 +543,7 @@ class TransactionManager:
                     group.instance_id,
                     offsets,
                     also,
+                    partial(self.partitions.confirm, also),
                 ),
                 deadline,
                 "send_offsets_to_transaction",

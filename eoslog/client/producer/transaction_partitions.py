@@ -114,6 +114,15 @@ class TransactionPartitions:
         self.listed |= found
         return found
 
+    def confirm(self, partitions: set[TopicPartition], expected: Any) -> None:
+        """Keep that partitions are listed, and the condition for appends to them.
+
+        The sender may append at the same time. With an older condition its append fails, because
+        the coordinator's log has changed.
+        """
+        self._expected = expected
+        self._confirmed |= partitions
+
     def _add(self, partitions: set[TopicPartition]) -> Any:
         expected = self._engine.transactions.add_partitions_to_txn(
             self._transactional_id,

@@ -41,6 +41,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 from eoslog._util.argument_types import explained_calls
 from eoslog._util.arguments import as_items
@@ -230,6 +231,7 @@ class GroupCoordinator:
         instance_id: str | None,
         offsets: OffsetMap,
         also: Collection[TopicPartition] = (),
+        on_listed: Callable[[tuple[Any, int]], None] | None = None,
     ) -> TopicPartition:
         """Commit offsets in a transaction (AddOffsetsToTxn and TxnOffsetCommit).
 
@@ -239,8 +241,9 @@ class GroupCoordinator:
         group, without fencing.
 
         The record of the coordinator that adds the group's partition to the transaction also adds
-        the partitions `also`, where the producer will write. One whose topic was deleted is left
-        to the producer's own request.
+        the partitions `also`, where the producer will write. `on_listed` is called with the
+        condition for its first append there, as `add_partitions_to_txn` returns it; not if a topic
+        of them was deleted, which is left to the producer's own request.
 
         Returns:
             The partition that now takes part in the transaction, with the batch's base offset. The
@@ -260,7 +263,7 @@ class GroupCoordinator:
         """
         return self._offsets.txn_commit(
             group_id, transactional_id, producer_id, producer_epoch, member_id, member_epoch,
-            instance_id, offsets, also,
+            instance_id, offsets, also, on_listed,
         )  # fmt: skip
 
     def fetch_offsets(

@@ -106,6 +106,7 @@ class GroupOffsets:
         instance_id: str | None,
         offsets: OffsetMap,
         also: Collection[TopicPartition] = (),
+        on_listed: Callable[[tuple[Any, int]], None] | None = None,
     ) -> TopicPartition:
         """See `GroupCoordinator.txn_offset_commit`."""
         topics = self._check_partitions(offsets, TransactionAbortable)
@@ -123,9 +124,12 @@ class GroupOffsets:
                 transactional_id, producer_id, producer_epoch, group_id,
             )  # fmt: skip
             try:
-                return [add(also)]
+                listed = add(also)
             except UnknownTopicOrPartition:
                 return [add()]
+            if on_listed is not None:
+                on_listed(listed)
+            return [listed]
 
         def decide(table: GroupTable) -> Change:
             group = table.groups.get(group_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from eoslog.client.producer.batch_dispatch import BatchDispatch
 from eoslog.client.producer.producer import Producer
+from eoslog.engine.shards import shard_of
 from eoslog.errors import InvalidProducerEpoch, LockTimeout, ProducerFenced, TransactionAbortable
 from eoslog.log import Log
 from eoslog.model import TopicPartition
@@ -97,6 +99,37 @@ def test_offsets_are_listed_together_with_partitions_of_buffered_records(log: Lo
         assert coordinator.log_end == before + 1
         producer.commit_transaction()
     assert visible(log, "b") == [b"v"]
+
+
+def test_a_partition_that_was_listed_early_is_not_listed_again(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with buffering(log, "b") as producer:
+        producer.send_offsets_to_transaction(OFFSETS, "g")
+        monkeypatch.setattr(log._engine.transactions, "add_partitions_to_txn", None)
+        producer.commit_transaction()
+    assert visible(log, "b") == [b"v"]
+
+
+def test_a_partition_listed_early_is_listed_again_after_other_records(log: Log) -> None:
+    count = log._engine.properties.transaction_partitions
+    names = map(str, itertools.count())
+    neighbour = next(name for name in names if shard_of(name, count) == shard_of("x", count))
+    with buffering(log, "b") as producer, log.producer(transactional_id=neighbour) as other:
+        producer.send_offsets_to_transaction(OFFSETS, "g")
+        other.init_transactions()
+        producer.commit_transaction()
+    assert visible(log, "b") == [b"v"]
+
+
+def test_a_partition_listed_early_gets_no_record_after_an_abort(log: Log) -> None:
+    with buffering(log, "b") as producer:
+        producer.send_offsets_to_transaction(OFFSETS, "g")
+        log.abort_transaction("x")
+        end = log._engine.partition("b", 0).log_end
+        with pytest.raises(ProducerFenced):
+            producer.commit_transaction()
+        assert log._engine.partition("b", 0).log_end == end
 
 
 def test_a_partition_that_was_listed_early_needs_no_record(log: Log) -> None:
