@@ -225,7 +225,7 @@ def _is_series(container: str, inner: str, value: Any, name: str) -> bool:
 
 def _fields_fit(value: Any) -> bool:
     if isinstance(value, TopicPartition):
-        return fits("str", value.topic) and fits("int", value.partition, "partition")
+        return _is_text(value.topic, "topic") and _is_int(value.partition, "partition")
     if not is_dataclass(value):
         return True
     return all(fits(str(f.type), getattr(value, f.name), f.name) for f in fields(value))
