@@ -174,8 +174,10 @@ class Segment:
         if position >= size:
             return b"", 0, 0
         wanted = max(at_least, LEAST_READ_SIZE, min(at_most, TAIL_READ_SIZE))
-        with files.naming(self.path()):
+        try:  # not `naming`: each fold of a few new records gets here
             data = _core.os_pread(file.fd, min(wanted, size - position), position)
+        except OSError as error:
+            raise files.storage_error(error, self.path()) from error
         return data, 0, len(data)
 
     def position_of(self, target: int, log_end: int) -> int:
