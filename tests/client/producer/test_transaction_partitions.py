@@ -11,6 +11,7 @@ import pytest
 
 from eoslog.client.producer.batch_dispatch import BatchDispatch
 from eoslog.client.producer.producer import Producer
+from eoslog.coordinator.transactions.state import OffsetSpan
 from eoslog.engine.shards import shard_of
 from eoslog.errors import InvalidProducerEpoch, LockTimeout, ProducerFenced, TransactionAbortable
 from eoslog.log import Log
@@ -122,14 +123,18 @@ def test_a_partition_listed_early_is_listed_again_after_other_records(log: Log) 
     assert visible(log, "b") == [b"v"]
 
 
-def test_a_partition_listed_early_gets_no_record_after_an_abort(log: Log) -> None:
+def test_a_partition_listed_early_gets_no_record_after_an_unmarked_abort(log: Log) -> None:
     with buffering(log, "b") as producer:
         producer.send_offsets_to_transaction(OFFSETS, "g")
-        log.abort_transaction("x")
-        end = log._engine.partition("b", 0).log_end
+        clog = log._engine.transactions.logs.of("x")
+        end = clog.refresh()
+        current = clog.get("x")
+        assert current is not None
+        spans = dict.fromkeys(current.partitions, OffsetSpan())
+        assert clog.append(current.prepared(False, spans, 0), end, 0) == end
         with pytest.raises(ProducerFenced):
             producer.commit_transaction()
-        assert log._engine.partition("b", 0).log_end == end
+        assert log._engine.partition("b", 0).log_end == 0
 
 
 def test_a_partition_that_was_listed_early_needs_no_record(log: Log) -> None:
