@@ -160,6 +160,26 @@ class Record(Generic[_K, _V]):
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
+@final
+class RecordDecoder:
+    def __new__(
+        cls,
+        topic: str,
+        partition: int,
+        data: _Readable,
+        start: int,
+        end: int,
+        aborted: AbortedTransactions | None,
+        key_deserializer: Callable[[bytes], Any] | None,
+        value_deserializer: Callable[[bytes], Any] | None,
+        check_crc: bool,
+        epochs: LeaderEpochs | None,
+        /,
+    ) -> RecordDecoder: ...
+    @property
+    def position(self) -> int: ...
+    def take(self, least: int) -> list[Record]: ...
+
 def decode_records(
     topic: str,
     partition: int,
@@ -232,10 +252,13 @@ class FetchedRecords:
     paused: bool
     position: int | None
     last_returned: int | None
+    undecoded: Any
     @property
     def records(self) -> list[Record]: ...
     @property
     def index(self) -> int: ...
+    @property
+    def fetched(self) -> bool: ...
     def drop_fetched(self) -> None: ...
     def fill(self, records: list[Record], next_offset: int) -> None: ...
     def take(self, limit: int) -> list[Record]: ...

@@ -73,6 +73,7 @@ __all__ = (
     "PartitionName",
     "RecordPolling",
     "Record",
+    "RecordDecoder",
     "TransactionFold",
     "TransactionTable",
     "TransactionTimes",

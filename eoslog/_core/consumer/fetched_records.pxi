@@ -98,12 +98,14 @@ cdef class FetchedRecords:
     Invariants:
         - `records[index:]` are fetched and not returned yet; the first of them is at or after
           `position`.
-        - Without fetched records, `position` is where the next fetch begins, or None before the
-          starting point is known.
+        - `undecoded` is the rest of the fetch that follows `records`, or None.
+        - Without either, `position` is where the next fetch begins, or None before the starting
+          point is known.
     """
 
     cdef readonly list records
     cdef readonly Py_ssize_t index
+    cdef public object undecoded
     cdef public bint paused
     cdef int64_t at             # the position; -1: None
     cdef int64_t returned       # offset of the last returned record; -1: None
@@ -131,13 +133,23 @@ cdef class FetchedRecords:
     def last_returned(self, offset):
         self.returned = -1 if offset is None else offset
 
-    cpdef drop_fetched(self):
+    @property
+    def fetched(self):
+        """Whether something was fetched that was not returned yet."""
+        return self.undecoded is not None or PyList_GET_SIZE(self.records) > 0
+
+    def drop_fetched(self):
         """Drop the fetched records that were not returned."""
+        self.undecoded = None
+        self.drop_records()
+
+    cdef int drop_records(self) except -1:
         self.records = []
         self.index = 0
+        return 0
 
     def fill(self, list records, int64_t next_offset):
-        """Store the result of a fetch; without records the position moves to `next_offset`."""
+        """Store decoded records; without records the position moves to `next_offset`."""
         self.records = records
         self.index = 0
         self.beyond = next_offset
@@ -147,7 +159,9 @@ cdef class FetchedRecords:
     def take(self, Py_ssize_t limit):
         """Return up to `limit` fetched records, and move the position past them."""
         cdef Py_ssize_t stop = min(self.index + limit, PyList_GET_SIZE(self.records))
-        cdef list taken = self.records[self.index:stop]
+        cdef list taken = self.records
+        if self.index > 0 or stop == 0 or stop < PyList_GET_SIZE(taken):
+            taken = taken[self.index:stop]
         if taken:
             self.pass_over(stop, <Record?>taken[PyList_GET_SIZE(taken) - 1])
         return taken
@@ -155,9 +169,9 @@ cdef class FetchedRecords:
     cdef int pass_over(self, Py_ssize_t stop, Record last) except -1:
         self.returned = last.offset
         if stop == PyList_GET_SIZE(self.records):
-            # The fetch also covered markers and aborted batches after the last record.
+            # Markers and aborted batches after the last record were decoded with it.
             self.at = self.beyond
-            self.drop_fetched()
+            self.drop_records()
         else:
             self.index = stop
             self.at = last.offset + 1

@@ -25,7 +25,7 @@ cdef extern from *:
 
 
 @cython.final
-@cython.freelist(256)
+@cython.freelist(1024)
 @cython.no_gc
 cdef class Record:
     """A record that a consumer or a scan returns.
@@ -122,11 +122,11 @@ read_by_slot()
 (<PyTypeObject*>Record).tp_name = b"eoslog.Record"     # where users import it from
 
 
-def decode_records(str topic, partition, data, start, end, AbortedTransactions aborted=None, limit=None,
-                   key_deserializer=None, value_deserializer=None, check_crc=True, LeaderEpochs epochs=None):
-    """Decode the data records with offsets in [start, end) from complete batches.
+@cython.final
+cdef class RecordDecoder:
+    """Decodes the data records with offsets in [start, end) from complete batches, some at a time.
 
-    Skips control batches and, with `aborted`, the batches of aborted transactions.
+    Skips control batches and, with `aborted`, the batches of aborted transactions. Not thread-safe.
 
     Args:
         topic: topic name for each record.
@@ -135,11 +135,132 @@ def decode_records(str topic, partition, data, start, end, AbortedTransactions a
         start: first offset to decode.
         end: one past the last offset to decode.
         aborted: transactions to leave out; None: none (read_uncommitted).
-        limit: largest number of records to return; None: no limit.
         key_deserializer: called with the bytes of each key that is not null.
         value_deserializer: called with the bytes of each value that is not null.
         check_crc: verify the checksum of each batch that is read.
         epochs: the leader epochs of the partition; None uses those in the batches, which no checksum covers.
+
+    Attributes:
+        position: next offset to decode, after gaps, control batches and aborted batches.
+    """
+
+    cdef str topic
+    cdef int32_t partition
+    cdef Pin pin
+    cdef const uint8_t* p       # the next batch
+    cdef int64_t end
+    cdef AbortedTransactions aborted
+    cdef object key_deserializer
+    cdef object value_deserializer
+    cdef bint check_crc
+    cdef LeaderEpochs epochs
+    cdef readonly int64_t position
+
+    def __cinit__(self, str topic, int32_t partition, data, int64_t start, int64_t end,
+                  AbortedTransactions aborted, key_deserializer, value_deserializer, bint check_crc,
+                  LeaderEpochs epochs, /):
+        self.topic = topic
+        self.partition = partition
+        self.pin = Pin(data)
+        self.p = self.pin.data
+        self.position = start
+        self.end = end
+        self.aborted = aborted
+        self.key_deserializer = key_deserializer
+        self.value_deserializer = value_deserializer
+        self.check_crc = check_crc
+        self.epochs = epochs
+
+    def take(self, Py_ssize_t least):
+        """Decode complete batches until there are `least` records, and pass batches without records.
+
+        Returns:
+            The records; fewer than `least` if the data or the range ends, or if damage follows them.
+
+        Raises:
+            CorruptRecord, or the exception of a deserializer: as `decode_records`.
+        """
+        return self.decode(least, <Py_ssize_t>INT64_MAX)
+
+    cdef list decode(self, Py_ssize_t least, Py_ssize_t room):
+        """As `take`; stops inside a batch at `room` records, if it is not larger than `least`."""
+        cdef const uint8_t* stop = self.pin.data + self.pin.size
+        cdef int64_t size = 0, base_offset, last_offset
+        cdef int32_t epoch
+        cdef int step = BATCH_END
+        cdef int attributes
+        cdef bint matches, left_out
+        cdef Py_ssize_t before
+        cdef list records = []
+        while room > PyList_GET_SIZE(records) and self.position < self.end:
+            step = next_batch(self.p, stop, &size)
+            if step == BATCH_WHOLE:
+                step = check_header(self.p)
+            if step != BATCH_WHOLE:
+                break
+            base_offset = load_i64(self.p + BASE_OFFSET_AT)
+            last_offset = base_offset + load_i32(self.p + LAST_OFFSET_DELTA_AT)
+            if base_offset >= self.end:
+                self.position = self.end
+                break
+            if last_offset < self.position:
+                self.p += size
+                continue
+            attributes = load_i16(self.p + ATTRIBUTES_AT)
+            left_out = attributes & CONTROL_BIT or self.is_aborted(attributes, base_offset)
+            if PyList_GET_SIZE(records) >= least and not left_out:
+                break
+            if self.check_crc:
+                if size > 4096:
+                    with nogil:
+                        matches = crc_matches(self.p, size)
+                else:
+                    matches = crc_matches(self.p, size)
+                if not matches:
+                    step = BATCH_CRC
+                    break
+            if not left_out:
+                before = PyList_GET_SIZE(records)
+                epoch = (load_i32(self.p + LEADER_EPOCH_AT) if self.epochs is None
+                         else self.epochs.of_batch(self.pin.data, self.p, stop))
+                try:
+                    self.position = decode_batch(
+                        records, self.topic, self.partition, epoch, self.pin, self.p, size, self.position, self.end,
+                        room, self.key_deserializer, self.value_deserializer)
+                except errors.CorruptRecord as error:
+                    del records[before:]                # all of a batch or nothing
+                    if records:
+                        return records
+                    placed(error, self.p - self.pin.data)
+                    raise
+                except Exception:
+                    if records:
+                        self.position = (<Record>records[PyList_GET_SIZE(records) - 1]).offset + 1
+                        return records
+                    raise
+                if self.position <= last_offset:
+                    break                               # the limit, or `end` inside the batch
+            self.position = min(last_offset + 1, self.end)
+            self.p += size
+        if step < 0 and not records:
+            fault = batch_fault(step, self.p, size if step == BATCH_CRC else stop - self.p,
+                                f"offset {self.position}")
+            raise placed(fault, self.p - self.pin.data)
+        return records
+
+    cdef bint is_aborted(self, int attributes, int64_t base_offset) noexcept:
+        return (self.aborted is not None and attributes & TRANSACTIONAL_BIT
+                and self.aborted.covers(load_i64(self.p + PRODUCER_ID_AT), base_offset))
+
+
+def decode_records(str topic, partition, data, start, end, AbortedTransactions aborted=None, limit=None,
+                   key_deserializer=None, value_deserializer=None, check_crc=True, LeaderEpochs epochs=None):
+    """Decode the data records with offsets in [start, end) from complete batches.
+
+    Args:
+        limit: largest number of records to return; None: no limit.
+
+    The other arguments are those of `RecordDecoder`.
 
     Returns:
         (records, next position). The position is also after gaps, control batches and aborted batches.
@@ -149,71 +270,11 @@ def decode_records(str topic, partition, data, start, end, AbortedTransactions a
             batches precede it, their records are returned, and the next call raises. In the same way, an
             exception of a deserializer is raised when its record is the first one.
     """
-    cdef Pin pin = Pin(data)
-    cdef const uint8_t* p = pin.data
-    cdef const uint8_t* stop = p + pin.size
-    cdef int64_t first = start
-    cdef int64_t bound = end
-    cdef int64_t position = first
     cdef Py_ssize_t room = <Py_ssize_t>INT64_MAX if limit is None else <Py_ssize_t>limit
-    cdef int32_t number = partition, epoch
-    cdef bint check = check_crc
-    cdef int64_t size = 0, base_offset, last_offset
-    cdef int step = BATCH_END
-    cdef int attributes
-    cdef bint matches
-    cdef Py_ssize_t before
-    cdef list records = []
-    while room > PyList_GET_SIZE(records) and position < bound:
-        step = next_batch(p, stop, &size)
-        if step == BATCH_WHOLE:
-            step = check_header(p)
-        if step != BATCH_WHOLE:
-            break
-        base_offset = load_i64(p + BASE_OFFSET_AT)
-        last_offset = base_offset + load_i32(p + LAST_OFFSET_DELTA_AT)
-        if base_offset >= bound:
-            position = bound
-            break
-        if last_offset < position:
-            p += size
-            continue
-        attributes = load_i16(p + ATTRIBUTES_AT)
-        if check:
-            if size > 4096:
-                with nogil:
-                    matches = crc_matches(p, size)
-            else:
-                matches = crc_matches(p, size)
-            if not matches:
-                step = BATCH_CRC
-                break
-        if not attributes & CONTROL_BIT and not (
-                aborted is not None and attributes & TRANSACTIONAL_BIT
-                and aborted.covers(load_i64(p + PRODUCER_ID_AT), base_offset)):
-            before = PyList_GET_SIZE(records)
-            epoch = load_i32(p + LEADER_EPOCH_AT) if epochs is None else epochs.of_batch(pin.data, p, stop)
-            try:
-                position = decode_batch(records, topic, number, epoch, pin, p, size, position, bound, room,
-                                        key_deserializer, value_deserializer)
-            except errors.CorruptRecord as error:
-                del records[before:]                # all of a batch or nothing
-                if records:
-                    return records, position
-                placed(error, p - pin.data)
-                raise
-            except Exception:
-                if records:
-                    return records, (<Record>records[PyList_GET_SIZE(records) - 1]).offset + 1
-                raise
-            if position <= last_offset:
-                break                               # the limit, or `end` inside the batch
-        position = min(last_offset + 1, bound)
-        p += size
-    if step < 0 and not records:
-        fault = batch_fault(step, p, size if step == BATCH_CRC else stop - p, f"offset {position}")
-        raise placed(fault, p - pin.data)
-    return records, position
+    cdef RecordDecoder decoder = RecordDecoder(topic, partition, data, start, end, aborted, key_deserializer,
+                                               value_deserializer, check_crc, epochs)
+    records = decoder.decode(room, room)
+    return records, decoder.position
 
 
 cdef int64_t decode_batch(list records, str topic, int32_t partition, int32_t epoch, Pin pin,

@@ -54,15 +54,14 @@ def _batch_of(
     # Records that were fetched and not returned are read again, as columns.
     state.drop_fetched()
     while (found := fetcher.readable(state)) is not None:
-        slices, aborted, bound = found
         offset = state.position
         assert offset is not None
         decoder = _core.ColumnDecoder(
             arrow.decoded_columns(arrow.COLUMNS), view=view, check_crc=check_crc, max_rows=limit
         )
-        for part in slices:
+        for part in found.slices:
             try:
-                offset, _ = decoder.feed(part.data, 0, offset, bound, aborted)
+                offset, _ = decoder.feed(part.data, 0, offset, found.bound, found.aborted)
             except CorruptRecord as error:
                 if not decoder.rows:
                     state.position = offset

@@ -11,12 +11,14 @@ Source: Kafka Fetcher, FetchCollector, OffsetFetcher; KIP-98.
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from eoslog import _core
+from eoslog.client.consumer.fetched import Fetched
 from eoslog.client.consumer.offset_store import OffsetStore
 from eoslog.client.consumer.partition_state import TopicPartitionState
 from eoslog.client.consumer.read_ahead import ReadAhead
@@ -49,6 +51,8 @@ logger = get_logger("eoslog.consumer")
 
 _DRIVE_AFTER_S = 0.05
 _DRIVE_EVERY_S = 0.25
+_LEAST_DECODED = 1000
+"""Records that are decoded in one step: few enough to stay in the processor's cache."""
 
 
 class Fetcher:
@@ -238,7 +242,7 @@ class Fetcher:
             CorruptRecord, SerializationError, OffsetOutOfRange, NoOffset: if the next record of a
                 partition cannot be read. The position stays, so the next call raises again.
         """
-        if self._unfinished and self.current is not None and not self.current.records:
+        if self._unfinished and self.current is not None and not self.current.fetched:
             self._turn += 1  # `poll` has returned the rest of the fetch
         self._unfinished = False
         out: list[Any] = []
@@ -260,7 +264,7 @@ class Fetcher:
             if len(out) >= limit:
                 self.current = state
                 # Continue with this partition until its fetched records are used up.
-                self._unfinished = bool(state.records)
+                self._unfinished = state.fetched
                 self._turn = turn + (not self._unfinished)
                 break
         return out
@@ -270,7 +274,7 @@ class Fetcher:
         while len(out) < limit:
             if not state.records:
                 try:
-                    if not self._fetch(state):
+                    if not self._fetch(state, limit - len(out)):
                         break
                 except EoslogError:
                     if out:
@@ -280,13 +284,14 @@ class Fetcher:
             out = out + taken if out else taken
         return out
 
-    def _fetch(self, state: TopicPartitionState) -> bool:
-        """Fetch until there is a record, or the readable end is reached."""
+    def _fetch(self, state: TopicPartitionState, limit: int) -> bool:
+        """Fetch and decode until there is a record, or the readable end is reached."""
         if state.ahead is not None and self._take_ahead(state):
             return True
-        while (found := self.readable(state)) is not None:
+        least = max(limit, _LEAST_DECODED)
+        while (fetched := state.undecoded or self.readable(state)) is not None:
             position = state.position
-            self.decode(state, *found)
+            self.decode(state, fetched, least)
             if state.records:
                 return True
             if self.ends_without_records(state, position):
@@ -308,7 +313,7 @@ class Fetcher:
             return  # code of the application sees durable records only
         for state in states:
             log, position = state.log, state.position
-            if state.ahead is None and not state.records and position is not None:
+            if state.ahead is None and not state.fetched and position is not None:
                 # An error is ignored here: the read that returns the records meets it again.
                 with contextlib.suppress(Exception):
                     state.ahead = self._decoded_ahead(log, state.partition, position)
@@ -349,10 +354,8 @@ class Fetcher:
         self._stalled = self._stalled or state.position == position
         return self._stalled or self._use.interrupted
 
-    def readable(
-        self, state: TopicPartitionState, until: int | None = None
-    ) -> tuple[list[Any], _core.AbortedTransactions | None, int] | None:
-        """Read at the position: log slices, aborted transactions, and the readable end.
+    def readable(self, state: TopicPartitionState, until: int | None = None) -> Fetched | None:
+        """Read at the position.
 
         Args:
             state: the partition.
@@ -390,7 +393,7 @@ class Fetcher:
                     if log.cleaned_version != cleaned or log.log_start > position:
                         # Deletion and cleaning remove abort entries too: read both again.
                         continue
-                return slices, aborted, bound
+                return Fetched(slices, aborted, bound)
             except OffsetOutOfRange as error:
                 if was_reset:
                     self._stalled = True
@@ -406,13 +409,14 @@ class Fetcher:
         return None
 
     def decode(
-        self,
-        state: TopicPartitionState,
-        slices: list[Any],
-        aborted: _core.AbortedTransactions | None,
-        bound: int,
+        self, state: TopicPartitionState, fetched: Fetched, least: int = sys.maxsize
     ) -> None:
         """Decode what `readable` returned into the partition's state.
+
+        Args:
+            state: the partition, without decoded records.
+            fetched: what to decode. The state keeps the rest as `undecoded`.
+            least: records after which to stop, at the end of a batch.
 
         Raises:
             CorruptRecord, SerializationError: if the first record cannot be read.
@@ -421,14 +425,20 @@ class Fetcher:
         partition = state.partition
         position = state.position
         assert position is not None
+        state.undecoded = None  # after an error, it is read again
+        slices, bound = fetched.slices, fetched.bound
         records: list[Any] = []
-        for part in slices:
-            try:
-                found, next_offset = _core.decode_records(
-                    partition.topic, partition.partition, part.data, position, bound, aborted, None,
-                    config.key_deserializer, config.value_deserializer, config.check_crcs,
-                    state.log.leader_epochs,
+        while slices:
+            part = slices[0]
+            decoder = fetched.decoder
+            if decoder is None:
+                decoder = fetched.decoder = _core.RecordDecoder(
+                    partition.topic, partition.partition, part.data, position, bound,
+                    fetched.aborted, config.key_deserializer, config.value_deserializer,
+                    config.check_crcs, state.log.leader_epochs,
                 )  # fmt: skip
+            try:
+                found = decoder.take(least - len(records))
             except Exception as error:
                 # Return the good records first; the next fetch raises the error.
                 if records:
@@ -440,18 +450,22 @@ class Fetcher:
                 # Find the offset of the bad record: it is the first visible one without
                 # deserializers.
                 [bad], _ = _core.decode_records(
-                    partition.topic, partition.partition, part.data, position, bound, aborted, 1
-                )
+                    partition.topic, partition.partition, part.data, position, bound,
+                    fetched.aborted, 1,
+                )  # fmt: skip
                 skip = (
                     "to skip this record, call consumer.seek(TopicPartition("
                     f"{partition.topic!r}, {partition.partition}), {bad.offset + 1})"
                 )
                 raise undecodable(partition, bad.offset, error, skip) from error
-            records += found
-            stopped_early = next_offset < min(part.next_offset, bound)
-            position = next_offset
-            if stopped_early:
-                break
+            records = records + found if records else found
+            position = decoder.position
+            if position < min(part.next_offset, bound):
+                break  # enough records, or damage after them
+            fetched.drop_slice()
+        if slices and len(records) >= least:
+            state.undecoded = fetched
+            position = records[-1].offset + 1
         state.fill(records, position)
 
     def out_of_range(self, state: TopicPartitionState, error: OffsetOutOfRange) -> None:

@@ -332,7 +332,7 @@ class WholeTransactions:
                 return False
             state.position = end  # a cleaning has left no batch before the cut
             return True
-        self._fetcher.decode(state, *found)
+        self._fetcher.decode(state, found)
         return bool(state.records) or not self._fetcher.ends_without_records(state, position)
 
     def _too_many(self, most: int) -> RecordTooLarge:

@@ -237,6 +237,71 @@ def test_paused_partitions_keep_fetched_records(host, log):
     assert drain(c) == ["b", "c"]
 
 
+def numbered(log, *counts):
+    """Batches of so many records, whose values are their numbers."""
+    begin = 0
+    for count in counts:
+        log.put(*map(str, range(begin, begin + count)))
+        begin += count
+
+
+def test_a_fetch_is_returned_completely_whatever_the_limits_of_its_calls_are(host, log):
+    numbered(log, 900, 1, 700, 300, 1500)
+    wanted = list(map(str, range(3401)))
+    for limit in (1, 7, 901, 1000, 1601, 5000):
+        c = consumer(host)
+        assert drain(c, limit) == wanted
+        assert c.position(T0) == 3401
+    c = consumer(host)
+    mixed = values(c.consume(500, 0)) + values(c.poll(0) for _ in range(900))
+    assert mixed + drain(c, 1000) == wanted
+
+
+def test_the_position_is_after_the_last_returned_record_until_a_fetch_ends(host, log):
+    numbered(log, 1000)
+    log.put("no", producer_id=2, producer_epoch=0, base_sequence=0, transactional=True)
+    log.mark(2, 0, commit=False)
+    log.put("later")
+    log.put("no", producer_id=2, producer_epoch=0, base_sequence=1, transactional=True)
+    log.mark(2, 0, commit=False)
+    c = consumer(host)
+    assert len(c.consume(1000, 0)) == 1000
+    assert c.position(T0) == 1000
+    assert values(c.consume(1000, 0)) == ["later"]
+    assert c.position(T0) == 1005
+
+
+def test_a_move_drops_the_part_of_a_fetch_that_is_not_decoded(host, log):
+    numbered(log, 1000, 1000)
+    c = consumer(host)
+    for _ in range(2):
+        assert values(c.consume(1000, 0)) == list(map(str, range(1000)))
+        c.seek(T0, 500)
+        assert values(c.consume(2, 0)) == ["500", "501"]
+        c.seek_to_beginning()
+
+
+def test_a_rest_of_a_fetch_is_returned_before_the_next_partition(host, log):
+    numbered(log, 1000, 1000)
+    host.partition("t", 1).put("other")
+    c = consumer(host, assign=(T0, T1))
+    assert [values(c.consume(1000, 0))[0] for _ in range(3)] == ["0", "1000", "other"]
+
+
+def test_damage_after_the_decoded_records_raises_at_its_position(host, log):
+    numbered(log, 1000, 1)
+    base, data = log.entries[1]
+    log.entries[1] = (base, data[:-2] + b"\xff" + data[-1:])
+    c = consumer(host)
+    assert len(c.consume(1000, 0)) == 1000
+    for _ in range(2):
+        with pytest.raises(CorruptRecord):
+            c.consume(1000, 0)
+        assert c.position(T0) == 1000
+    log.entries[1] = (base, data)
+    assert drain(c) == ["1000"]
+
+
 def test_a_corrupt_batch_raises_at_its_position_until_seek(host, log):
     log.put("a")
     log.put("b")
