@@ -247,6 +247,9 @@ def check(engine: Engine, *, full: bool) -> CheckReport:
     # Points know names only: those of a deleted topic stay until its namesake is used.
     left = {key: flushed.get(key, 0) for key in _living(engine) if key[0] not in deleted}
     files.failpoint("check.listed")
+    locked = {tp for tp, error in unread.items() if isinstance(error, LockTimeout)}
+    if report.problems and locked and not locked <= _locked(engine):
+        return check(engine, full=full)  # a writer was changing these files
     absent, others, notes = log_checker.missing(place, left), [], []
     told = {problem.path for problem in absent}
     for tp, error in unread.items():
@@ -261,6 +264,12 @@ def check(engine: Engine, *, full: bool) -> CheckReport:
             others.append(problem)
     problems = [*_still_absent(engine, absent), *others, *report.problems]
     return dataclasses.replace(report, problems=problems, notes=[*report.notes, *notes])
+
+
+def _locked(engine: Engine) -> set[TopicPartition]:
+    """Return the partitions that another process is recovering, or has to recover."""
+    opened = [*_internal_opened(engine), *_opened(engine)]
+    return {tp for tp, error in opened if isinstance(error, LockTimeout)}
 
 
 def _living(engine: Engine) -> list[tuple[str, int]]:

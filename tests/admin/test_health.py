@@ -193,3 +193,20 @@ def test_check_reports_a_new_directory_only_if_it_stays_missing(place: Path, mad
                 os.rename(place / "aside", place / "new-0")
         if not made:
             os.rename(place / "aside", place / "new-0")
+
+
+def test_check_reads_a_partition_again_that_a_writer_has_recovered(place: Path) -> None:
+    """Without the end of its log, bytes that the recovery removes look like damage."""
+    killed = start(write, place, "ab")
+    killed.heard("ready")
+    killed.kill()
+    log_file = place / "b-0" / file_name(0, LOG)
+    data = log_file.read_bytes()
+    end = data.rindex(b"y") + 2  # the last record ends with its count of headers
+    log_file.write_bytes(data[:end] + data[:20] + data[end + 20 :])
+    with contextlib.ExitStack() as ending:
+        for topic, checking in (("a", contextlib.nullcontext()), ("b", during_check(place, []))):
+            with checking:
+                writer = start(write, place, topic)
+                ending.callback(writer.kill)
+                writer.heard("ready")
