@@ -246,11 +246,15 @@ class Fetcher:
             self._turn += 1  # `poll` has returned the rest of the fetch
         self._unfinished = False
         out: list[Any] = []
-        before = []
-        for turn, state in self.in_turn():
-            before.append((state, state.place()))
+        before: list[Any] = []
+        turns = list(self.in_turn())
+        count = len(turns)
+        for turn, state in turns:
+            if len(before) < count:
+                before.append((state, state.place()))
             try:
-                out += self._collect_from(state, limit - len(out))
+                taken = self._collect_from(state, limit - len(out))
+                out += taken
             except EoslogError:
                 # Records of other partitions come first, because their positions have moved.
                 if out:
@@ -258,8 +262,8 @@ class Fetcher:
                 self._turn = turn + 1
                 raise
             except BaseException:  # an interrupt: the caller does not get the records
-                for taken, place in before:
-                    taken.put_back(*place)
+                for moved, place in before:
+                    moved.put_back(*place)
                 raise
             if len(out) >= limit:
                 self.current = state
@@ -267,12 +271,17 @@ class Fetcher:
                 self._unfinished = state.fetched
                 self._turn = turn + (not self._unfinished)
                 break
+            if taken:
+                turns.append((turn, state))  # its next fetch comes after the other partitions
         return out
 
     def _collect_from(self, state: TopicPartitionState, limit: int) -> list[Any]:
+        """Return at most `limit` records, up to the end of a fetch."""
         out: list[Any] = []
         while len(out) < limit:
             if not state.records:
+                if out and not state.fetched:
+                    break
                 try:
                     if not self._fetch(state, limit - len(out)):
                         break

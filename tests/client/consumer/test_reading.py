@@ -288,6 +288,20 @@ def test_a_rest_of_a_fetch_is_returned_before_the_next_partition(host, log):
     assert [values(c.consume(1000, 0))[0] for _ in range(3)] == ["0", "1000", "other"]
 
 
+def test_a_backlog_of_one_partition_does_not_keep_the_others_waiting(host, log):
+    """Each fetch is one batch, and no limit of a call ends where a fetch ends."""
+    for _ in range(20):
+        log.put(*"aaaa")
+        host.partition("t", 1).put(*"bbbb")
+    for limit in (3, 7, 50):
+        c = consumer(host, assign=(T0, T1), max_partition_fetch_bytes=1)
+        seen = []
+        while len(seen) < 160:
+            seen += values(c.consume(limit, 0))
+            assert abs(seen.count("a") - seen.count("b")) <= 4
+        assert c.consume(limit, 0) == []
+
+
 def test_damage_after_the_decoded_records_raises_at_its_position(host, log):
     numbered(log, 1000, 1)
     base, data = log.entries[1]
