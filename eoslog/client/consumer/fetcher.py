@@ -496,6 +496,7 @@ class Fetcher:
             raise error
         text = f"{state.partition}: position out of range, resetting to {policy}: {error}"
         self._warned.warn((state.partition, "range"), text)
+        state.drop_fetched()
         state.position = None
         self._reset(state, policy)
 
