@@ -257,11 +257,12 @@ def check(engine: Engine, *, full: bool) -> CheckReport:
         problem = Problem(where, 0, f"the partition cannot be opened: {error}")
         if isinstance(error, LockTimeout):
             notes.append(Problem(where, 0, f"only its files were checked: {error}"))
+        elif isinstance(error, CorruptRecord) or problem.path in told:
+            pass  # one that is damaged is read as its files are
         elif isinstance(error, NeverUsed):
             absent.append(problem)
-        # One that is damaged is read as its files are. Of another error the files may say nothing.
-        elif not isinstance(error, CorruptRecord) and where not in told:
-            others.append(problem)
+        else:
+            others.append(problem)  # the files may say nothing of it
     problems = [*_still_absent(engine, absent), *others, *report.problems]
     return dataclasses.replace(report, problems=problems, notes=[*report.notes, *notes])
 

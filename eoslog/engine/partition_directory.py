@@ -77,7 +77,7 @@ class PartitionDirectory:
         if log.topic_id in self._topics.deleted:
             self._session.control.mark_deleted(log.slot)
             if self._made:
-                remove_partition(self._session.path, log.topic, log.partition, log.topic_id)
+                remove_partition(self._session, log.topic, log.partition, log.topic_id)
             raise UnknownTopicOrPartition(
                 f"{log.name}: the topic was deleted; create it again with "
                 f"log.create_topic({log.topic!r})"
@@ -117,22 +117,22 @@ class PartitionDirectory:
                     path=log.path,
                 )
             return False
-        if files.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
-            found = checkpoints.read_partition_metadata(log.path)
+        if self._topic_id() == log.topic_id:
+            return False
+        with self._session.bootstrap():
+            found = self._topic_id()
             if found == log.topic_id:
                 return False
-            if found not in self._topics.deleted:
-                raise StorageError(
-                    f"{log.name}: the directory has topic id "
-                    f"{checkpoints.id_text(found or bytes(16))}, but the metadata has "
-                    f"{checkpoints.id_text(log.topic_id)}; restore the directory from a backup",
-                    path=log.path,
-                )
-            files.remove_tree(log.path)
-        self._refuse_missing()
-        with self._session.bootstrap():
-            if files.exists(os.path.join(log.path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
-                return False
+            if found is not None:
+                if found not in self._topics.deleted:
+                    raise StorageError(
+                        f"{log.name}: the directory has topic id {checkpoints.id_text(found)}, but "
+                        f"the metadata has {checkpoints.id_text(log.topic_id)}; restore the "
+                        "directory from a backup",
+                        path=log.path,
+                    )
+                files.remove_tree(log.path)
+            self._refuse_missing()
             if self._lacks_epochs_only():  # otherwise its creation was interrupted, and it is empty
                 self._write_epochs()
                 return False
@@ -142,6 +142,13 @@ class PartitionDirectory:
             checkpoints.write_partition_metadata(log.path, log.topic_id)
             self._write_epochs()
         return True
+
+    def _topic_id(self) -> bytes | None:
+        """Return the topic id of the complete directory; None if there is none."""
+        path = self._log.path
+        if not files.exists(os.path.join(path, checkpoints.LEADER_EPOCH_CHECKPOINT)):
+            return None
+        return checkpoints.read_partition_metadata(path) or bytes(16)
 
     def _refuse_missing(self) -> None:
         """Raise if the files of a partition that had records are missing.

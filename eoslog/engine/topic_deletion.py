@@ -105,7 +105,7 @@ class Deletion:
                 return
         files.failpoint("topic.forgotten")
         for partition in info.partitions.values():
-            remove_partition(self._session.path, info.name, partition.partition, info.topic_id)
+            remove_partition(self._session, info.name, partition.partition, info.topic_id)
         files.fsync_dir(self._session.path)  # after a power loss, no directory is there again
 
     def _forget(self, info: TopicInfo) -> None:
@@ -130,18 +130,19 @@ class Deletion:
         self._release(info)
         for partition in info.partitions.values():
             path = os.path.join(self._session.path, f"{info.name}-{partition.partition}")
-            try:
-                if checkpoints.read_partition_metadata(path) != info.topic_id:
+            with self._session.bootstrap():  # as in `remove_partition`
+                try:
+                    if checkpoints.read_partition_metadata(path) != info.topic_id:
+                        continue
+                    names = files.names(path)
+                except (FileNotFoundError, CorruptRecord, StorageError):
                     continue
-                names = files.names(path)
-            except (FileNotFoundError, CorruptRecord, StorageError):
-                continue
-            for name in names:
-                if name not in (
-                    checkpoints.PARTITION_METADATA,
-                    checkpoints.LEADER_EPOCH_CHECKPOINT,
-                ):
-                    files.remove(os.path.join(path, name))
+                for name in names:
+                    if name not in (
+                        checkpoints.PARTITION_METADATA,
+                        checkpoints.LEADER_EPOCH_CHECKPOINT,
+                    ):
+                        files.remove(os.path.join(path, name))
 
     def finish_all(self) -> None:
         """Complete the deletions that the last session did not complete."""

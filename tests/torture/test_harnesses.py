@@ -56,7 +56,7 @@ def test_every_failpoint_is_used_to_kill_processes():
         for path in source.rglob("*.py")
         for name in re.findall(r"\bfailpoint\(\s*\"([a-z._]+)\"", path.read_text())
     }
-    named.remove("import.positions")  # left to tests/interop
+    named -= {"import.positions", "check.listed"}  # left to tests/interop; a check changes nothing
     moving = itertools.chain(moves.GROUPS, *moves.STEPS.values())
     others = (*ids.STEPS, *ATOMIC, *SINK, *move_process.NAMED, *APPS)
     assert {*NAMED, *HALVES, *moving, *others} == named

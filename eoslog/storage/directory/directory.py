@@ -16,7 +16,7 @@ from eoslog.config.keys import LogConfig
 from eoslog.errors import ConfigError, DiskFull, StorageError
 from eoslog.shown_paths import get_logger
 from eoslog.storage.directory import offset_checkpoints
-from eoslog.storage.directory.session import bootstrap_lock
+from eoslog.storage.directory.session import Session, bootstrap_lock
 from eoslog.storage.format import checkpoints
 from eoslog.storage.fs import files
 from eoslog.storage.metadata.image import TopicInfo
@@ -183,14 +183,19 @@ def _check_counts(
             )
 
 
-def remove_partition(root: str, topic: str, partition: int, topic_id: bytes) -> None:
-    """Rename and remove a partition's directory, if it still has that topic id."""
-    path = os.path.join(root, f"{topic}-{partition}")
-    if not files.is_dir(path) or checkpoints.read_partition_metadata(path) != topic_id:
-        return
-    gone = os.path.join(root, f"{topic[:200]}-{partition}.{topic_id.hex()}-delete")
-    with contextlib.suppress(FileNotFoundError):  # another process removes it
+def remove_partition(session: Session, topic: str, partition: int, topic_id: bytes) -> None:
+    """Rename and remove a partition's directory, if it still has that topic id.
+
+    Directories are created under the bootstrap lock too. Otherwise a process that is suspended
+    before the rename would remove the directory of a new topic of that name.
+    """
+    path = os.path.join(session.path, f"{topic}-{partition}")
+    gone = os.path.join(session.path, f"{topic[:200]}-{partition}.{topic_id.hex()}-delete")
+    with session.bootstrap():
+        if not files.is_dir(path) or checkpoints.read_partition_metadata(path) != topic_id:
+            return
         files.rename(path, gone)
+    with contextlib.suppress(FileNotFoundError):  # the next opening removes it too
         files.remove_tree(gone)
 
 

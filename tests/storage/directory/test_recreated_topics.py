@@ -7,14 +7,18 @@ mistaken for those of the new one. A stale log start hid every record of the new
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import eoslog
 from eoslog import TopicPartition
 from eoslog.errors import UnknownTopicOrPartition
+from tests.faults.harness import Child, start
 from tests.rows.tools import values
 from tests.storage.helpers import batch
 
@@ -163,3 +167,47 @@ def test_a_partition_raises_after_another_thread_dropped_its_deleted_topic(tmp_p
         for use in (lambda: partition.append(batch(1)), partition.fold):
             with pytest.raises(UnknownTopicOrPartition, match="deleted"):
                 use()
+
+
+def delete(child: Child, path: Path) -> None:
+    with eoslog.open(path) as log:
+        child.armed()
+        log.delete_topic("t")
+
+
+def recreate(child: Child, path: Path) -> None:
+    with eoslog.open(path) as log:
+        log.create_topic("t", 2)
+        with log.producer() as producer:
+            for partition in (0, 1):
+                producer.produce_many("t", [b"new"] * 3, partition=partition)
+        child.tell("written", True)
+
+
+def holds_bootstrap_lock(pid: int) -> bool:
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        if os.readlink(fd).endswith("/eoslog.session"):
+            text = Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text()
+            if re.search(r"^lock:.* WRITE .* 0 0$", text, re.MULTILINE):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_suspended_deletion_keeps_the_directories_of_a_new_topic(
+    tmp_path: Path, nth: int
+) -> None:
+    """It resumes at a removal, after another process has used the name again."""
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t", 2)
+    deleting = start(delete, path, faults=(("rename", "stop", nth),))
+    os.waitid(os.P_PID, deleting.pid, os.WSTOPPED | os.WNOWAIT)
+    creating = start(recreate, path)
+    if not holds_bootstrap_lock(deleting.pid):  # otherwise the other process waits for it
+        creating.heard("written")
+    deleting.signal(signal.SIGCONT)
+    deleting.end().fine()
+    creating.end().fine()
+    with eoslog.open(path) as log:
+        assert values(log) == [b"new"] * 6
