@@ -2,9 +2,12 @@
 # id, and the decisions. Values are `TransactionMetadata`, whose states say what may follow what
 # (coordinator/transactions/state.py). Records are decoded in coordinator/transactions/log_fold.py.
 
+from cpython.object cimport PyTypeObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_SET_ITEM
-from cpython.type cimport PyType_GenericAlloc
+
+cdef extern from "Python.h":    # Cython declares it with another type, which GCC 14 rejects
+    object PyType_GenericAlloc(PyTypeObject* type, Py_ssize_t size)
 
 cdef enum:                      # fields of a TransactionMetadata
     FIELD_NAME = 0
@@ -18,7 +21,8 @@ cdef enum:                      # fields of a TransactionMetadata
 
 cdef placed_at(tuple metadata, int64_t offset):
     """Return a copy of a value, with the offset of its record."""
-    cdef tuple placed = <tuple>PyType_GenericAlloc(type(metadata), FIELD_OFFSET + 1)
+    cdef object cls = type(metadata)
+    cdef tuple placed = <tuple>PyType_GenericAlloc(<PyTypeObject*>cls, FIELD_OFFSET + 1)
     cdef Py_ssize_t i
     for i in range(FIELD_OFFSET + 1):
         field = metadata[i] if i < FIELD_OFFSET else offset
