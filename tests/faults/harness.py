@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -184,6 +185,16 @@ def _locks(pid: int) -> list[str]:
             info = Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text()
             found += [line for line in info.splitlines() if "lock:" in line and " WRITE " in line]
     return found
+
+
+def holds_bootstrap_lock(pid: int) -> bool:
+    """Whether a process has a directory's bootstrap lock."""
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        if os.readlink(fd).endswith("/eoslog.session"):
+            text = Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text()
+            if re.search(r"^lock:.* WRITE .* 0 0$", text, re.MULTILINE):
+                return True
+    return False
 
 
 def start(

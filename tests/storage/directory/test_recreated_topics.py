@@ -7,7 +7,6 @@ mistaken for those of the new one. A stale log start hid every record of the new
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pytest
 import eoslog
 from eoslog import TopicPartition
 from eoslog.errors import UnknownTopicOrPartition
-from tests.faults.harness import Child, start
+from tests.faults.harness import Child, holds_bootstrap_lock, start
 from tests.rows.tools import values
 from tests.storage.helpers import batch
 
@@ -182,15 +181,6 @@ def recreate(child: Child, path: Path) -> None:
             for partition in (0, 1):
                 producer.produce_many("t", [b"new"] * 3, partition=partition)
         child.tell("written", True)
-
-
-def holds_bootstrap_lock(pid: int) -> bool:
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        if os.readlink(fd).endswith("/eoslog.session"):
-            text = Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text()
-            if re.search(r"^lock:.* WRITE .* 0 0$", text, re.MULTILINE):
-                return True
-    return False
 
 
 @pytest.mark.parametrize("nth", [1, 2])
