@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 
 import pytest
 
@@ -288,6 +288,20 @@ def test_row_15_N19_a_log_older_than_the_database_begins_nothing(out, table, tmp
         assert (placed(table), visible(older)) == ([*before, 9], [0, 1, 2, 9])
 
 
+@contextmanager
+def refusing(path, table):
+    """Open an older log and its database, which begin no transaction."""
+    with (
+        eoslog.open(path) as older,
+        older.producer(transactional_id="t") as producer,
+        Database(table.connect) as database,
+    ):
+        with pytest.raises(DatabaseError, match="so the log is an older copy"):
+            with older.atomic(producer, database):
+                raise AssertionError
+        yield older, database
+
+
 def test_row_15_N19_an_older_log_is_refused_under_many_rows_of_other_logs(out, table, tmp_path):
     """The newest rows of the database are not those of the log."""
     out.backup(tmp_path / "older")
@@ -298,14 +312,8 @@ def test_row_15_N19_an_older_log_is_refused_under_many_rows_of_other_logs(out, t
         f"('other:1:0:{number}', 'C', '2100-01-01 00:00:00')" for number in range(1500)
     )
     table.run(f"insert into eoslog_outcome (token, decision, at) values {rows}")
-    with (
-        eoslog.open(tmp_path / "older") as older,
-        older.producer(transactional_id="t") as producer,
-        Database(table.connect) as database,
-    ):
-        with pytest.raises(DatabaseError, match="so the log is an older copy"):
-            with older.atomic(producer, database):
-                raise AssertionError
+    with refusing(tmp_path / "older", table):
+        pass
 
 
 def test_row_15_N19_an_older_log_is_refused_after_the_outcome_retention(table, tmp_path):
@@ -324,14 +332,7 @@ def test_row_15_N19_an_older_log_is_refused_after_the_outcome_retention(table, t
                 place_order(tx, number)
         table.run("update eoslog_outcome set at = '2020-01-01 00:00:00'")
         assert audit(log, database).ok
-    with (
-        eoslog.open(tmp_path / "older") as older,
-        older.producer(transactional_id="t") as producer,
-        Database(table.connect) as database,
-    ):
-        with pytest.raises(DatabaseError, match="so the log is an older copy"):
-            with older.atomic(producer, database):
-                raise AssertionError
+    with refusing(tmp_path / "older", table) as (older, database):
         assert {found.kind for found in audit(older, database).findings} == {"log-older"}
         assert visible(older) == []
 

@@ -195,7 +195,7 @@ def remove_partition(session: Session, topic: str, partition: int, topic_id: byt
         if not files.is_dir(path) or checkpoints.read_partition_metadata(path) != topic_id:
             return
         files.rename(path, gone)
-    with contextlib.suppress(FileNotFoundError):  # the next opening removes it too
+    with contextlib.suppress(FileNotFoundError):  # an opening removes it at the same time
         files.remove_tree(gone)
 
 
