@@ -1,9 +1,9 @@
 """Deleted topics whose name a new topic has.
 
-Their cleaners may still change segments.
+Other processes may still clean or recover them.
 
-A cleaner changes segments by file name, and the new topic's directory has the same names. So a
-partition of the new topic is opened only after the cleaners of the deleted topic have ended.
+Both change files by name, and the new topic's directory has the same names. So a partition of the
+new topic is opened only after the cleaners and recoveries of the deleted topic have ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eoslog.storage.log.partition_log import PartitionLog
 
 
 class DeletedNamesakes:
-    """Waits for the cleaners of deleted topics. Thread-safe."""
+    """Waits for other users of deleted topics. Thread-safe."""
 
     def __init__(self, session: Session, topics: DeletedTopics) -> None:
         """Keep the session and the topics."""
@@ -31,14 +31,14 @@ class DeletedNamesakes:
         """Keep the cleaner lock of a deleted partition, which a thread may hold."""
         self._locks[log.slot] = log.cleaner_lock
 
-    def await_cleaners(self, topic: str, partition: int, topic_id: bytes) -> None:
-        """Wait for the cleaners of deleted topics that had this partition's name.
+    def await_users(self, topic: str, partition: int, topic_id: bytes) -> None:
+        """Wait for cleaners and recoveries of deleted topics with this partition's name.
 
-        A process that takes a cleaner lock of a deleted topic after this releases it immediately.
-        The caller must not hold a mutex, because a thread with such a lock may need it.
+        A process that takes a lock of a deleted topic after this changes nothing. The caller must
+        not hold a mutex, because a thread with such a lock may need it.
 
         Raises:
-            LockTimeout: if a process is suspended while it holds the lock, or copies the segments
+            LockTimeout: if a process is suspended while it holds a lock, or copies the segments
                 for a backup.
         """
         if topic == CLUSTER_METADATA_TOPIC or self._session.read_only:
@@ -53,6 +53,7 @@ class DeletedNamesakes:
                 continue
             self._session.ensure_slot(info.slot)
             self._session.control.mark_deleted(info.slot)
+            self._session.await_recovery(info.slot)
             lock = self._locks.get(info.slot)
             if lock is None:
                 lock = CleanerLock(self._session, info.slot)

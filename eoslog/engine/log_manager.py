@@ -137,7 +137,7 @@ class OpenPartitions:
         found = self._living(topic, partition)
         if found is not None:
             return found
-        self._namesakes.await_cleaners(topic, partition, topic_id)
+        self._namesakes.await_users(topic, partition, topic_id)
         carried: CarriedAbove = nothing_carried
         if self._may_lack_batches(topic, info.slot):
             carried = self._events.carried(TopicPartition(topic, partition), topic_id)

@@ -73,11 +73,20 @@ class PartitionDirectory:
         if self._session.read_only:
             return
         log = self._log
-        self._topics.refresh()
-        if log.topic_id in self._topics.deleted:
+        try:
+            self.refuse_deleted()
+        except UnknownTopicOrPartition:
             self._session.control.mark_deleted(log.slot)
             if self._made:
-                remove_partition(self._session, log.topic, log.partition, log.topic_id)
+                topic = self._topics.deleted[log.topic_id]
+                remove_partition(self._session, topic, log.partition)
+            raise
+
+    def refuse_deleted(self) -> None:
+        """Raise UnknownTopicOrPartition if the topic was deleted; change nothing."""
+        log = self._log
+        self._topics.refresh()
+        if log.topic_id in self._topics.deleted:
             raise UnknownTopicOrPartition(
                 f"{log.name}: the topic was deleted; create it again with "
                 f"log.create_topic({log.topic!r})"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from eoslog.engine.partition_directory import DeletedTopics, NoDeletedTopics, PartitionDirectory
-from eoslog.errors import StorageError
+from eoslog.errors import StorageError, UnknownTopicOrPartition
 from eoslog.storage.directory.last_run import LastRun
 from eoslog.storage.directory.session import Session
 from eoslog.storage.fs import files
@@ -110,6 +110,7 @@ class PartitionOpener:
                 last,
                 producer_expiration_ms=self._producer_expiration_ms,
                 carried=carried,
+                refuse_deleted=directory.refuse_deleted,
             )
             # Recovery publishes the slot without a deletion mark. A process that deletes the topic
             # after this check marks the slot again, before any append.
@@ -118,7 +119,7 @@ class PartitionOpener:
         except BaseException as error:
             log.close()
             session.refuse_outdated()
-            if isinstance(error, StorageError | FileNotFoundError):
+            if isinstance(error, StorageError | FileNotFoundError | UnknownTopicOrPartition):
                 directory.check_not_deleted()
             if isinstance(error, FileNotFoundError):  # its folder was removed
                 raise files.storage_error(error, log.path) from error

@@ -14,7 +14,8 @@ import os
 from collections.abc import Callable
 
 from eoslog.engine.log_manager import OpenPartitions
-from eoslog.errors import CorruptRecord, DiskFull, StorageError
+from eoslog.engine.partition_directory import is_directory_of
+from eoslog.errors import DiskFull
 from eoslog.shown_paths import get_logger
 from eoslog.storage.directory.directory import remove_partition, remove_renamed, still_exists
 from eoslog.storage.directory.session import Session
@@ -25,7 +26,7 @@ from eoslog.storage.metadata.metadata_log import MetadataLog
 
 logger = get_logger("eoslog.engine")
 
-_NAMES_THE_TOPIC = (checkpoints.PARTITION_METADATA, checkpoints.LEADER_EPOCH_CHECKPOINT)
+_NAMES_THE_TOPIC = {checkpoints.PARTITION_METADATA, checkpoints.LEADER_EPOCH_CHECKPOINT}
 
 
 class Deletion:
@@ -104,8 +105,8 @@ class Deletion:
                 )  # fmt: skip
                 return
         files.failpoint("topic.forgotten")
-        for partition in info.partitions.values():
-            remove_partition(self._session, info.name, partition.partition, info.topic_id)
+        for number in info.partitions:
+            remove_partition(self._session, info, number)
         files.fsync_dir(self._session.path)  # after a power loss, no directory is there again
 
     def _forget(self, info: TopicInfo) -> None:
@@ -128,21 +129,12 @@ class Deletion:
         A later call needs these.
         """
         self._release(info)
-        for partition in info.partitions.values():
-            path = os.path.join(self._session.path, f"{info.name}-{partition.partition}")
+        for number in info.partitions:
+            path = os.path.join(self._session.path, f"{info.name}-{number}")
             with self._session.bootstrap():  # as in `remove_partition`
-                try:
-                    if checkpoints.read_partition_metadata(path) != info.topic_id:
-                        continue
-                    names = files.names(path)
-                except (FileNotFoundError, CorruptRecord, StorageError):
-                    continue
-                for name in names:
-                    if name not in (
-                        checkpoints.PARTITION_METADATA,
-                        checkpoints.LEADER_EPOCH_CHECKPOINT,
-                    ):
-                        files.remove(os.path.join(path, name))
+                names = files.names(path) if is_directory_of(path, info.topic_id) else []
+                for name in sorted(set(names) - _NAMES_THE_TOPIC):
+                    files.remove(os.path.join(path, name))
 
     def finish_all(self) -> None:
         """Complete the deletions that the last session did not complete."""

@@ -16,7 +16,7 @@ import pytest
 from eoslog import _core
 from eoslog.errors import IllegalState, LockTimeout, UnknownTopicOrPartition
 from eoslog.opening import open as open_log
-from tests.faults.harness import Child, holds_bootstrap_lock, start
+from tests.faults.harness import Child, exclusive_locks, start
 from tests.storage.helpers import batch
 
 
@@ -291,7 +291,7 @@ def test_a_topic_deleted_while_its_partition_is_created_is_unknown(path):
                 break
             deleting = threading.Thread(target=log.delete_topic, args=("t",))
             deleting.start()
-            if not holds_bootstrap_lock(child.pid):  # otherwise the deletion waits for it
+            if not exclusive_locks(child.pid):  # otherwise the deletion waits for it
                 deleting.join()
                 shutil.rmtree(f"{place}/t-0", ignore_errors=True)  # as a deletion ends
             child.signal(signal.SIGCONT)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import shutil
 import signal
@@ -129,7 +128,7 @@ class Running:
         while True:
             os.kill(self.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            if not _locks(self.pid):
+            if not exclusive_locks(self.pid):
                 return
             os.kill(self.pid, signal.SIGCONT)
             time.sleep(0.001)
@@ -176,7 +175,7 @@ class Running:
         return self.end()
 
 
-def _locks(pid: int) -> list[str]:
+def exclusive_locks(pid: int) -> list[str]:
     """Exclusive locks of a process on lock files, as the kernel shows them."""
     found = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
@@ -185,16 +184,6 @@ def _locks(pid: int) -> list[str]:
             info = Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text()
             found += [line for line in info.splitlines() if "lock:" in line and " WRITE " in line]
     return found
-
-
-def holds_bootstrap_lock(pid: int) -> bool:
-    """Whether a process has a directory's bootstrap lock."""
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        if os.readlink(fd).endswith("/eoslog.session"):
-            text = Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text()
-            if re.search(r"^lock:.* WRITE .* 0 0$", text, re.MULTILINE):
-                return True
-    return False
 
 
 def start(

@@ -183,14 +183,19 @@ def _check_counts(
             )
 
 
-def remove_partition(session: Session, topic: str, partition: int, topic_id: bytes) -> None:
-    """Rename and remove a partition's directory, if it still has that topic id.
+def remove_partition(session: Session, topic: TopicInfo, number: int) -> None:
+    """Rename and remove a deleted partition's directory, unless a new topic has it.
 
     Directories are created under the bootstrap lock too. Otherwise a process that is suspended
     before the rename would remove the directory of a new topic of that name.
+
+    Raises:
+        LockTimeout: if a process is suspended while it recovers the partition, or creates one.
     """
-    path = os.path.join(session.path, f"{topic}-{partition}")
-    gone = os.path.join(session.path, f"{topic[:200]}-{partition}.{topic_id.hex()}-delete")
+    topic_id = topic.topic_id
+    path = os.path.join(session.path, f"{topic.name}-{number}")
+    gone = os.path.join(session.path, f"{topic.name[:200]}-{number}.{topic_id.hex()}-delete")
+    session.await_recovery(topic.partition(number).slot)
     with session.bootstrap():
         if not files.is_dir(path) or checkpoints.read_partition_metadata(path) != topic_id:
             return

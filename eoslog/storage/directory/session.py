@@ -437,6 +437,26 @@ class Session:
             fd = self._lock_fds.setdefault(number, fd)
         return fd, _append_at(slot)
 
+    def await_recovery(self, slot: int) -> None:
+        """Wait for a process that is recovering a partition whose topic was deleted.
+
+        Recovery changes files by name. One that begins after this call finds the deletion.
+
+        Raises:
+            LockTimeout: if the process does not end its recovery, for example while suspended.
+        """
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while self.control.published_ends((slot,))[0] < 0:  # else it was recovered already
+            if not processes.is_locked(self.path, _lock_file(slot), _append_at(slot)):
+                return
+            if time.monotonic() > deadline:
+                holder = processes.lock_text(self, slot, "append")
+                raise LockTimeout(
+                    f"{self.path}: append lock of a deleted topic's partition not free within "
+                    f"{LOCK_TIMEOUT_S:g} s; held by {holder}, which is recovering it; retry"
+                )
+            time.sleep(0.001)
+
     def consistent_cut(self, slots: Sequence[int]) -> list[dict[str, Any]]:
         """Read slots at one point in time, at which no process appends to any of them.
 

@@ -35,6 +35,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from eoslog import _core
@@ -115,6 +116,7 @@ def open_partition(
     *,
     producer_expiration_ms: int = FOR_EVER,
     carried: CarriedAbove = nothing_carried,
+    refuse_deleted: Callable[[], None] = lambda: None,
 ) -> bool:
     """Recover the partition unless this session has done so, and start this process's fold.
 
@@ -123,6 +125,7 @@ def open_partition(
         last: how the last session ended.
         producer_expiration_ms: producers that were inactive for this long expire.
         carried: the batches that decisions of earlier sessions carry.
+        refuse_deleted: raises if the topic was deleted. Called with the append lock held.
 
     Returns:
         Whether this call recovered the partition, so that open transactions must be looked up.
@@ -142,7 +145,9 @@ def open_partition(
             elif log.session.read_only:
                 _read_apart(log, last)
             else:
-                recovered, start = _recover(log, last, producer_expiration_ms, carried)
+                recovered, start = _recover(
+                    log, last, producer_expiration_ms, carried, refuse_deleted
+                )
         if not log.session.read_only:
             log.writer_files.restart_fold(start)
     return recovered
@@ -183,7 +188,7 @@ def _read_apart(log: PartitionLog, last: LastSession) -> None:
 
 def _recover(
     log: PartitionLog, last: LastSession, producer_expiration_ms: int,
-    carried: CarriedAbove = nothing_carried,
+    carried: CarriedAbove, refuse_deleted: Callable[[], None],
 ) -> tuple[bool, FoldStart | None]:  # fmt: skip
     """Recover under the append lock; (whether this call did it, start of the fold if known)."""
     if log.core.lock_for_recovery(LOCK_TIMEOUT_S) != AppendStatus.APPENDED:
@@ -194,6 +199,7 @@ def _recover(
     try:
         if log.core.session == log.session.control.session:
             return False, None  # another process was first
+        refuse_deleted()  # from here on, a deletion waits: a new topic's files have the same names
         names = files.names(log.path)
         left = [
             name for name in names if name.endswith((PREPARED, ".tmp")) and is_of_a_partition(name)

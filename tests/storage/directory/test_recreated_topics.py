@@ -16,8 +16,10 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition
-from eoslog.errors import UnknownTopicOrPartition
-from tests.faults.harness import Child, holds_bootstrap_lock, start
+from eoslog.errors import LockTimeout, UnknownTopicOrPartition
+from eoslog.storage.directory import session
+from eoslog.storage.segment.segment import SNAPSHOT, file_name
+from tests.faults.harness import Child, exclusive_locks, start
 from tests.rows.tools import values
 from tests.storage.helpers import batch
 
@@ -194,10 +196,75 @@ def test_a_suspended_deletion_keeps_the_directories_of_a_new_topic(
     deleting = start(delete, path, faults=(("rename", "stop", nth),))
     os.waitid(os.P_PID, deleting.pid, os.WSTOPPED | os.WNOWAIT)
     creating = start(recreate, path)
-    if not holds_bootstrap_lock(deleting.pid):  # otherwise the other process waits for it
+    if not exclusive_locks(deleting.pid):  # otherwise the other process waits for it
         creating.heard("written")
     deleting.signal(signal.SIGCONT)
     deleting.end().fine()
     creating.end().fine()
     with eoslog.open(path) as log:
         assert values(log) == [b"new"] * 6
+
+
+def use(child: Child, path: Path) -> None:
+    with eoslog.open(path) as log:
+        child.armed()
+        with pytest.raises(UnknownTopicOrPartition, match="deleted"):
+            log._engine.partition("t", 0)
+
+
+def create(child: Child, path: Path) -> None:
+    with eoslog.open(path) as log:
+        child.armed()
+        with pytest.raises(UnknownTopicOrPartition, match="deleted"):
+            log.create_topic("t")
+            log._engine.partition("t", 0)
+
+
+def delete_impatiently(child: Child, path: Path) -> None:
+    session.LOCK_TIMEOUT_S = 0.1
+    with eoslog.open(path) as log:
+        with pytest.raises(LockTimeout) as refused:
+            log.delete_topic("t")
+        child.tell("refused", str(refused.value))
+    with eoslog.open(path) as log:
+        session.LOCK_TIMEOUT_S = 60
+        log.create_topic("t")
+        put(log, 3)
+
+
+def left_behind(path: Path) -> Path:
+    """A file that recovery removes: a snapshot that was not completed."""
+    left = path / "t-0" / (file_name(9, SNAPSHOT) + ".tmp")
+    left.touch()
+    return left
+
+
+def test_a_deletion_waits_for_a_process_that_is_recovering_the_partition(path: Path) -> None:
+    """It is suspended there; it would continue in the directory of the new topic."""
+    left_behind(path)
+    recovering = start(use, path, faults=(("unlink", "stop", 1),))
+    os.waitid(os.P_PID, recovering.pid, os.WSTOPPED | os.WNOWAIT)
+    deleting = start(delete_impatiently, path)
+    [text] = deleting.heard("refused")
+    assert f"held by process {recovering.pid} " in text, text
+    recovering.signal(signal.SIGCONT)
+    recovering.end().fine()
+    deleting.end().fine()
+    with eoslog.open(path) as log:
+        assert values(log) == [b"0", b"1", b"2"]
+
+
+def test_a_process_does_not_recover_the_directory_of_a_new_topic(tmp_path: Path) -> None:
+    """It was suspended before, with the metadata of the deleted topic."""
+    path = tmp_path / "log"
+    recovering = start(create, path, faults=(("partition.made", "stop", 1),))
+    os.waitid(os.P_PID, recovering.pid, os.WSTOPPED | os.WNOWAIT)
+    with eoslog.open(path) as log:
+        log.delete_topic("t")
+        log.create_topic("t")
+        put(log, 3)
+        snapshot = left_behind(path)
+        recovering.signal(signal.SIGCONT)
+        recovering.end().fine()
+        assert snapshot.exists()
+        assert values(log) == [b"0", b"1", b"2"]
