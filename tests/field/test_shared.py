@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 import eoslog
 from eoslog.errors import ConfigError, StorageError
+from tests.faults.harness import Child, start
 from tests.field.users import GROUP, USERS, as_root, command_as, common_folder, run_as
 
 WRITER = """
@@ -130,6 +132,22 @@ def test_field_C12_an_error_about_another_mode_names_both_modes(tmp_path: Path) 
         ConfigError, match=r"mode 750 was requested, but the log was created with 770"
     ):
         eoslog.open(tmp_path / "log", mode=0o750)
+
+
+def create(child: Child, path: Path) -> None:
+    child.armed()
+    with pytest.raises(ConfigError, match=r"mode 750 was requested, but .* created with 770"):
+        eoslog.open(path, mode=0o750)
+
+
+def test_field_C12_a_process_refuses_the_mode_of_one_that_was_faster(tmp_path: Path) -> None:
+    """It is suspended before it takes the lock for the creation."""
+    path = tmp_path / "log"
+    slower = start(create, path, faults=(("lock", "stop", 1),))
+    os.waitid(os.P_PID, slower.pid, os.WSTOPPED | os.WNOWAIT)
+    eoslog.open(path, mode=0o770).close()
+    slower.signal(signal.SIGCONT)
+    slower.end().fine()
 
 
 @pytest.mark.parametrize("mode", [770, 0o70, -1, 0o1770, "770", True, 1.5])
