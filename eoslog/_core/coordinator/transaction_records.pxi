@@ -10,7 +10,6 @@ cdef enum:                      # tagged fields of a value
     TAG_CLIENT_VERSION = 2
     TAG_SPANS = 10000
     TAG_OWNER = 10001
-    TAG_MARKERS = 10002
     TAG_DECIDED = 10003
     TAG_LAST_EPOCH = 10004
     TAG_OPENED = 10005
@@ -161,7 +160,7 @@ cdef int put_transaction_value(ByteBuffer* buffer, m, carried) except -1:
     if not isinstance(m, tuple):
         raise TypeError(f"expected a TransactionMetadata, got {type(m).__name__}")
     (_, producer_id, producer_epoch, timeout_ms, state, partitions, start_timestamp, last_update,
-     previous_id, next_id, last_epoch, client_version, spans, owner, markers, decided, opened_ns,
+     previous_id, next_id, last_epoch, client_version, spans, owner, decided, opened_ns,
      _) = <tuple>m
     cdef int64_t previous_producer = previous_id, next_producer = next_id, opened = opened_ns
     cdef int last_producer_epoch = last_epoch, kind = state
@@ -178,7 +177,7 @@ cdef int put_transaction_value(ByteBuffer* buffer, m, carried) except -1:
     put_i64(buffer, last_update)
     put_i64(buffer, start_timestamp)
     put_uvarint(buffer, 1 + (previous_producer >= 0) + (next_producer >= 0) + (1 if spans else 0)
-                + (owner is not None) + (1 if markers else 0) + (decided is not None) + (last_producer_epoch >= 0)
+                + (owner is not None) + (decided is not None) + (last_producer_epoch >= 0)
                 + (opened >= 0) + undecided + (1 if carried else 0))
     if previous_producer >= 0:
         put_tag(buffer, TAG_PREVIOUS_ID, 8)
@@ -199,9 +198,6 @@ cdef int put_transaction_value(ByteBuffer* buffer, m, carried) except -1:
         put_tag(buffer, TAG_OWNER, 12)
         put_i32(buffer, number)
         put_i64(buffer, <int64_t><uint64_t>nonce)
-    if markers:
-        put_tagged_topics(buffer, TAG_MARKERS, [
-            (tp.topic, b"", tp.partition, offset) for tp, offset in markers.items()])
     if decided is not None:
         decided_id, data_epoch, commit, cause = <tuple>decided
         put_tag(buffer, TAG_DECIDED, 12)

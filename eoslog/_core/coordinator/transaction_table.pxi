@@ -15,8 +15,8 @@ cdef enum:                      # fields of a TransactionMetadata
     FIELD_EPOCH = 2
     FIELD_STATE = 4
     FIELD_SPANS = 12
-    FIELD_DECIDED = 15
-    FIELD_OFFSET = 17           # the last one
+    FIELD_DECIDED = 14
+    FIELD_OFFSET = 16           # the last one
 
 
 cdef placed_at(tuple metadata, int64_t offset):

@@ -118,12 +118,11 @@ class MarkerDriver:
                 return True
             clog.make_durable(decision.offset)
             failures: dict[TopicPartition | None, EoslogError] = {}
-            markers: dict[TopicPartition, int] = {}
             todo = sorted(decision.spans)
             for patience_s in _PATIENCE_S:
                 for tp in todo:
                     try:
-                        offset = self.mark(clog, key, tp, timeout_s=patience_s)
+                        self.mark(clog, key, tp, timeout_s=patience_s)
                     except IllegalState:
                         raise  # the log is closed, or was inherited through a fork
                     except EoslogError as error:
@@ -132,15 +131,13 @@ class MarkerDriver:
                         failpoint("txn.marked")
                         if failures:
                             failures.pop(tp, None)
-                        if offset is not None:
-                            markers[tp] = offset
                 if not failures:
                     break
                 # Retry locked partitions after all others have their markers.
                 todo = [tp for tp in todo if isinstance(failures.get(tp), LockTimeout)]
             if not failures:
                 try:
-                    self._complete(clog, decision, markers)
+                    self._complete(clog, decision)
                 except IllegalState:
                     raise
                 except EoslogError as error:
@@ -197,7 +194,7 @@ class MarkerDriver:
         tp: TopicPartition,
         *,
         timeout_s: float | None = None,
-    ) -> int | None:
+    ) -> None:
         """Append the marker of one partition by the driver rule, if it is missing.
 
         If the decision does not name the partition, the marker aborts: open data that no decision
@@ -209,10 +206,6 @@ class MarkerDriver:
             tp: the partition.
             timeout_s: the longest wait for the partition's lock; None means storage's own limit.
 
-        Returns:
-            An offset at or above that of the marker; None if the partition was deleted; -1 if the
-            decision is no longer kept.
-
         Raises:
             CorruptRecord: if the decision is to commit, and the partition lacks records that it
                 names.
@@ -223,20 +216,20 @@ class MarkerDriver:
             end = clog.refresh()
             decision = clog.decision(key)
             if decision is None:
-                return -1
+                return  # it is complete, and no longer kept
             try:
                 log = self._host.partition(tp.topic, tp.partition)
             except UnknownTopicOrPartition:
-                return None
+                return
             named = decision.spans.get(tp)
             span = named if named is not None else OffsetSpan()
             if span.topic_id != log.topic_id and any(span.topic_id):
-                return None  # the topic was deleted with the records, and re-created
+                return  # the topic was deleted with the records, and re-created
             commit = decision.commit and named is not None
             entry = log.producer_entry(key[0]) or _UNKNOWN
             epoch = self._epoch_to_write(log, entry, decision, span, commit)
             if epoch is None:
-                return int(log.log_end) - 1
+                return
             marker = build_marker(
                 key[0], epoch, commit, timestamp=self._host.clock_ms(),
                 # Kafka rejects markers of an older coordinator, and an imported log may have a
@@ -250,7 +243,7 @@ class MarkerDriver:
             except InvalidProducerEpoch:
                 entry = log.producer_entry(key[0]) or _UNKNOWN
                 if self._epoch_to_write(log, entry, decision, span, commit) is None:
-                    return int(log.log_end) - 1  # another driver was faster
+                    return  # another driver was faster
                 raise
             if result is not None:
                 if self._events.heard:
@@ -264,7 +257,7 @@ class MarkerDriver:
                         offset=result.base_offset,
                         error=None,
                     )
-                return int(result.base_offset)
+                return
             attempts = again(attempts, "marker of producer", key[0], "in", tp)
 
     def _epoch_to_write(
@@ -318,9 +311,7 @@ class MarkerDriver:
             # data, and the process that decided died before it could raise the high watermark.
             log.flush(last + 1)
 
-    def _complete(
-        self, clog: TransactionLog, decision: Decision, markers: dict[TopicPartition, int]
-    ) -> None:
+    def _complete(self, clog: TransactionLog, decision: Decision) -> None:
         name, mine = decision.prepared.transactional_id, decision.decided
         attempts = None
         while True:
@@ -332,7 +323,7 @@ class MarkerDriver:
             if decided is not mine and (decided is None or decided.key != mine.key):
                 return
             now = self._host.clock_ms()
-            if clog.append(current.completed(markers, now), end, now) is not None:
+            if clog.append(current.completed(now), end, now) is not None:
                 failpoint("txn.completed")
                 return
             attempts = again(attempts, "completion of", name)

@@ -18,8 +18,6 @@ eoslog's additions are in tagged fields from 10000 on, which those tools skip.
                                compact array of (partition i32, first i64, last i64)); first and
                                last offset of the transaction, -1 if it wrote nothing
     10001   if it is known     owner: process number i32, nonce u64 of the process that holds the id
-    10002   COMPLETE_*         markers: compact array of (topic compact string, compact array of
-                               (partition i32, offset i64)): no marker is above its offset
     10003   PREPARE_*, COMPLETE_*, and Empty after them
                                decided: producer id i64, epoch of the data i16, commit i8, cause i8
     10004   after a bump       last producer epoch i16
@@ -63,8 +61,8 @@ from eoslog.storage.format.serde import Reader, Writer
 from eoslog.storage.segment.carried_batches import CarriedBatches
 
 TAG_PREVIOUS_ID, TAG_NEXT_ID, TAG_CLIENT_VERSION = 0, 1, 2
-TAG_SPANS, TAG_OWNER, TAG_MARKERS, TAG_DECIDED, TAG_LAST_EPOCH, TAG_OPENED = range(10000, 10006)
-TAG_UNDECIDED, TAG_CARRIED = 10006, 10007
+TAG_SPANS, TAG_OWNER = 10000, 10001  # earlier versions wrote offsets of the markers as 10002
+TAG_DECIDED, TAG_LAST_EPOCH, TAG_OPENED, TAG_UNDECIDED, TAG_CARRIED = range(10003, 10008)
 _HEAD, _TIMES = struct.Struct(">hqhib"), struct.Struct(">qq")
 _OWNER, _DECIDED = struct.Struct(">iQ"), struct.Struct(">qh?b")
 _UNDECIDED = struct.Struct(">bi")
@@ -93,16 +91,6 @@ def _decode_spans(data: bytes) -> dict[TopicPartition, OffsetSpan]:
             tp = TopicPartition(topic, reader.i32())
             spans[tp] = OffsetSpan(reader.i64(), reader.i64(), topic_id)
     return spans
-
-
-def _decode_markers(data: bytes) -> dict[TopicPartition, int]:
-    reader, markers = Reader(data), {}
-    for _ in range(reader.compact_array()):
-        topic = reader.compact_string()
-        for _ in range(reader.compact_array()):
-            tp = TopicPartition(topic, reader.i32())
-            markers[tp] = reader.i64()
-    return markers
 
 
 def _integer(data: bytes | None, size: int, default: int) -> int:
@@ -162,7 +150,6 @@ def decode_value(transactional_id: str, data: bytes, offset: int = -1) -> Transa
         _integer(tags.get(TAG_CLIENT_VERSION), 2, 0),
         _decode_spans(tags[TAG_SPANS]) if TAG_SPANS in tags else NO_ENTRIES,
         _decode_owner(tags.get(TAG_OWNER)),
-        _decode_markers(tags[TAG_MARKERS]) if TAG_MARKERS in tags else NO_ENTRIES,
         _decode_decided(tags.get(TAG_DECIDED)),
         _integer(tags.get(TAG_OPENED), 8, -1),
         offset,

@@ -215,7 +215,6 @@ class TransactionMetadata(NamedTuple):
     client_version: int = TRANSACTION_VERSION
     spans: Mapping[TopicPartition, OffsetSpan] = NO_ENTRIES
     owner: tuple[int, int] | None = None
-    markers: Mapping[TopicPartition, int] = NO_ENTRIES
     decided: Decided | None = None
     opened_ns: int = -1
     offset: int = -1
@@ -311,7 +310,7 @@ class TransactionMetadata(NamedTuple):
         return self._replace(
             state=TransactionState.EMPTY, timeout_ms=timeout_ms, partitions=NO_PARTITIONS,
             start_timestamp=-1, last_update_timestamp=now_ms, next_producer_id=NO_ID,
-            spans=NO_ENTRIES, owner=owner, markers=NO_ENTRIES, opened_ns=-1, offset=-1, **identity,
+            spans=NO_ENTRIES, owner=owner, opened_ns=-1, offset=-1, **identity,
         )  # fmt: skip
 
     # The three steps of each transaction list every field in order, because `_replace` is slower.
@@ -329,7 +328,7 @@ class TransactionMetadata(NamedTuple):
         self.check(ONGOING)
         (
             name, producer_id, epoch, timeout_ms, state, listed, start, _,
-            previous_id, next_id, last_epoch, version, _, _, _, _, opened_ns, _,
+            previous_id, next_id, last_epoch, version, _, _, _, opened_ns, _,
         ) = self  # fmt: skip
         named = frozenset(partitions)
         if state is ONGOING:
@@ -339,8 +338,7 @@ class TransactionMetadata(NamedTuple):
             opened_ns = clock_ns
         return _new(TransactionMetadata, (
             name, producer_id, epoch, timeout_ms, ONGOING, named, start, now_ms,
-            previous_id, next_id, last_epoch, version, NO_ENTRIES, owner, NO_ENTRIES, None,
-            opened_ns, -1,
+            previous_id, next_id, last_epoch, version, NO_ENTRIES, owner, None, opened_ns, -1,
         ))  # fmt: skip
 
     def prepared(
@@ -367,7 +365,7 @@ class TransactionMetadata(NamedTuple):
         return _new(TransactionMetadata, (
             name, producer_id, epoch + 1, timeout_ms, state, frozenset(spans),
             now_ms if start < 0 else start, now_ms, NO_ID, new_id, epoch, version, dict(spans),
-            owner, NO_ENTRIES, _new(Decided, (producer_id, epoch, commit, cause)), -1, -1,
+            owner, _new(Decided, (producer_id, epoch, commit, cause)), -1, -1,
         ))  # fmt: skip
 
     def undecided(
@@ -385,10 +383,10 @@ class TransactionMetadata(NamedTuple):
         return self._replace(
             state=state, start_timestamp=begun, last_update_timestamp=now_ms, owner=owner,
             previous_producer_id=NO_ID, next_producer_id=NO_ID, spans=NO_ENTRIES,
-            markers=NO_ENTRIES, decided=None, opened_ns=-1, offset=-1,
+            decided=None, opened_ns=-1, offset=-1,
         )  # fmt: skip
 
-    def completed(self, markers: Mapping[TopicPartition, int], now_ms: int) -> TransactionMetadata:
+    def completed(self, now_ms: int) -> TransactionMetadata:
         """Return COMPLETE_*, after every marker is published.
 
         A rotation of the producer id takes effect here.
@@ -397,12 +395,11 @@ class TransactionMetadata(NamedTuple):
         self.check(state)
         (
             name, producer_id, epoch, timeout_ms, _, _, start, _,
-            previous_id, next_id, last_epoch, version, _, owner, _, decided, _, _,
+            previous_id, next_id, last_epoch, version, _, owner, decided, _, _,
         ) = self  # fmt: skip
         if next_id != NO_ID:
             producer_id, epoch, previous_id, next_id = next_id, 0, producer_id, NO_ID
         return _new(TransactionMetadata, (
             name, producer_id, epoch, timeout_ms, state, NO_PARTITIONS, start, now_ms,
-            previous_id, next_id, last_epoch, version, NO_ENTRIES, owner, dict(markers), decided,
-            -1, -1,
+            previous_id, next_id, last_epoch, version, NO_ENTRIES, owner, decided, -1, -1,
         ))  # fmt: skip

@@ -95,7 +95,6 @@ def metadatas(draw: st.DrawFn) -> TransactionMetadata:
         draw(st.integers(-1, 2**62)), draw(st.integers(-1, 2**62)), draw(st.integers(-1, 32767)),
         spans=found,
         owner=draw(st.none() | st.tuples(st.integers(0, 1023), st.integers(0, 2**64 - 1))),
-        markers=draw(st.dictionaries(partitions, offsets, max_size=4)) if state.complete else {},
         decided=draw(decided if state.preparing else st.none() | decided),
     )  # fmt: skip
 
@@ -134,17 +133,12 @@ def slowly(m: TransactionMetadata) -> bytes:
         (p.topic, s.topic_id, Writer().i32(p.partition).i64(s.first).i64(s.last).take())
         for p, s in sorted(m.spans.items())
     ]
-    markers = [
-        (p.topic, b"", Writer().i32(p.partition).i64(offset).take())
-        for p, offset in sorted(m.markers.items())
-    ]
     tags = {2: Writer().i16(m.client_version).take()}
     tags |= {0: i64(m.previous_producer_id)} if m.previous_producer_id >= 0 else {}
     tags |= {1: i64(m.next_producer_id)} if m.next_producer_id >= 0 else {}
     tags |= {10000: topics(spans)} if spans else {}
     if m.owner is not None:
         tags[10001] = Writer().i32(m.owner[0]).raw(m.owner[1].to_bytes(8, "big")).take()
-    tags |= {10002: topics(markers)} if markers else {}
     if m.decided is not None:
         d = m.decided
         tags[10003] = Writer().i64(d.producer_id).i16(d.data_epoch).i8(d.commit).i8(d.cause).take()
@@ -173,7 +167,7 @@ def test_each_transition_changes_only_its_own_fields(
 ) -> None:
     before = metadata._replace(producer_epoch=min(metadata.producer_epoch, 32766), offset=9)
     now, start, epoch = 2**51, before.start_timestamp, before.producer_epoch
-    same = {"spans": {}, "markers": {}, "last_update_timestamp": now, "offset": -1}
+    same = {"spans": {}, "last_update_timestamp": now, "offset": -1}
     if not before.state.preparing:
         goes_on = before.state is TransactionState.ONGOING
         named = frozenset(wrote) | (before.partitions if goes_on else frozenset())
@@ -181,11 +175,11 @@ def test_each_transition_changes_only_its_own_fields(
         same |= {"state": TransactionState.ONGOING, "owner": (3, 4), "decided": None}
         assert before.ongoing(wrote, (3, 4), now) == before._replace(**same)
     elif before.next_producer_id < 0:
-        same |= {"partitions": frozenset(), "markers": {T0: 5}}
+        same["partitions"] = frozenset()
         same["state"] = TransactionState(before.state + 2)
-        assert before.completed({T0: 5}, now) == before._replace(**same)
+        assert before.completed(now) == before._replace(**same)
     else:
-        done = before.completed({}, now)
+        done = before.completed(now)
         assert done[1:3] + done[8:10] == (before.next_producer_id, 0, before.producer_id, -1)
     if before.state is TransactionState.ONGOING:
         same |= {"partitions": frozenset(wrote), "spans": wrote, "producer_epoch": epoch + 1}
@@ -220,7 +214,7 @@ def test_a_tombstone_expires_the_id_and_keeps_its_decision() -> None:
     prepared = ONGOING.prepared(True, {T0: OffsetSpan(1, 2)}, 5)
     fold.apply(0, KEY, transaction_value(ONGOING))
     fold.apply(1, KEY, transaction_value(prepared))
-    fold.apply(2, KEY, transaction_value(prepared.completed({T0: 3}, 6)))
+    fold.apply(2, KEY, transaction_value(prepared.completed(6)))
     fold.apply(3, KEY, None)
     assert (fold.table, fold.ids) == ({}, {})
     assert fold.decisions[1000, 5].complete

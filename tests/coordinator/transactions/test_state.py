@@ -126,7 +126,7 @@ def test_a_clock_that_goes_back_does_not_change_a_decision() -> None:
     current = TransactionMetadata("t", 1, 5, 1000, last_update_timestamp=900)
     ongoing = current.ongoing([], None, 100)
     assert ongoing.start_timestamp == 100
-    done = ongoing.prepared(False, {}, 50).completed({}, 10)
+    done = ongoing.prepared(False, {}, 50).completed(10)
     assert (done.last_update_timestamp, done.state) == (10, S.COMPLETE_ABORT)
 
 
