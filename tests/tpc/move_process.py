@@ -3,6 +3,7 @@
 The process reads commands as lines of JSON, and answers each with a line [pid, code].
 
     ["move", LOG, [DSN, DSN], AMOUNT, POINT, NTH, ACTION]  fork, move money
+    ["pay", LOG, LOG, DSN, AMOUNT, POINT, NTH]             fork, pay; killed at the point
     ["recover", LOG, [DSN, ...], OLDER_THAN, POINT, NTH]   fork, recover; killed at the point
     ["resume", PID]                                        continue a stopped process, and wait
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import eoslog
 from eoslog import errors
+from eoslog.engine.scheduler import Background
 from eoslog.storage.fs.files import arm_failpoint
 from tests.paths import ROOT
 from tests.sql.databases import Place, end_here
@@ -63,6 +65,27 @@ def work(path: str, databases: list[str], amount: int, point: str, nth: int, act
     return 0
 
 
+def pay(path: str, other: str, database: str, amount: int, point: str, nth: int) -> int:
+    """Take money from a bank, and write it to another log than the one that decides.
+
+    Nothing but a call flushes, so the durable ends are those that the code has waited for.
+    """
+    Background.note_append = lambda self, log: None  # type: ignore[method-assign]
+    if point:
+        arm_failpoint(point, "kill", nth)
+    with (
+        eoslog.open(path) as log,
+        eoslog.open(other) as sales,
+        eoslog.tpc.Coordinator(log) as coordinator,
+        sales.producer(transactional_id="mover") as producer,
+        connect(database) as bank,
+        coordinator.transaction(bank, producer),
+    ):
+        bank.execute("update account set money = money - %s", (amount,))
+        producer.produce("moves", f"{amount}")
+    return 0
+
+
 def recover(path: str, databases: list[str], older_than: float | None, point: str, nth: int) -> int:
     if point:
         arm_failpoint(point, "kill", nth)
@@ -81,7 +104,7 @@ def main() -> None:
             pid = arguments[0]
             os.kill(pid, signal.SIGCONT)
         else:
-            call = {"move": work, "recover": recover}[command]
+            call = {"move": work, "pay": pay, "recover": recover}[command]
             pid = child(lambda call=call, arguments=arguments: call(*arguments))
         print(json.dumps([pid, ended(pid)]), flush=True)
 
@@ -106,6 +129,9 @@ class Mover:
 
     def move(self, amount: int, point: str = "", nth: int = 1, action: str = "kill") -> int:
         return self._ask("move", self.path, self.databases, amount, point, nth, action)
+
+    def pay(self, other: str, amount: int, point: str = "", nth: int = 1) -> int:
+        return self._ask("pay", self.path, other, self.databases[0], amount, point, nth)
 
     def recover(self, older_than: float | None = None, point: str = "", nth: int = 1) -> int:
         return self._ask("recover", self.path, self.databases, older_than, point, nth)
