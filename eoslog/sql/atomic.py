@@ -199,8 +199,9 @@ class AtomicTransaction(Transaction):
             self._roll_back()
             self._undo()
             raise
-        failpoint("atomic.prepared")
+        interrupt: BaseException | None = None
         try:
+            failpoint("atomic.prepared")
             self._commit_database(prepared.token)
         except TokenUsedError:  # the database would answer for the other transaction
             self._roll_back()
@@ -216,7 +217,11 @@ class AtomicTransaction(Transaction):
                 prepared.token,
                 failure,
             )
+            if not isinstance(failure, Exception):  # KeyboardInterrupt, for example
+                interrupt = failure
         self._commit_log(prepared.token)
+        if interrupt is not None:
+            raise interrupt
 
     def _join_database(self) -> None:
         """Begin the transaction of the database before the log's part is prepared."""

@@ -134,6 +134,30 @@ def test_row_6_N19_a_lost_answer_to_commit_is_asked_for(out, table, producer, do
         assert placed(table) == visible(out) == [1]
 
 
+@pytest.mark.parametrize(
+    ("point", "left"),
+    [
+        ("atomic.prepared", []),
+        ("atomic.outcome", []),
+        ("atomic.db_commit", [1]),
+        ("atomic.decided", [1]),
+    ],
+)
+def test_row_N19_ctrl_c_during_the_commit_leaves_both_or_neither(
+    out, table, database, producer, disarmed, point, left
+):
+    producer.init_transactions()
+    files.arm_failpoint(point, "interrupt")
+    with pytest.raises(KeyboardInterrupt):
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 1)
+    assert placed(table) == visible(out) == left
+    assert out.pending() == []
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 2)
+    assert placed(table) == visible(out) == [*left, 2]
+
+
 def lose_answers(connection, lost):
     """A connection whose next commit succeeds and then raises an error."""
     kind = type(connection)
