@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+import sys
 from contextlib import closing, contextmanager, nullcontext
 
 import pytest
@@ -15,10 +16,12 @@ from eoslog.errors import (
     DatabaseError,
     DatabaseUnavailable,
     IllegalState,
+    OutcomeConflict,
     PreparedTransactionPending,
+    StorageError,
     TransactionAborted,
 )
-from eoslog.sql import Database, audit
+from eoslog.sql import Database, audit, outcome_book
 from eoslog.sql.older_logs import refuse_older_log
 from eoslog.sql.outcomes import OutcomeRow
 from eoslog.storage.fs import files
@@ -109,6 +112,35 @@ def test_a_refused_database_commit_leaves_neither(out, table, database, producer
     with out.atomic(producer, database) as tx:
         place_order(tx, 2)
     assert placed(table) == visible(out) == [2]
+
+
+def test_row_2_N19_a_prepare_that_fails_undoes_rows_records_and_positions(
+    out, table, database, producer, disarmed
+):
+    with out.consumer("orders", **SETTINGS) as consumer:
+        for fails in (True, False):
+            if fails:
+                files._armed["prepare.flushed"] = ["EIO"]
+            with pytest.raises(StorageError) if fails else nullcontext():
+                with out.atomic(producer, database) as tx:
+                    for record in consumer.consume(12):
+                        place_order(tx, int(record.value))
+                    tx.commit_offsets(consumer)
+            assert placed(table) == visible(out) == [*range(0 if fails else 12)]
+
+
+@pytest.mark.parametrize("place", ["wal", "postgresql"], indirect=True)
+def test_row_N19_an_abort_by_hand_after_the_database_commit_is_reported(out, table, producer):
+    def commit_and_abort(commit):
+        commit()
+        for prepared in out.pending():
+            out.resolve(prepared.token, Outcome.ABORT)
+
+    with Database(table.at_commit(commit_and_abort)) as database:
+        with pytest.raises(OutcomeConflict):
+            with out.atomic(producer, database) as tx:
+                place_order(tx, 1)
+    assert (placed(table), visible(out)) == ([1], [])
 
 
 @pytest.mark.parametrize("down", [0, 2])
@@ -258,6 +290,40 @@ def test_row_4_N19_a_resolver_at_any_statement_leaves_both_or_neither(
     assert committed[-1] == number
 
 
+@pytest.mark.parametrize("place", ["wal", "postgresql"], indirect=True)
+def test_row_N19_connections_that_commit_automatically_take_part(out, table, producer):
+    def connect():
+        connection = table.connect()
+        if table.postgresql or sys.version_info >= (3, 12):
+            connection.autocommit = True
+        else:
+            connection.isolation_level = None
+        return connection
+
+    with Database(connect) as database:
+        for number, fails in enumerate((True, False, False)):
+            with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+                with out.atomic(producer, database) as tx:
+                    place_order(tx, number)
+                    assert placed(table) == [*range(1, number)]
+                    if fails:
+                        raise ZeroDivisionError
+    assert placed(table) == visible(out) == [1, 2]
+
+
+def test_row_N19_a_commit_in_the_block_is_reported(out, table, database, producer):
+    with pytest.raises(IllegalState, match="the program ended the transaction"):
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 1)
+            tx.connection.commit()
+            tx.connection.execute("insert into placed values (2)")
+            tx.produce("out", "2")
+    assert (placed(table), visible(out), out.pending()) == ([1], [], [])
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 3)
+    assert (placed(table), visible(out)) == ([1, 3], [3])
+
+
 def test_a_connection_to_another_database_is_refused(out, table, producer, tmp_path):
     other = sqlite3.connect(tmp_path / "other.sqlite")
     other.execute("create table placed (number integer)")
@@ -283,6 +349,59 @@ def test_two_databases_of_one_name_do_not_answer_for_each_other(out, table, prod
         with out.atomic(producer, database) as tx:
             place_order(tx, 2)
     assert placed(table) == visible(out) == [2]
+
+
+def test_row_N19_two_logs_that_share_a_database_begin_again(out, table, tmp_path):
+    """Neither log knows the commits of the other one, and neither is an older copy."""
+    with eoslog.open(tmp_path / "second") as second:
+        second.create_topic("out")
+        for number in range(3):
+            for log, order in ((out, number), (second, 10 + number)):
+                with (
+                    Database(table.connect) as database,
+                    log.producer(transactional_id="t") as producer,
+                    log.atomic(producer, database) as tx,
+                ):
+                    place_order(tx, order)
+        assert (visible(out), visible(second)) == ([0, 1, 2], [10, 11, 12])
+    assert placed(table) == [0, 1, 2, 10, 11, 12]
+
+
+def test_row_N19_a_database_of_the_same_name_does_not_answer_for_a_commit(
+    out, table, producer, tmp_path, disarmed
+):
+    with (
+        Database(table.connect, name="shop") as database,
+        Database(tmp_path / "other.sqlite", name="shop") as other,
+        out.producer(transactional_id="t") as second,
+    ):
+        # At the commit of the producer, and at the decision by the token.
+        files._armed["txn.flushed"] = ["EIO", "EIO"]
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 1)
+        with pytest.raises(PreparedTransactionPending, match="prepared with another database"):
+            with out.atomic(second, other):
+                raise AssertionError
+        with out.atomic(second, database) as tx:
+            place_order(tx, 2)
+    assert placed(table) == visible(out) == [1, 2]
+
+
+def test_row_N19_a_transaction_of_another_resolver_stays_prepared(out, table, database, producer):
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("out", "1")
+    token = producer.prepare_transaction(resolver="bank").token
+    with out.producer(transactional_id="t") as second:
+        with pytest.raises(PreparedTransactionPending):
+            with out.atomic(second, database):
+                raise AssertionError
+        assert [prepared.token for prepared in out.pending()] == [token]
+        assert table.rows("select * from eoslog_outcome") == []
+        out.resolve(token, Outcome.COMMIT)
+        with out.atomic(second, database) as tx:
+            place_order(tx, 2)
+    assert (placed(table), visible(out)) == ([2], [1, 2])
 
 
 def test_row_15_N19_a_log_older_than_the_database_begins_nothing(out, table, tmp_path):
@@ -340,6 +459,20 @@ def test_row_15_N19_an_older_log_is_refused_under_many_rows_of_other_logs(out, t
         pass
 
 
+def test_row_15_N19_an_older_log_is_refused_under_many_older_rows(out, table, tmp_path):
+    """They are those of producers that the log has forgotten."""
+    out.backup(tmp_path / "older")
+    with Database(table.connect) as database, out.producer(transactional_id="t") as producer:
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 0)
+    rows = ", ".join(
+        f"('{out.cluster_id}:0:0:{number}', 'C', '2020-01-01 00:00:00')" for number in range(1500)
+    )
+    table.run(f"insert into eoslog_outcome (token, decision, at) values {rows}")
+    with refusing(tmp_path / "older", table):
+        pass
+
+
 def test_row_15_N19_an_older_log_is_refused_after_the_outcome_retention(table, tmp_path):
     """It assigns the producer ids of lost transactional ids again."""
     path = tmp_path / "shop"
@@ -377,6 +510,27 @@ def test_row_15_N19_a_token_that_was_used_before_commits_nothing(out, table, dat
     assert placed(table) == visible(out) == [1, 3]
 
 
+def test_row_4_N19_a_tombstone_undoes_rows_records_and_positions(out, table, database, producer):
+    with out.consumer("orders", **SETTINGS) as consumer:
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 100)
+        [(token,)] = table.rows("select token from eoslog_outcome")
+        owner, epoch, number = token.rsplit(":", 2)
+        table.run(
+            "insert into eoslog_outcome (token, decision) "
+            f"values ('{owner}:{int(epoch) + 1}:{number}', 'A')"
+        )
+        for aborts in (True, False):
+            with pytest.raises(TransactionAborted) if aborts else nullcontext():
+                with out.atomic(producer, database) as tx:
+                    for record in consumer.consume(12):
+                        place_order(tx, int(record.value))
+                    tx.commit_offsets(consumer)
+            assert out.pending() == []
+            assert placed(table) == visible(out) == [*range(0 if aborts else 12), 100]
+            assert bool(out.committed("g")) is not aborts
+
+
 def owner(log):
     (about,) = log.transactions(open_only=False)
     return about.producer_id
@@ -395,6 +549,15 @@ def test_an_unknown_commit_is_lost_if_it_is_recent_or_of_a_later_epoch(
     row = OutcomeRow(token, True, out._engine.clock_ms() - days * 24 * 3600 * 1000)
     with pytest.raises(DatabaseError) if lost else nullcontext():
         refuse_older_log(out, [row], "base", "eoslog_outcome")
+
+
+def test_an_unknown_old_commit_is_lost_if_outcomes_are_kept_forever(tmp_path):
+    with eoslog.open(tmp_path / "shop", outcome_retention_ms=-1) as log:
+        with log.producer(transactional_id="t") as producer:
+            producer.init_transactions()
+            token = f"{log.cluster_id}:{producer.producer_id}:{producer.producer_epoch - 1}:49"
+        with pytest.raises(DatabaseError, match="so the log is an older copy"):
+            refuse_older_log(log, [OutcomeRow(token, True, 0)], "base", "eoslog_outcome")
 
 
 def test_row_N19_an_outcome_row_stays_until_the_log_has_decided(
@@ -422,6 +585,40 @@ def test_outcome_rows_but_the_last_are_deleted_after_their_decisions(
     assert table.rows(count) == [(5,)]
     database.close()
     assert table.rows(count) == [(1,)]
+
+
+def test_outcome_rows_are_deleted_after_a_failure_of_their_deletion(
+    out, table, database, producer, disarmed, monkeypatch
+):
+    monkeypatch.setattr(outcome_book, "_BATCH", 3)
+    for number in range(4):
+        with out.atomic(producer, database) as tx:
+            place_order(tx, number)
+    files._armed["atomic.outcome"] = ["EIO"]  # after the deletion of three rows
+    with pytest.raises(StorageError):
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 4)
+    count = "select count(*) from eoslog_outcome where decision = 'C'"
+    assert table.rows(count) == [(4,)]
+    database.close()
+    assert table.rows(count) == [(1,)]
+    assert placed(table) == visible(out) == [0, 1, 2, 3]
+
+
+def test_row_N19_the_last_outcome_row_stays_after_an_abort(out, table, database, producer):
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 1)
+    producer.begin_transaction()
+    producer.produce("out", "2")
+    producer.prepare_transaction(meta={"eoslog.database": database.id}, resolver=database.name)
+    with out.producer(transactional_id="t") as second:
+        with pytest.raises(ZeroDivisionError):
+            with out.atomic(second, database):
+                raise ZeroDivisionError
+    database.close()  # deletes the rows that are not needed
+    decisions = table.rows("select decision from eoslog_outcome order by decision")
+    assert decisions == [("A",), ("C",)]
+    assert placed(table) == visible(out) == [1]
 
 
 def test_outcome_rows_of_a_dead_process_are_deleted(out, table, producer):
