@@ -1,9 +1,9 @@
 """Deleted topics whose name a new topic has.
 
-Other processes may still clean or recover them.
+Other processes may still clean, recover or append to them.
 
-Both change files by name, and the new topic's directory has the same names. So a partition of the
-new topic is opened only after the cleaners and recoveries of the deleted topic have ended.
+All three change files by name, and the new topic's directory has the same names. So a partition of
+the new topic is opened only after those of the deleted topic have ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DeletedNamesakes:
         self._locks[log.slot] = log.cleaner_lock
 
     def await_users(self, topic: str, partition: int, topic_id: bytes) -> None:
-        """Wait for cleaners and recoveries of deleted topics with this partition's name.
+        """Wait for cleaners, recoveries and appends of deleted topics with this partition's name.
 
         A process that takes a lock of a deleted topic after this changes nothing. The caller must
         not hold a mutex, because a thread with such a lock may need it.
@@ -53,7 +53,7 @@ class DeletedNamesakes:
                 continue
             self._session.ensure_slot(info.slot)
             self._session.control.mark_deleted(info.slot)
-            self._session.await_recovery(info.slot)
+            self._session.await_recovery(info.slot, appends=True)
             lock = self._locks.get(info.slot)
             if lock is None:
                 lock = CleanerLock(self._session, info.slot)

@@ -188,7 +188,7 @@ class OpenPartitions:
         """Close a partition whose topic was deleted."""
         with self._mutex:
             log = self._partitions.get((topic, partition))
-            if log is not None:
+            if log is not None and log.core.deleted:  # else another topic has the name now
                 self._forget(log)
 
     def holding_removed(self) -> list[PartitionLog]:

@@ -437,25 +437,41 @@ class Session:
             fd = self._lock_fds.setdefault(number, fd)
         return fd, _append_at(slot)
 
-    def await_recovery(self, slot: int) -> None:
+    def await_recovery(self, slot: int, *, appends: bool = False) -> None:
         """Wait for a process that is recovering a partition whose topic was deleted.
 
         Recovery changes files by name. One that begins after this call finds the deletion.
 
+        Args:
+            slot: the partition's slot, marked as deleted.
+            appends: also wait for an append, which repairs and rolls by name.
+
         Raises:
-            LockTimeout: if the process does not end its recovery, for example while suspended.
+            LockTimeout: if the process does not end, for example while suspended.
+            TooManyOpenFiles: if no descriptor is free to look at the lock.
         """
         deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while self.control.published_ends((slot,))[0] < 0:  # else it was recovered already
-            if not processes.is_locked(self.path, _lock_file(slot), _append_at(slot)):
+        while appends or self.control.published_ends((slot,))[0] < 0:  # else recovered already
+            if not self._append_locked(slot):
                 return
             if time.monotonic() > deadline:
                 holder = processes.lock_text(self, slot, "append")
                 raise LockTimeout(
                     f"{self.path}: append lock of a deleted topic's partition not free within "
-                    f"{LOCK_TIMEOUT_S:g} s; held by {holder}, which is recovering it; retry"
+                    f"{LOCK_TIMEOUT_S:g} s; held by {holder}; retry when that process has continued"
                 )
             time.sleep(0.001)
+
+    def _append_locked(self, slot: int) -> bool:
+        """Whether any process holds a slot's append lock; raises if that cannot be seen."""
+        try:
+            fd = files.open_file(os.path.join(self.path, _lock_file(slot)), read_only=True)
+        except FileNotFoundError:
+            return False
+        try:
+            return _locked_by_others(fd, _append_at(slot))
+        finally:
+            files.close(fd)
 
     def consistent_cut(self, slots: Sequence[int]) -> list[dict[str, Any]]:
         """Read slots at one point in time, at which no process appends to any of them.

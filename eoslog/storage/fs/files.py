@@ -290,6 +290,21 @@ def sync(path: str) -> None:
             os.close(fd)
 
 
+@contextlib.contextmanager
+def opened_dir(path: str) -> Iterator[str]:
+    """Open a directory, and yield a name that leads to it even if it is renamed or removed.
+
+    Without a usable `/proc`, that is its path.
+    """
+    with naming(path):
+        fd = _core.os_open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        name = f"/proc/self/fd/{fd}"
+        yield name if os.path.isdir(name) else path
+    finally:
+        os.close(fd)
+
+
 def fsync_dir(path: str) -> None:
     """Make the names in a directory durable."""
     with naming(path):

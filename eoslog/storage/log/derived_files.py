@@ -88,6 +88,8 @@ class DerivedFiles:
             try:
                 if self._core.cleaned_version & 1:  # a cleaner died during a swap
                     return
+                if self._core.deleted:  # the directory may belong to another topic now
+                    return
                 # A cleaner may have replaced the segments: list them again.
                 self._segments.outdate()
                 self._segments.bases()

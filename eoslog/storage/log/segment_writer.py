@@ -361,18 +361,23 @@ class WriterFiles:
             files.close(fd)
         files.failpoint("log.rolled")
         # Errors are harmless: without a snapshot an open folds more, without a seal a reader scans.
-        with contextlib.suppress(StorageError, FileNotFoundError):
+        with (
+            contextlib.suppress(StorageError, FileNotFoundError),
+            files.opened_dir(self._path) as folder,
+        ):
+            if self._core.deleted:  # the directory may belong to another topic now
+                return
             if snapshot is not None:
-                write_snapshot(self._path, new_base, snapshot)
+                write_snapshot(folder, new_base, snapshot)
             files.failpoint("log.rolled.snapshot")
-            self._seal(base, new_base)
+            self._seal(folder, base, new_base)
 
-    def _seal(self, base: int, end: int) -> None:
+    def _seal(self, folder: str, base: int, end: int) -> None:
         """Seal a rolled segment, unless a cleaner works on it: the cleaner seals its result."""
         lock = self._cleaner_lock
         if lock.try_take():
             try:
-                seals.seal_files(self._path, self._context.topic_id, base, end)
+                seals.seal_files(folder, self._context.topic_id, base, end)
             finally:
                 lock.release()
 
