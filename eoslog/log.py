@@ -209,6 +209,8 @@ class Log(Closing):
             InvalidPartitions: if the number of partitions is out of range.
             ConfigError: if a key is unknown or a value is invalid.
             DiskFull: if there is no room; the message says whether the topic exists now.
+            LockTimeout: if another process is suspended while it uses a deleted topic of the name.
+                The topic exists; its partitions open when that process has continued.
 
         Durability:
             The topic is durable when the call returns.

@@ -3,7 +3,7 @@
 Other processes may still clean, recover or append to them.
 
 All three change files by name, and the new topic's directory has the same names. So a partition of
-the new topic is opened only after those of the deleted topic have ended.
+the new topic is opened only after they have ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DeletedNamesakes:
         self._locks[log.slot] = log.cleaner_lock
 
     def await_users(self, topic: str, partition: int, topic_id: bytes) -> None:
-        """Wait for cleaners, recoveries and appends of deleted topics with this partition's name.
+        """Wait for users of deleted topics that had this partition's name.
 
         A process that takes a lock of a deleted topic after this changes nothing. The caller must
         not hold a mutex, because a thread with such a lock may need it.

@@ -40,7 +40,7 @@ DECIDED = [
 
 
 class Logs:
-    """The log that decides and the log of the producer, after one transaction of each process."""
+    """The log that decides and the producer's log, after one transaction."""
 
     def __init__(self, place: Path, mover: Mover) -> None:
         """Create them and their internal partitions."""
@@ -121,7 +121,7 @@ def images(logs: Logs, server: Any, point: str, nth: int) -> Iterator[str]:
 
 
 def recovered(logs: Logs, image: str) -> list[int]:
-    """Complete the transaction, and return the moves that are in the database and in the log."""
+    """Complete the transaction, and return the moves in the database and the log."""
     bank_dsn = logs.mover.databases[0]
     with (
         eoslog.open(logs.mover.path, outcome_retention_ms=0) as log,

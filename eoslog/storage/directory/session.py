@@ -438,7 +438,7 @@ class Session:
         return fd, _append_at(slot)
 
     def await_recovery(self, slot: int, *, appends: bool = False) -> None:
-        """Wait for a process that is recovering a partition whose topic was deleted.
+        """Wait until no process recovers a deleted topic's partition.
 
         Recovery changes files by name. One that begins after this call finds the deletion.
 

@@ -292,7 +292,7 @@ def sync(path: str) -> None:
 
 @contextlib.contextmanager
 def opened_dir(path: str) -> Iterator[str]:
-    """Open a directory, and yield a name that leads to it even if it is renamed or removed.
+    """Yield a name that leads to a directory even if it is renamed or removed.
 
     Without a usable `/proc`, that is its path.
     """

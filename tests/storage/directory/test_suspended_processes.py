@@ -1,4 +1,4 @@
-"""A process that is suspended inside an append changes no file of a new topic of the same name."""
+"""A suspended process changes no file of a new topic of the same name."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def recreate_rolled(child: Child, path: Path, end: Path) -> None:
 
 
 def test_a_suspended_roll_keeps_the_abort_index_of_a_new_topic(tmp_path: Path) -> None:
-    """It would write its own entry over the first one: a reader would get the aborted record."""
+    """It would replace the first entry: a reader would get the aborted record."""
     path, end = tmp_path / "log", tmp_path / "end"
     with eoslog.open(path) as log:
         log.create_topic("t", config={"segment.bytes": 1400})
@@ -267,8 +267,8 @@ def test_the_end_of_a_deletion_closes_no_partition_of_a_new_topic(tmp_path: Path
         assert log._engine.partition("t", 0) is partition
 
 
-def test_a_lock_that_cannot_be_seen_is_not_taken_for_free(tmp_path: Path) -> None:
-    """With no free descriptor, a deletion would not wait for a recovery of the partition."""
+def test_a_lock_that_cannot_be_seen_counts_as_held(tmp_path: Path) -> None:
+    """Otherwise a deletion without a free descriptor would not wait."""
     with eoslog.open(tmp_path / "log") as log:
         log._engine.metadata.create_topic("t")  # not used, so not recovered
         slot = log._engine.topic("t").partition(0).slot
