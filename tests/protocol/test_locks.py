@@ -79,6 +79,17 @@ def test_joining_an_open_session_takes_its_number(tmp_path: Path) -> None:
         assert first.control.session == second.control.session == number
 
 
+def test_a_process_that_joined_keeps_the_session_of_one_that_leaves(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        first = Session(str(tmp_path))
+        stack.callback(first.close)
+        second = Session(str(tmp_path))
+        stack.callback(second.close)
+        first.close()
+        fd = stack.enter_context(beside(tmp_path, SESSION_FILE))
+        assert not _core.try_lock(fd, SESSION)
+
+
 def test_a_reader_next_to_writers_shares_their_session_and_its_lock(tmp_path: Path) -> None:
     writer = Session(str(tmp_path))
     reader = Session(str(tmp_path), read_only=True)
