@@ -238,8 +238,8 @@ class Log(Closing):
 
         Raises:
             UnknownTopicOrPartition: if the topic does not exist.
-            LockTimeout: if another process is suspended while it creates or recovers a partition
-                of the topic. The topic is deleted; the next call removes its files.
+            LockTimeout: if another process creates or recovers a partition of the topic for over
+                30 s, or is suspended then. The topic is deleted; the next call removes its files.
         """
         self._engine.for_writing().topics.delete(name)
 
