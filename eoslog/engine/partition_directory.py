@@ -31,6 +31,10 @@ class DeletedTopics(Protocol):
     def deleted(self) -> Mapping[bytes, TopicInfo]:
         """Deleted topics by id, as of the last refresh."""
 
+    @property
+    def outdated(self) -> bool:
+        """Whether there are changes since the last refresh."""
+
     def refresh(self) -> None:
         """Read the changes since the last refresh."""
 
@@ -39,6 +43,7 @@ class NoDeletedTopics:
     """No deleted topics, for the opening of the metadata log itself."""
 
     deleted: Mapping[bytes, TopicInfo] = {}
+    outdated = False
 
     def refresh(self) -> None:
         """Do nothing."""
@@ -81,6 +86,11 @@ class PartitionDirectory:
                 topic = self._topics.deleted[log.topic_id]
                 remove_partition(self._session, topic, log.partition)
             raise
+
+    @property
+    def outdated(self) -> bool:
+        """Whether topics have changed since the last `refuse_deleted`."""
+        return self._topics.outdated
 
     def refuse_deleted(self) -> None:
         """Raise UnknownTopicOrPartition if the topic was deleted; change nothing."""

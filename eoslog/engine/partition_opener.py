@@ -110,7 +110,7 @@ class PartitionOpener:
                 last,
                 producer_expiration_ms=self._producer_expiration_ms,
                 carried=carried,
-                refuse_deleted=directory.refuse_deleted,
+                topic=directory,
             )
             # Recovery publishes the slot without a deletion mark. A process that deletes the topic
             # after this check marks the slot again, before any append.

@@ -49,7 +49,7 @@ class RealLog:
         """Reopen as after a good shutdown, or as after a kill."""
         log_end, log_start = self.close()
         point = log_end if clean else 0
-        self.open(LastSession(clean=clean, recovery_point=point, log_start=log_start))
+        self.open(LastSession(clean, point, log_start, start_recorded=True))
 
     # -- the calls that the model has too
 

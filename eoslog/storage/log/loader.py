@@ -35,8 +35,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from eoslog import _core
 from eoslog.errors import CorruptRecord, EoslogError, LockTimeout, StorageError
@@ -110,13 +109,24 @@ class Recovery(NamedTuple):
     settled: bool
 
 
+class TopicExists(Protocol):
+    """Whether a partition's topic still exists."""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether topics have changed since the last `refuse_deleted`."""
+
+    def refuse_deleted(self) -> None:
+        """Raise UnknownTopicOrPartition if the topic was deleted."""
+
+
 def open_partition(
     log: PartitionLog,
     last: LastSession,
     *,
     producer_expiration_ms: int = FOR_EVER,
     carried: CarriedAbove = nothing_carried,
-    refuse_deleted: Callable[[], None] = lambda: None,
+    topic: TopicExists | None = None,
 ) -> bool:
     """Recover the partition unless this session has done so, and start this process's fold.
 
@@ -125,7 +135,7 @@ def open_partition(
         last: how the last session ended.
         producer_expiration_ms: producers that were inactive for this long expire.
         carried: the batches that decisions of earlier sessions carry.
-        refuse_deleted: raises if the topic was deleted. Called with the append lock held.
+        topic: whether the topic exists; None if it cannot be deleted.
 
     Returns:
         Whether this call recovered the partition, so that open transactions must be looked up.
@@ -145,9 +155,7 @@ def open_partition(
             elif log.session.read_only:
                 _read_apart(log, last)
             else:
-                recovered, start = _recover(
-                    log, last, producer_expiration_ms, carried, refuse_deleted
-                )
+                recovered, start = _recover(log, last, producer_expiration_ms, carried, topic)
         if not log.session.read_only:
             log.writer_files.restart_fold(start)
     return recovered
@@ -187,54 +195,64 @@ def _read_apart(log: PartitionLog, last: LastSession) -> None:
 
 
 def _recover(
-    log: PartitionLog, last: LastSession, producer_expiration_ms: int,
-    carried: CarriedAbove, refuse_deleted: Callable[[], None],
+    log: PartitionLog, last: LastSession, producer_expiration_ms: int, carried: CarriedAbove,
+    topic: TopicExists | None,
 ) -> tuple[bool, FoldStart | None]:  # fmt: skip
     """Recover under the append lock; (whether this call did it, start of the fold if known)."""
-    if log.core.lock_for_recovery(LOCK_TIMEOUT_S) != AppendStatus.APPENDED:
-        holder = lock_text(log.session, log.slot, "append")
-        raise LockTimeout(
-            f"{log.name}: append lock not free within {LOCK_TIMEOUT_S:g} s; held by {holder}; retry"
-        )
-    try:
-        if log.core.session == log.session.control.session:
-            return False, None  # another process was first
-        refuse_deleted()  # from here on, a deletion waits: a new topic's files have the same names
-        names = files.names(log.path)
-        left = [
-            name for name in names if name.endswith((PREPARED, ".tmp")) and is_of_a_partition(name)
-        ]
-        for name in left:
-            files.remove(os.path.join(log.path, name))
-        changed = finish_renames(log.path, names) or bool(left)
-        standing = files.names(log.path) if changed else names
-        # Find the horizon before the scan changes file times. A single look at the clock may be
-        # wrong, so use it only up to the last session's file times; `ProducerExpiry` does the rest.
-        listed = offsets_by_suffix(standing)
-        now_s = min(time.time(), last_in_use(log.path, listed))
-        horizon_ms = int(now_s * 1000) - producer_expiration_ms
-        limit_s = horizon_ms / 1000
-        below = written_before(log.path, 1 << 62, limit_s, listed[LOG]) if horizon_ms > 0 else 0
-        done = recover_for_writer(log, last, standing, carried)
-        # The scan may have created or removed files.
-        found = standing if done.settled else files.names(log.path)
-        if not done.settled:
-            listed = offsets_by_suffix(found)
-        changed |= drop_stray_snapshots(log.path, listed, log.core.next_offset) or found != names
-        if not last.clean:
-            drop_torn_snapshots(log.path)
-        if changed or not last.clean:
-            files.fsync_dir(log.path)
-        end = log.core.next_offset
-        log.core.publish_recovered(
-            log.topic_id, done.log_start, end, min(below, end), max(horizon_ms, 0) if below else 0
-        )
-        if not done.settled:
-            return True, None
-        version = log.core.published_segments_version
-        return True, FoldStart(version, done.base, done.producers)
-    finally:
-        log.core.unlock_after_recovery()
+    while True:
+        if topic is not None:
+            topic.refuse_deleted()
+        if log.core.lock_for_recovery(LOCK_TIMEOUT_S) != AppendStatus.APPENDED:
+            holder = lock_text(log.session, log.slot, "append")
+            raise LockTimeout(
+                f"{log.name}: append lock not free within {LOCK_TIMEOUT_S:g} s; held by {holder}; "
+                "retry"
+            )
+        try:
+            if log.core.session == log.session.control.session:
+                return False, None  # another process was first
+            # From here on a deletion waits, because a new topic's files would have these names.
+            if topic is None or not topic.outdated:
+                return True, _recover_locked(log, last, producer_expiration_ms, carried)
+        finally:
+            log.core.unlock_after_recovery()
+
+
+def _recover_locked(
+    log: PartitionLog, last: LastSession, producer_expiration_ms: int, carried: CarriedAbove
+) -> FoldStart | None:
+    """Recover, and return the start of the fold if it is known."""
+    names = files.names(log.path)
+    left = [name for name in names if name.endswith((PREPARED, ".tmp")) and is_of_a_partition(name)]
+    for name in left:
+        files.remove(os.path.join(log.path, name))
+    changed = finish_renames(log.path, names) or bool(left)
+    standing = files.names(log.path) if changed else names
+    # Find the horizon before the scan changes file times. A single look at the clock may be
+    # wrong, so use it only up to the last session's file times; `ProducerExpiry` does the rest.
+    listed = offsets_by_suffix(standing)
+    now_s = min(time.time(), last_in_use(log.path, listed))
+    horizon_ms = int(now_s * 1000) - producer_expiration_ms
+    limit_s = horizon_ms / 1000
+    below = written_before(log.path, 1 << 62, limit_s, listed[LOG]) if horizon_ms > 0 else 0
+    done = recover_for_writer(log, last, standing, carried)
+    # The scan may have created or removed files.
+    found = standing if done.settled else files.names(log.path)
+    if not done.settled:
+        listed = offsets_by_suffix(found)
+    changed |= drop_stray_snapshots(log.path, listed, log.core.next_offset) or found != names
+    if not last.clean:
+        drop_torn_snapshots(log.path)
+    if changed or not last.clean:
+        files.fsync_dir(log.path)
+    end = log.core.next_offset
+    log.core.publish_recovered(
+        log.topic_id, done.log_start, end, min(below, end), max(horizon_ms, 0) if below else 0
+    )
+    if not done.settled:
+        return None
+    version = log.core.published_segments_version
+    return FoldStart(version, done.base, done.producers)
 
 
 def scan_for_reader(

@@ -202,6 +202,11 @@ class MetadataLog:
         """The partition log that this object folds."""
         return self._log
 
+    @property
+    def outdated(self) -> bool:
+        """Whether records were appended since the last refresh."""
+        return self._log.log_end != self._position
+
     def refresh(self) -> None:
         """Fold the records appended since the last refresh, flushing them first if necessary.
 

@@ -212,14 +212,6 @@ def use(child: Child, path: Path) -> None:
             log._engine.partition("t", 0)
 
 
-def create(child: Child, path: Path) -> None:
-    with eoslog.open(path) as log:
-        child.armed()
-        with pytest.raises(UnknownTopicOrPartition, match="deleted"):
-            log.create_topic("t")
-            log._engine.partition("t", 0)
-
-
 def delete_impatiently(child: Child, path: Path) -> None:
     session.LOCK_TIMEOUT_S = 0.1
     with eoslog.open(path) as log:
@@ -254,10 +246,9 @@ def test_a_deletion_waits_for_a_process_that_is_recovering_the_partition(path: P
         assert values(log) == [b"0", b"1", b"2"]
 
 
-def test_a_process_does_not_recover_the_directory_of_a_new_topic(tmp_path: Path) -> None:
-    """It was suspended before, with the metadata of the deleted topic."""
-    path = tmp_path / "log"
-    recovering = start(create, path, faults=(("partition.made", "stop", 1),))
+def test_a_process_does_not_recover_the_directory_of_a_new_topic(path: Path) -> None:
+    """It was suspended before it took the append lock of the deleted topic."""
+    recovering = start(use, path, faults=(("lock", "stop", 1),))
     os.waitid(os.P_PID, recovering.pid, os.WSTOPPED | os.WNOWAIT)
     with eoslog.open(path) as log:
         log.delete_topic("t")
