@@ -7,7 +7,9 @@ import threading
 import pytest
 
 import eoslog
+from eoslog.app.retry_topic import Deaths, RetryTopic, ensure_topic
 from eoslog.errors import ConfigError, UnknownTopicOrPartition
+from eoslog.storage.format.checkpoints import id_text
 from tests.app.test_failures import Failing, values
 
 SHORT = 0.02
@@ -88,3 +90,34 @@ def test_records_wait_and_die_after_their_topic_got_a_larger_limit(log, retries)
     report = app.run()
     assert (report.records, report.dead_letters) == (1, 1)
     assert max(len(record.value) for record in log.read("shop.dead")) == 3_000_000
+
+
+def test_a_record_of_a_re_created_input_replaces_none_that_waits(log):
+    """Both have the same place."""
+    for value in ("5", "105"):
+        if value == "105":
+            log.delete_topic("numbers")
+            log.create_topic("numbers", partitions=2)
+            with log.producer() as producer:
+                producer.produce_many("numbers", [value] * 3, [value] * 3, partition=1)
+        app = Failing(log, {int(value): 1}, retries=(3600,)).app
+        with app:
+            while app.step():
+                pass
+    waiting = RetryTopic(log, "shop").restore("numbers", 1).waiting
+    found = {one.record.value for one in waiting if one.record.offset == 2}
+    assert found == {b"5", b"105"}
+
+
+def test_exits_do_not_count_for_a_record_of_a_re_created_input(log):
+    log.create_topic("in")
+    place = ("in", 0, 0, "work")
+    ensure_topic(log, "again", 1, ["in"])
+    old = id_text(log.topic_id("in"))
+    key, value, headers, partition = Deaths(3, 7, 0).encoded(place, old)
+    with log.producer() as producer:
+        producer.produce("again.retries", value, key, headers=headers, partition=partition)
+    assert RetryTopic(log, "again").restore("in", 0).deaths == {place: Deaths(3, 7, 0)}
+    log.delete_topic("in")
+    log.create_topic("in")
+    assert RetryTopic(log, "again").restore("in", 0).deaths == {}

@@ -10,7 +10,7 @@ from eoslog.app.retry_queue import RetryQueue, WaitingRecord
 
 def waiting(offset: int, key: bytes | None = b"k", due: int = 0) -> WaitingRecord:
     record = FailedRecord("shop", "work", "orders", 0, offset, 0, 1, "", key=key)
-    return WaitingRecord(record, due, place_key(record.place))
+    return WaitingRecord(record, due, place_key("record", "id", record.place))
 
 
 def drained(queue: RetryQueue, now: int) -> list[int]:

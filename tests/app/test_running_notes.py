@@ -54,6 +54,21 @@ def test_an_earlier_owner_does_not_end_the_note_of_the_next(tmp_path: Path):
     assert RunningNotes(str(tmp_path)).claim("orders", 0) is not None
 
 
+def test_an_earlier_owner_does_not_change_the_note_of_the_next(tmp_path: Path):
+    """The next one would count an exit in a record that it did not run."""
+    earlier, later = RunningNotes(str(tmp_path)), RunningNotes(str(tmp_path))
+    for notes in (earlier, later):
+        notes.claim("orders", 0)
+        notes.clear("orders", 0)
+    earlier.begin("orders", 0, WORK, 3, 3)
+    assert RunningNotes(str(tmp_path)).claim("orders", 0) is None
+    later.begin("orders", 0, WORK, 7, 7)
+    earlier.begin("orders", 0, WORK, 3, 3)
+    note = RunningNotes(str(tmp_path)).claim("orders", 0)
+    assert note is not None
+    assert note.first == 7
+
+
 def test_a_note_of_an_earlier_boot_does_not_count(tmp_path: Path):
     notes = RunningNotes(str(tmp_path))
     notes.claim("orders", 0)

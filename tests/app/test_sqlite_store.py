@@ -14,7 +14,7 @@ import pytest
 import eoslog
 from eoslog.app.tables import restoring
 from eoslog.app.tables.sqlite import SQLiteStore
-from eoslog.errors import StorageError
+from eoslog.errors import StorageError, TransactionAbortable
 from eoslog.storage.fs import files
 from tests.app import counting
 
@@ -109,7 +109,7 @@ def test_a_file_whose_last_owner_was_killed_long_ago_is_filled_again(log):
         base.execute("insert into eoslog_rows values (x'00', x'00', 0)")
         header = (*next(base.execute("select * from eoslog_table"))[:6], 1000, 0)
         crc = zlib.crc32(repr(header).encode())
-        base.execute("update eoslog_table set settled = 0, at_ms = 1000, crc = ?", (crc,))
+        base.execute("update eoslog_table set owner = 0, at_ms = 1000, crc = ?", (crc,))
     count_more(log)
 
 
@@ -117,7 +117,7 @@ def test_a_file_whose_last_owner_was_killed_long_ago_is_filled_again(log):
     "statement",
     [
         "update eoslog_table set applied = applied + 1",
-        "update eoslog_table set settled = 1, at_ms = at_ms + 1",
+        "update eoslog_table set owner = 1, at_ms = at_ms + 1",
         "alter table eoslog_rows rename column value to valve",
         "drop table eoslog_table",
     ],
@@ -209,15 +209,71 @@ def test_a_topic_that_was_created_again_has_none_of_the_old_rows(log):
 
 def test_an_owner_that_was_replaced_cannot_apply(tmp_path):
     path, identity = str(tmp_path / "t-0.sqlite"), ("t", b"id", 0)
-    old, new = SQLiteStore(path, *identity), SQLiteStore(path, *identity)
+    old = SQLiteStore(path, *identity)
     assert old.apply({b"a": b"1"}, 5, b"a")
-    assert not new.apply({b"a": b"0"}, 4, b"a")
+    old.check_owner()
+    new = SQLiteStore(path, *identity)
     assert (new.applied, new.get(b"a")) == (5, b"1")
+    with pytest.raises(TransactionAbortable, match="another worker"):
+        old.check_owner()
+    assert not old.apply({b"a": b"0"}, 6, b"a")
     assert new.apply({b"a": b"2", b"b": b"3"}, 9, b"b")
     assert not old.apply({b"a": b"9"}, 7, b"a")
-    assert (old.applied, old.get(b"a"), sorted(old), len(old)) == (9, b"2", [b"a", b"b"], 2)
+    assert (old.get(b"a"), sorted(old), len(old)) == (b"2", [b"a", b"b"], 2)
+    new.check_owner()
     old.close()
     new.close()
+
+
+def test_an_owner_that_was_replaced_cannot_empty_the_file(tmp_path):
+    """It was suspended after it had found the file too old."""
+    path, identity = str(tmp_path / "t-0.sqlite"), ("t", b"id", 0)
+    with closing(SQLiteStore(path, *identity)) as old:
+        with closing(SQLiteStore(path, *identity)) as new:
+            assert new.apply({b"a": b"1"}, 5, b"a")
+            with pytest.raises(TransactionAbortable, match="another worker"):
+                old.start_again()
+            assert (new.get(b"a"), len(new)) == (b"1", 1)
+            new.check_owner()
+
+
+def test_an_owner_of_a_deleted_topic_changes_no_file_of_a_new_one(tmp_path):
+    """Both have applied nothing yet."""
+    path = str(tmp_path / "t-0.sqlite")
+    with closing(SQLiteStore(path, "t", b"old", 0)) as old:
+        with closing(SQLiteStore(path, "t", b"new", 0)) as new:
+            assert not old.apply({b"a": b"0"}, 1, b"a")
+            assert new.get(b"a") is None
+            assert new.apply({b"b": b"1"}, 1, b"b")
+
+
+def test_an_owner_that_was_replaced_does_not_settle_the_file(tmp_path):
+    """It may lack changes of the new one, if that one is killed."""
+    path, identity = str(tmp_path / "t-0.sqlite"), ("t", b"id", 0)
+    old = SQLiteStore(path, *identity)
+    assert old.apply({b"a": b"1"}, 5, b"a")
+    with closing(SQLiteStore(path, *identity)):
+        old.settle()
+        old.close()
+    with closing(SQLiteStore(path, *identity)) as last:
+        assert not last.settled
+        last.settle()
+    with closing(SQLiteStore(path, *identity)) as again:
+        assert again.settled
+
+
+def test_a_file_that_is_emptied_under_a_task_spoils_no_result(log, monkeypatch):
+    """An earlier owner empties it during a call of the task."""
+    counting.feed(log, 50, partitions=1)
+    path, done = file_of(log), []
+
+    def empty():
+        if not done:
+            done.append(True)
+            SQLiteStore(path, "counts", b"of a topic that was deleted", 0).close()
+
+    counting.application(log, "sqlite", empty).run(until="caught_up")
+    counting.check(log)
 
 
 def test_rows_and_their_offset_are_one_transaction(tmp_path, disarmed):

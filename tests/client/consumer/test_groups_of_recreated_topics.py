@@ -75,3 +75,52 @@ def test_a_consumer_that_polls_inside_transactions_revokes_between_them(tmp_path
             return len(first.assignment()) == len(second.assignment()) == 1
 
         until(both)
+
+
+@pytest.mark.parametrize("stored", ["group", "database"])
+def test_an_offset_of_a_deleted_topic_is_not_a_position_in_a_new_one(tmp_path, monkeypatch, stored):
+    """The topic is re-created after a consumer has read the committed offset."""
+    partition = TopicPartition("t", 0)
+    with eoslog.open(tmp_path / "log") as log:
+        fill(log, "old")
+        keys = {**GROUP}
+        if stored == "group":
+            with log.consumer(**GROUP) as earlier:
+                earlier.assign([partition])
+                assert len(earlier.consume(3, 1)) == 3
+                earlier.commit()
+            place, name = log._engine.groups, "fetch_offsets"
+        else:
+            place, name = Offsets(), "committed_offsets"
+            keys["offset_store"] = place
+        fetch = getattr(place, name)
+
+        def slow(*args, **options):
+            found = fetch(*args, **options)
+            monkeypatch.setattr(place, name, fetch)
+            log.delete_topic("t")
+            fill(log, "new")
+            return found
+
+        monkeypatch.setattr(place, name, slow)
+        with log.consumer(**keys) as consumer:
+            consumer.assign([partition])
+            found = []
+            until(lambda: [found.extend(consumer.consume(9, 0.1))] and len(found) >= 3)
+        assert [record.value for record in found] == [b"new"] * 3
+
+
+def fill(log, value):
+    log.create_topic("t")
+    with log.producer() as producer:
+        producer.produce_many("t", [value] * 3)
+
+
+class Offsets:
+    """A store that has an offset of the first topic only."""
+
+    known = None
+
+    def committed_offsets(self, group_id, partitions):
+        self.known = self.known or partitions
+        return {place: 2 for place in partitions if partitions == self.known}

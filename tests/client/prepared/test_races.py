@@ -12,7 +12,15 @@ import pytest
 import eoslog
 from eoslog import Outcome, errors
 from eoslog.engine.inline_limit import InlineLimit
-from tests.client.prepared.helpers import NOTHING, RECORDS, committed, created, of_transaction, run
+from tests.client.prepared.helpers import (
+    NOTHING,
+    RECORDS,
+    committed,
+    created,
+    of_transaction,
+    offset_of_readers,
+    run,
+)
 from tests.faults.harness import Child, Running, live, start
 
 pytestmark = pytest.mark.process
@@ -216,3 +224,42 @@ def test_a_transaction_that_another_process_aborts_rewinds_its_consumer(tmp_path
 def aborting(child: Child, path: str, token: str) -> None:
     with eoslog.open(path) as log:
         log.resolve(token, Outcome.ABORT)
+
+
+def recreated(log: eoslog.Log) -> None:
+    log.delete_topic("orders")
+    log.create_topic("orders")
+    fresh(log, "orders", b"new", "other")
+
+
+def test_a_suspended_delivery_commits_no_offset_in_a_new_topic(tmp_path):
+    """The group would begin after records that it has not read."""
+    path = created(tmp_path / "d")
+    with eoslog.open(path) as log:
+        fresh(log, "orders", b"before", "till")
+        with log.producer(transactional_id="till") as producer:
+            producer.init_transactions()
+            producer.begin_transaction(mode="staged")
+            producer.produce("paid", b"1", partition=0)
+            for group in ("first", "readers"):
+                producer.send_offsets_to_transaction({eoslog.TopicPartition("orders", 0): 1}, group)
+            token = producer.prepare_transaction().token
+    decider = stopped(deciding, path, "deliver.offsets", token)  # of the first group
+    with eoslog.open(path) as log:
+        recreated(log)
+    resumed(decider).end().fine()
+    with eoslog.open(path) as log:
+        assert log.outcome(token) is Outcome.COMMIT
+        assert committed(log, "paid") == [b"1"]
+        assert offset_of_readers(log) is None
+
+
+def test_a_transaction_that_is_set_aside_takes_no_offset_to_a_new_topic(tmp_path):
+    path = created(tmp_path / "d")
+    (token,) = run(path, "inline")
+    with eoslog.open(path) as log:
+        recreated(log)
+        assert InlineLimit(log._engine).set_aside(token)
+        log.resolve(token, Outcome.COMMIT)
+        assert committed(log, "paid") == RECORDS["paid"]
+        assert offset_of_readers(log) is None
