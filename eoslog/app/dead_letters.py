@@ -1,14 +1,14 @@
 """The dead letters of apps: listed, shown, and sent back.
 
-A replay is a transaction with the records that it sends and the named position `APP.dead/replayed`,
-which has the offsets of all dead letters that were sent back. The position is set on the condition
-that it has not changed. So a replay that is killed repeats nothing, and two replays at the same
-time send no dead letter twice.
+A replay is a transaction with the records that it sends and the named position
+`APP.dead/replayed`. The position has the id of the topic of dead letters, and the offsets of all
+dead letters that were sent back. It is set on the condition that it has not changed. So a replay
+that is killed repeats nothing, and two replays at the same time send no dead letter twice. A
+position of a topic that was deleted does not count.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from eoslog.app import failed_records, retry_topic
 from eoslog.app.failed_records import FailedRecord, dead_topic
 from eoslog.app.retry_queue import WaitingRecord
-from eoslog.errors import OffsetOutOfRange, UnknownTopicOrPartition
+from eoslog.errors import IllegalState, OffsetOutOfRange, UnknownTopicOrPartition
+from eoslog.storage.format.checkpoints import id_text
 from eoslog.storage.fs.files import failpoint
 
 if TYPE_CHECKING:
@@ -77,11 +78,13 @@ def _position(app: str) -> str:
     return f"{dead_topic(app)}/replayed"
 
 
-def _replayed(log: Log, app: str) -> tuple[str | None, _Ranges]:
-    """Return the position of an app's replays, and the offsets in it."""
+def _replayed(log: Log, app: str) -> tuple[str | None, str, _Ranges]:
+    """Return an app's position, the id of the topic, and the offsets sent back."""
+    now = id_text(log.topic_id(dead_topic(app)))
     found = log.position(_position(app))
     text = found if isinstance(found, str) else None
-    return text, _Ranges(text or "")
+    known, _, offsets = (text or "").rpartition(":")  # earlier versions stored no id
+    return text, now, _Ranges(offsets if known in ("", now) else "")
 
 
 def apps_with_dead_letters(log: Log) -> list[str]:
@@ -102,19 +105,24 @@ def dead_letters(log: Log, app: str, start: int | None = None) -> Iterator[DeadL
     Raises:
         UnknownTopicOrPartition: if the app has no dead letters.
     """
-    topic = dead_topic(app)
-    if topic not in log.topics():
-        raise UnknownTopicOrPartition(
-            f"app {app!r} has no dead letters: topic {topic!r} does not exist; `eoslog dead list` "
-            "lists those of all apps"
-        )
-    replayed = _replayed(log, app)[1]
+    topic = _require_topic(log, app)
+    *_, replayed = _replayed(log, app)
     for found in log.read(topic, start=start):
         try:
             record = FailedRecord.stored(found.key, found.value, found.headers)
         except (ValueError, TypeError):
             continue  # another program has written it
         yield DeadLetter(found.offset, found.timestamp, found.offset in replayed, record)
+
+
+def _require_topic(log: Log, app: str) -> str:
+    topic = dead_topic(app)
+    if topic not in log.topics():
+        raise UnknownTopicOrPartition(
+            f"app {app!r} has no dead letters: topic {topic!r} does not exist; `eoslog dead list` "
+            "lists those of all apps"
+        )
+    return topic
 
 
 def dead_letter(log: Log, app: str, offset: int) -> DeadLetter:
@@ -160,6 +168,8 @@ def replay(
     Raises:
         PositionConflict: if another replay of the app runs.
         ProducerFenced: if a later replay of the app has begun.
+        IllegalState: if the topic of dead letters was deleted and re-created during the call; what
+            was read of it last was not sent.
         OffsetOutOfRange: if there is no dead letter at an offset; nothing was sent.
         UnknownTopicOrPartition: if the app has no dead letters, or its input no longer exists.
 
@@ -172,7 +182,8 @@ def replay(
     sent: list[int] = []
     with log.producer(transactional_id=f"{app}.replay") as producer:
         producer.init_transactions()  # completes or aborts what a killed replay has left
-        before, replayed = _replayed(log, app)
+        _require_topic(log, app)
+        before, topic_id, replayed = _replayed(log, app)
         left = (
             found
             for found in dead_letters(log, app, min(wanted, default=0) if wanted else None)
@@ -187,9 +198,15 @@ def replay(
                 for found in some:
                     _send(tx, app, found, only_task)
                 failpoint("app.replayed")
-                tx.set_position(_position(app), str(replayed), expected=before)
+                if id_text(log.topic_id(dead_topic(app))) != topic_id:
+                    raise IllegalState(
+                        f"app {app!r}: topic {dead_topic(app)!r} was deleted and re-created during "
+                        "the replay; list the dead letters, and call replay again"
+                    )
+                now = f"{topic_id}:{replayed}"
+                tx.set_position(_position(app), now, expected=before)
             failpoint("app.replay_committed")
-            before = str(replayed)
+            before = now
             sent += [found.offset for found in some]
     return sent
 
@@ -205,7 +222,7 @@ def _make_room(log: Log, app: str, some: list[DeadLetter]) -> None:
 def _send(tx: Transaction, app: str, letter: DeadLetter, only_task: bool) -> None:
     record = letter.record
     if only_task:
-        key = json.dumps(["replay", letter.offset, *record.place], separators=(",", ":")).encode()
+        key = failed_records.place_key("replay", letter.offset, record.place)
         waiting = WaitingRecord(record.again(attempts=0), time.time_ns() // 1_000_000, key)
         key, value, headers, partition = retry_topic.encoded(waiting, replayed=True)
         tx.produce(

@@ -111,9 +111,15 @@ class FailedRecord:
         return f"{self.topic}-{self.partition} at offset {self.offset}"
 
 
-def place_key(place: tuple[str, int, int, str]) -> bytes:
-    """Return the key of a place in the retry topic."""
-    return json.dumps(place, separators=(",", ":")).encode()
+def place_key(kind: str, of: object, place: tuple[str, int, int, str]) -> bytes:
+    """Return a key of the retry topic that names a place.
+
+    Args:
+        kind: what the record of the retry topic is.
+        of: the id of the input topic, or the number of a replay.
+        place: the place.
+    """
+    return json.dumps([kind, of, *place], separators=(",", ":")).encode()
 
 
 def cause_of(error: Any) -> tuple[str, str]:

@@ -31,6 +31,7 @@ from eoslog.app.running_notes import Note, RunningNotes
 from eoslog.errors import TaskFailed
 from eoslog.model import TopicPartition
 from eoslog.shown_paths import get_logger
+from eoslog.storage.format.checkpoints import id_text
 from eoslog.storage.fs.files import failpoint
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Failures:
         self._deaths[place] = deaths
         self._ensure_topic(at.partition)
         with self._log.producer() as producer:
-            key, value, headers, partition = deaths.encoded(place)
+            key, value, headers, partition = deaths.encoded(place, self._topic_id(place))
             producer.produce(self._topic.name, value, key, headers=headers, partition=partition)
             producer.flush()
         failpoint("app.death_counted")
@@ -294,7 +295,9 @@ class Failures:
         failed = FailedRecord.of(self._app_id, task.name, record, failures, error)
         due = self._now_ms() + round(delay * 1000) if delay else 0
         before = self._given.pop(failed.place, None)
-        later = WaitingRecord(failed, due, place_key(failed.place) if before is None else before.id)
+        later = WaitingRecord(
+            failed, due, self._key_of(failed.place) if before is None else before.id
+        )
         if before is None:
             self._queue.add(later)
         else:
@@ -330,7 +333,13 @@ class Failures:
     def _survive(self, place: Place, transaction: OutputTransaction) -> None:
         if place not in self._survived:
             self._survived.append(place)
-            self._send(transaction, retry_topic.survived(place))
+            self._send(transaction, retry_topic.survived(place, self._topic_id(place)))
+
+    def _topic_id(self, place: Place) -> str:
+        return id_text(self._log.topic_id(place[0]))
+
+    def _key_of(self, place: Place) -> bytes:
+        return place_key("record", self._topic_id(place), place)
 
     def _send(self, transaction: OutputTransaction, stored: StoredRecord) -> None:
         key, value, headers, partition = stored

@@ -4,9 +4,12 @@ The topic is compacted. Its key names what a record is about, so its latest reco
 and a tombstone ends it. A record of partition P of an input topic is in partition P. So the owner
 of the input partition finds there what its predecessors have left:
 
-    [topic, partition, offset, task]                     a record that waits
-    ["deaths", topic, partition, offset, task]           the processes that ended in its handler
+    ["record", id, topic, partition, offset, task]       a record that waits
+    ["deaths", id, topic, partition, offset, task]       the processes that ended in its handler
     ["replay", number, topic, partition, offset, task]   a dead letter that was sent back
+
+The id is that of the input topic. If the topic is deleted and re-created, its new records have the
+places of old ones.
 
 The value of a waiting record is one byte, 1 or 0 for null, and the value. Its headers are those of
 `failed_records`, followed by the time of the next attempt, the key, and the origin: a worker, or
@@ -24,12 +27,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eoslog.app.failed_records import FailedRecord, dead_topic, retry_topic
+from eoslog.app.failed_records import FailedRecord, dead_topic, place_key, retry_topic
 from eoslog.app.retry_queue import WaitingRecord
 from eoslog.config.topic_keys import TopicConfig
 from eoslog.errors import InvalidPartitions, RequestTimedOut
 from eoslog.model import TopicPartition
 from eoslog.shown_paths import get_logger
+from eoslog.storage.format.checkpoints import id_text
 
 if TYPE_CHECKING:
     from eoslog._core import Record
@@ -55,6 +59,7 @@ StoredRecord = tuple[bytes, "bytes | None", list[tuple[str, "bytes | None"]], in
 _OWN = ("eoslog.due", "eoslog.key", "eoslog.origin")
 _WORKER, _REPLAY = b"worker", b"replay"
 _RESTORE_S = 60.0
+_DEATHS = "deaths"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +72,10 @@ class Deaths:
     last: int
     """The offset of the last record of the batch; the record's own without one."""
 
-    def encoded(self, place: Place) -> StoredRecord:
-        """Return the record of the topic."""
+    def encoded(self, place: Place, topic_id: str) -> StoredRecord:
+        """Return the record of the topic, for an input topic with this id."""
         value = json.dumps(asdict(self), separators=(",", ":")).encode()
-        return (_deaths_key(place), value, [], place[1])
-
-
-def _deaths_key(place: Place) -> bytes:
-    return json.dumps(["deaths", *place], separators=(",", ":")).encode()
+        return (place_key(_DEATHS, topic_id, place), value, [], place[1])
 
 
 def encoded(waiting: WaitingRecord, *, replayed: bool = False) -> StoredRecord:
@@ -99,9 +100,9 @@ def ended(waiting: WaitingRecord) -> StoredRecord:
     return (waiting.id, None, [], waiting.record.partition)
 
 
-def survived(place: Place) -> StoredRecord:
+def survived(place: Place, topic_id: str) -> StoredRecord:
     """Return the tombstone of a count of processes."""
-    return (_deaths_key(place), None, [], place[1])
+    return (place_key(_DEATHS, topic_id, place), None, [], place[1])
 
 
 def _decoded(record: Record) -> tuple[WaitingRecord, bool]:
@@ -193,6 +194,7 @@ class RetryTopic:
         if not self._exists(partition):
             self._ends[topic, partition] = 0
             return stored
+        topic_id = id_text(self._log.topic_id(topic))
         waiting: dict[bytes, WaitingRecord] = {}
         records, self._ends[topic, partition] = self._read(partition)
         for record in records:
@@ -200,7 +202,9 @@ class RetryTopic:
             if about[-4:-2] != [topic, partition]:
                 continue
             place: Place = tuple(about[-4:])
-            if len(about) == len(place) + 1:
+            if about[0] == _DEATHS:
+                if about[1] != topic_id:
+                    continue  # of a record of a deleted topic
                 stored.deaths.pop(place, None)
                 if record.value is not None:
                     stored.deaths[place] = Deaths(**json.loads(record.value))

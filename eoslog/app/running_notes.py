@@ -95,9 +95,10 @@ class RunningNotes:
     def begin(self, topic: str, partition: int, task: int, first: int, last: int) -> memoryview:
         """Note that a handler starts, and return the note for `end`."""
         slot = self._slots[topic, partition]
-        slot[_LAST] = last
-        slot[_TASK] = task
-        slot[_FIRST] = first + 1
+        if slot[_OWNER] == self._owner:  # not if the partition has a new owner
+            slot[_LAST] = last
+            slot[_TASK] = task
+            slot[_FIRST] = first + 1
         return slot
 
     def end(self, slot: memoryview) -> None:

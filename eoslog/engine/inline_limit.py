@@ -175,6 +175,12 @@ class InlineLimit:
                     topic_id = self._host.topic(named.topic).topic_id
                 except UnknownTopicOrPartition:
                     continue
+                # After the look at the id: a topic's deletion deletes the offset before another
+                # topic can have the name.
+                if not self._host.groups.is_pending(
+                    named.group_id, named.topic_partition, batch.producer_id
+                ):
+                    continue
                 yield PendingOffset(
                     named.group_id, named.topic, topic_id, named.partition, found.offset,
                     found.leader_epoch, found.metadata,

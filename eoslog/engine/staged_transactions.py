@@ -379,7 +379,8 @@ class StagedTransactions:
         for one in entry.offsets:
             tp = TopicPartition(one.topic, one.partition)
             if self._log_of(tp, one.topic_id) is not None:
-                value = OffsetAndMetadata(one.offset, one.leader_epoch, one.metadata)
+                # With the id, because the topic may be re-created before the commit.
+                value = OffsetAndMetadata(one.offset, one.leader_epoch, one.metadata, one.topic_id)
                 found.setdefault(one.group_id, {})[tp] = value
         return found
 

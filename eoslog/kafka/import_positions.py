@@ -44,9 +44,10 @@ class ImportPositions:
         partitions: Collection[TopicPartition],
         ids: Mapping[str, str],
     ) -> None:
-        """Keep the job; nothing is read."""
+        """Keep the job, and the ids of the log's topics; no position is read."""
         self._log, self._job, self._partitions, self._ids = log, job, partitions, ids
         self._stored: dict[TopicPartition, Any] = {}
+        self._targets = {tp.topic: id_text(log.topic_id(tp.topic)) for tp in partitions}
         self._earlier: dict[TopicPartition, OffsetAndMetadata] = {}
 
     def name(self, tp: TopicPartition) -> str:
@@ -67,7 +68,7 @@ class ImportPositions:
                 found[tp] = self._earlier[tp] = earlier[tp]
             elif stored is not None:
                 offset, source, target = self._decoded(tp, stored)
-                if not target or target == id_text(self._log.topic_id(tp.topic)):
+                if not target or target == self._targets[tp.topic]:
                     found |= positions_in({tp: offset}, {tp.topic: source})
         return found
 
@@ -81,13 +82,21 @@ class ImportPositions:
 
         Raises:
             PositionConflict: if another program has changed one.
+            IllegalState: if a topic of the log was re-created since. The new one lacks the records
+                of earlier transactions.
         """
         for tp, offset in positions.items():
+            target = self._targets[tp.topic]
+            if id_text(self._log.topic_id(tp.topic)) != target:
+                raise IllegalState(
+                    f"job {self._job!r}: topic {tp.topic!r} of the log was deleted and re-created "
+                    "during the import; run the import again"
+                )
             value = json.dumps(
                 {
                     "offset": offset,
                     "source": self._ids.get(tp.topic, ""),
-                    "target": id_text(self._log.topic_id(tp.topic)),
+                    "target": target,
                 },
                 separators=(",", ":"),
             )

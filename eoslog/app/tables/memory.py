@@ -33,6 +33,9 @@ class MemoryStore:
         self.applied = applied
         return True
 
+    def check_owner(self) -> None:
+        """See `Store.check_owner`; a process has its own memory."""
+
     def settle(self) -> None:
         """See `Store.settle`; the rows end with their owner."""
 

@@ -36,6 +36,8 @@ class OwnedTables:
         self._folder = folder
         self._stopping = stopping
         self._partitions: dict[tuple[str, int], TablePartition] = {}
+        self._used: set[tuple[str, int]] = set()
+        """Partitions that calls of the transaction have used."""
 
     # Partitions.
 
@@ -127,6 +129,7 @@ class OwnedTables:
     def release_all(self) -> None:
         """Drop all partitions; they are restored again when they are needed."""
         partitions, self._partitions = self._partitions, {}
+        self._used.clear()
         for partition in partitions.values():
             partition.store.close()
 
@@ -137,6 +140,7 @@ class OwnedTables:
         """Let a call of a task use these tables; `keep` or `forget` its changes then."""
         for table in tables:
             table._current = self._partitions[table.topic, number]
+            self._used.add((table.topic, number))
         try:
             yield
         finally:
@@ -156,18 +160,32 @@ class OwnedTables:
     # Transactions.
 
     def send(self, transaction: OutputTransaction) -> None:
-        """Send the changes of the transaction to the topics of the tables."""
+        """Send the changes of the transaction to the topics of the tables.
+
+        Raises:
+            TransactionAbortable: if another worker has taken over the rows of a table.
+        """
+        for key in self._used:
+            used = self._partitions[key]
+            try:
+                used.store.check_owner()
+            except BaseException:
+                self._partitions.pop(key)
+                used.store.close()
+                raise
         for partition in self._partitions.values():
             if partition.pending:
                 _send(partition, transaction)
 
     def roll_back(self) -> None:
         """Drop the changes of the transaction."""
+        self._used.clear()
         for partition in self._partitions.values():
             partition.roll_back()
 
     def apply(self) -> None:
         """Take over the changes of the committed transaction."""
+        self._used.clear()
         for key, partition in list(self._partitions.items()):
             if partition.pending:
                 failpoint("app.applying")

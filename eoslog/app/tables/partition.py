@@ -38,6 +38,16 @@ class Store(Protocol):
         """
         ...
 
+    def check_owner(self) -> None:
+        """Check that no other owner has taken over the rows.
+
+        Called before a transaction commits, because its tasks may have read other rows.
+
+        Raises:
+            TransactionAbortable: if another owner has taken over the rows.
+        """
+        ...
+
     def settle(self) -> None:
         """Note that the owner has applied all its changes, and ends."""
         ...

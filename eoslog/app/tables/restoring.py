@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from eoslog.app.tables.partition import Changes, Store
+from eoslog.errors import TransactionAbortable
 from eoslog.model import TopicPartition
 from eoslog.shown_paths import get_logger
 
@@ -42,6 +43,7 @@ def restore(
         False if it gave up; the store may have a part.
 
     Raises:
+        TransactionAbortable: if another worker has taken over the store.
         EoslogError: if the topic cannot be read.
     """
     offsets = log.offsets(partition.topic, partition.partition)
@@ -63,8 +65,10 @@ def restore(
                 changes: Changes = {record.key: record.value for record in found}
                 last = found[-1]
                 if not store.apply(changes, last.offset + 1, last.key):
-                    # Another process applies the same records to the same file.
-                    consumer.seek(TopicPartition(partition.topic, partition.partition, at(store)))
+                    raise TransactionAbortable(
+                        f"table {partition}: another worker has taken over the rows; they are read "
+                        "again"
+                    )
                 records += len(found)
             elif stopping():
                 return False

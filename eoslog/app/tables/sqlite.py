@@ -4,9 +4,11 @@ The file never has changes that the log does not have: they are written after th
 committed, together with `applied`, the offset after them in the table's topic. A crash leaves a
 file without the last changes, and the next owner reads the topic from `applied`.
 
-`applied` changes by compare-and-set. So an owner that was stopped, and was replaced, sets nothing
-back when it continues. Commits need no sync: SQLite in WAL mode loses the last ones at a power
-loss, and their `applied` with them.
+Each opening writes the number of its owner into the header, and every change has the condition that
+the number is still there. So an owner that was suspended, and was replaced, changes nothing when it
+continues. Before the log's transaction commits, the owner checks its number: if it was replaced,
+its tasks may have read other rows. Commits need no sync: SQLite in WAL mode loses the last ones at
+a power loss, and their `applied` with them.
 
 A file is filled again from the beginning of the topic if it is of another topic, or ahead of it (a
 restored backup), or if its last changes are so old that compaction may have removed tombstones.
@@ -22,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import sqlite3
 import time
 import zlib
@@ -29,7 +32,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from eoslog.app.tables.partition import Changes
-from eoslog.errors import StorageError
+from eoslog.errors import StorageError, TransactionAbortable
 from eoslog.shown_paths import get_logger
 from eoslog.storage.fs import files
 
@@ -37,19 +40,20 @@ __all__ = ["SQLiteStore"]
 
 logger = get_logger("eoslog.app")
 
-_VERSION = 3
+_VERSION = 4
 _BUSY_S = 10.0
+_SETTLED = 1
+"""In place of an owner that has applied all its changes, and has ended."""
 _SCHEMA = (
     "create table eoslog_table (version integer, topic blob, topic_id blob, "
-    "partition integer, applied integer, last blob, at_ms integer, settled integer, crc integer)",
+    "partition integer, applied integer, last blob, at_ms integer, owner integer, crc integer)",
     "create table eoslog_rows (key blob primary key, value blob not null, "
     "crc integer not null) without rowid",
 )  # fmt: skip
 _CREATE_COPY = "create index if not exists eoslog_keys on eoslog_rows (key)"
 _COPY = "eoslog_rows indexed by eoslog_keys"
 _HEADER = (
-    "select version, topic, topic_id, partition, applied, last, at_ms, settled, crc "
-    "from eoslog_table"
+    "select version, topic, topic_id, partition, applied, last, at_ms, owner, crc from eoslog_table"
 )
 _ROWS = "eoslog_rows indexed by sqlite_autoindex_eoslog_rows_1"
 _ROW = f"select key, value, crc from {_ROWS}"
@@ -75,7 +79,7 @@ class SQLiteStore:
         applied: the offset in the table's topic up to which the rows contain the changes.
         last: the mark of the record before that offset.
         at_ms: when the rows were changed last, in ms since the epoch.
-        settled: whether the file was closed after all changes were applied.
+        settled: whether the last owner has applied all its changes.
     """
 
     def __init__(self, path: str, topic: str, topic_id: bytes, partition: int) -> None:
@@ -86,6 +90,7 @@ class SQLiteStore:
         """
         self._path = path
         self._identity = (_VERSION, topic.encode(), topic_id, partition)
+        self._owner = secrets.randbelow(1 << 62) + 2
         try:
             self._open()
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the names in a schema
@@ -123,8 +128,9 @@ class SQLiteStore:
                         )
                     self._start()
                 self._execute(f"select key from {_COPY} limit 0")
-            self._read_applied()
-            self._set(self.applied, self.last, self.at_ms, 0)
+                before = self._read_applied()
+                self.settled = before == _SETTLED
+                self._set(self.applied, self.last, self.at_ms, self._owner, before)
         except BaseException:
             connection.close()
             raise
@@ -133,31 +139,55 @@ class SQLiteStore:
         self._execute(_CREATE_COPY)
         self._execute("delete from eoslog_rows")
         self._execute("delete from eoslog_table")
-        header = (*self._identity, -1, None, 0, 0)
+        header = (*self._identity, -1, None, 0, self._owner)
         self._execute(
             "insert into eoslog_table values (?, ?, ?, ?, ?, ?, ?, ?, ?)", *header, _crc_of(header)
         )
 
-    def _read_applied(self) -> None:
+    def _read_applied(self) -> int:
+        """Read the header, and return the owner in it."""
         [header] = self._execute(_HEADER)
         if not _verified(header):
             raise self._spoilt("the header is damaged")
-        *_, self.applied, self.last, self.at_ms, settled, _ = header
-        self.settled = bool(settled)
+        *_, self.applied, self.last, self.at_ms, owner, _ = header
+        return int(owner)
 
-    def _set(self, applied: int, last: bytes | None, at_ms: int, settled: int) -> int:
-        """Change the header unless another owner has; return the number of changes."""
-        header = (*self._identity, applied, last, at_ms, settled)
+    def _set(self, applied: int, last: bytes | None, at_ms: int, owner: int, expected: int) -> int:
+        """Change the header unless it has another owner; count the changes."""
+        header = (*self._identity, applied, last, at_ms, owner)
         return self._execute(
-            "update eoslog_table set applied = ?, last = ?, at_ms = ?, settled = ?, crc = ? "
-            "where applied = ?",
-            *header[4:], _crc_of(header), self.applied,
+            "update eoslog_table set applied = ?, last = ?, at_ms = ?, owner = ?, crc = ? "
+            "where owner = ?",
+            *header[4:], _crc_of(header), expected,
         ).rowcount  # fmt: skip
 
+    def _owned(self) -> bool:
+        return self._execute("select owner from eoslog_table").fetchall() == [(self._owner,)]
+
+    def check_owner(self) -> None:
+        """See `Store.check_owner`."""
+        try:
+            if not self._owned():
+                raise self._replaced()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def _replaced(self) -> TransactionAbortable:
+        return TransactionAbortable(
+            f"{self._path}: another worker has taken over the rows; they are read again"
+        )
+
     def start_again(self) -> None:
-        """Delete all rows, because they are not those of the topic."""
+        """Delete all rows, because they are not those of the topic.
+
+        Raises:
+            TransactionAbortable: if another owner has taken over the rows.
+            StorageError: if the file cannot be used.
+        """
         try:
             with self._transaction():
+                if not self._owned():
+                    raise self._replaced()
                 self._start()
             self._read_applied()
         except sqlite3.Error as error:
@@ -217,7 +247,7 @@ class SQLiteStore:
         now_ms = round(time.time() * 1000)
         try:
             with self._transaction():
-                moved = self._set(applied, mark, now_ms, 0)
+                moved = self._set(applied, mark, now_ms, self._owner, self._owner)
                 if moved:
                     self._connection.executemany(
                         "insert into eoslog_rows values (?, ?, ?) on conflict (key) do update "
@@ -227,7 +257,6 @@ class SQLiteStore:
                     self._connection.executemany("delete from eoslog_rows where key = ?", deleted)
                 files.failpoint("app.sqlite")
             if not moved:
-                self._read_applied()
                 return False
         except sqlite3.Error as error:
             raise self._failed(error) from error
@@ -237,7 +266,7 @@ class SQLiteStore:
     def settle(self) -> None:
         """See `Store.settle`."""
         with contextlib.suppress(sqlite3.Error):
-            self._set(self.applied, self.last, self.at_ms, 1)
+            self._set(self.applied, self.last, self.at_ms, _SETTLED, self._owner)
 
     def close(self) -> None:
         """See `Store.close`."""
@@ -274,7 +303,7 @@ class SQLiteStore:
     def _spoilt(self, why: str) -> StorageError:
         """Let the next opening fill the file again, and return an error."""
         with contextlib.suppress(sqlite3.Error):  # no owner can change this header
-            self._execute("update eoslog_table set crc = null, applied = -2")
+            self._execute("update eoslog_table set crc = null, owner = 0")
         return StorageError(
             f"{why}; start the application again: it fills the file from its topic", path=self._path
         )

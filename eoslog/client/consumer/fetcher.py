@@ -149,6 +149,8 @@ class Fetcher:
                 self._reset(state, state.reset)
         if not by_commit:
             return
+        for state in by_commit:
+            self.log(state)  # before the look-up, so that it is known to be of this topic
         group_id = self._config.group_id
         committed: Mapping[TopicPartition, int] = {}
         if self.offset_store is not None:
@@ -158,7 +160,9 @@ class Fetcher:
             committed = {partition: at.offset for partition, at in found.items()}
         for state in by_commit:
             offset = committed.get(state.partition)
-            if offset is not None:
+            if state.of_deleted:
+                state.forget()  # the offset may be that of the deleted topic; look it up again
+            elif offset is not None:
                 state.move_to(offset)
                 state.committed = offset
             elif state.start is not None:

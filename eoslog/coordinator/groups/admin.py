@@ -105,6 +105,11 @@ class GroupAdmin:
         with self._shards.of(group_id).folded() as (table, _):
             return set(known_group(table, group_id).topics)
 
+    def is_pending(self, group_id: str, partition: TopicPartition, producer_id: int) -> bool:
+        """See `GroupCoordinator.is_pending`."""
+        with self._shards.of(group_id).folded() as (table, _):
+            return (group_id, partition) in table.pending.get(producer_id, {})
+
     def pending_offsets(self, group_id: str) -> dict[TopicPartition, int]:
         """See `GroupCoordinator.pending_offsets`."""
         with self._shards.of(group_id).folded() as (table, _):

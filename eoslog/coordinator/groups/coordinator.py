@@ -365,6 +365,10 @@ class GroupCoordinator:
         """The topics that the group's partitions are assigned from."""
         return self._admin.subscribed_topics(group_id)
 
+    def is_pending(self, group_id: str, partition: TopicPartition, producer_id: int) -> bool:
+        """Whether an offset of a producer is undecided, and was not deleted."""
+        return self._admin.is_pending(group_id, partition, producer_id)
+
     def pending_offsets(self, group_id: str) -> dict[TopicPartition, int]:
         """The producers of the group's pending offsets, by partition."""
         return self._admin.pending_offsets(group_id)
