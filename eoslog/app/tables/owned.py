@@ -120,6 +120,7 @@ class OwnedTables:
     def release(self, tables: Sequence[AppTable], number: int) -> None:
         """Drop a partition of tables, which another worker may own now."""
         for table in tables:
+            self._used.discard((table.topic, number))
             partition = self._partitions.pop((table.topic, number), None)
             if partition is not None:
                 if not partition.pending:
