@@ -257,7 +257,10 @@ def test_a_broker_that_compacts_keeps_the_newest_token_record(broker: Broker) ->
 
     def compacted() -> bool:
         commit(broker, OWN_KEYS.name("new"), OWN_KEYS)  # a record rolls the segment
-        return b"arbitrary 1" not in stored()
+        try:
+            return b"arbitrary 1" not in stored()
+        except FileNotFoundError:  # the broker has just removed a segment
+            return False
 
     until(compacted)
     assert b"arbitrary 2" in stored()
