@@ -70,7 +70,9 @@ def instant(log: Log) -> Any:
 
 def recover(log: Log) -> Any:
     partition = log._engine.partition("t", 0)
-    return log_loader._recover(partition, LastSession(clean=True), 1)
+    return log_loader._recover(
+        partition, LastSession(clean=True), 1, log_loader.nothing_carried, None
+    )
 
 
 def listing(log: Log) -> Any:
