@@ -143,19 +143,35 @@ def started_ms(pid: int) -> int | None:
     return None
 
 
+def locked_by_others(fd: int, at: int) -> bool:
+    """Whether another open file description has locked a byte; works without write permission."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+    return bool(_FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+
+
 def is_locked(path: str, name: str, at: int) -> bool:
-    """Whether any process has locked a byte of one of the directory's lock files."""
+    """Whether any process has locked a byte of one of the directory's lock files.
+
+    Raises:
+        StorageError: if the lock cannot be looked at.
+    """
     try:
         fd = files.open_file(os.path.join(path, name), read_only=True)
-    except OSError:  # StorageError is one
+    except FileNotFoundError:
         return False
     try:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
-        return bool(_FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
-    except OSError:
-        return False
+        with files.naming(os.path.join(path, name)):
+            return locked_by_others(fd, at)
     finally:
         files.close(fd)
+
+
+def _seems_locked(path: str, name: str, at: int) -> bool:
+    """Like `is_locked`, for messages: False if the lock cannot be looked at."""
+    try:
+        return is_locked(path, name, at)
+    except OSError:  # StorageError is one
+        return False
 
 
 def openers(path: str) -> dict[int, Opener]:
@@ -249,7 +265,7 @@ class Processes:
             found = session.control.process_entry(number)[0]
         except IndexError:
             return None
-        if found != nonce or not is_locked(session.path, PROCESS_FILE, number):
+        if found != nonce or not _seems_locked(session.path, PROCESS_FILE, number):
             return None
         pid, ticks, namespace, registered = session.control.process_identity(number)
         since = registered or None
@@ -288,7 +304,7 @@ class Processes:
 
     def holder_of(self, name: str, at: int, pid: int = 0) -> Process | None:
         """Return the process that has locked a byte of a lock file; None if it is free."""
-        if not is_locked(self._session.path, name, at):
+        if not _seems_locked(self._session.path, name, at):
             return None
         visible = self._holder(name, at)
         for process in self.all():

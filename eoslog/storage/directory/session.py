@@ -11,10 +11,8 @@ A crash leaves a control file with an old session number. The next session ignor
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
-import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -39,7 +37,6 @@ FORMAT = 1
 CHUNK_SIZE = 1 << 20
 MAX_PROCESSES = 1024
 _BOOTSTRAP_AT, _SESSION_AT = processes.BOOTSTRAP_AT, processes.SESSION_AT
-_F_OFD_GETLK = 36
 
 
 def _lock_file(slot: int) -> str:
@@ -85,15 +82,6 @@ def durable_end_in(control: _core.ControlFile, slot: int, topic_id: bytes) -> in
     if view["session"] == 0 or view["topic_id"] != topic_id:
         return -1
     return max(0, int(view["durable_end"]))
-
-
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock on Linux: type, whence, start, len, pid
-
-
-def _locked_by_others(fd: int, at: int) -> bool:
-    """Whether another open file description has locked a byte; works without write permission."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
-    return bool(_FLOCK.unpack(fcntl.fcntl(fd, _F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
 
 
 @contextlib.contextmanager
@@ -332,7 +320,7 @@ class Session:
 
     def _alone_as_reader(self, fd: int) -> bool:
         if self.unwritable:  # an exclusive lock needs write permission
-            return not _locked_by_others(fd, _SESSION_AT)
+            return not processes.locked_by_others(fd, _SESSION_AT)
         return _core.try_lock(fd, _SESSION_AT)
 
     def _written_number(self) -> int:
@@ -452,7 +440,7 @@ class Session:
         """
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         while appends or self.control.published_ends((slot,))[0] < 0:  # else recovered already
-            if not self._append_locked(slot):
+            if not processes.is_locked(self.path, _lock_file(slot), _append_at(slot)):
                 return
             if time.monotonic() > deadline:
                 holder = processes.lock_text(self, slot, "append")
@@ -461,17 +449,6 @@ class Session:
                     f"{LOCK_TIMEOUT_S:g} s; held by {holder}; retry when that process has continued"
                 )
             time.sleep(0.001)
-
-    def _append_locked(self, slot: int) -> bool:
-        """Whether any process holds a slot's append lock; raises if that cannot be seen."""
-        try:
-            fd = files.open_file(os.path.join(self.path, _lock_file(slot)), read_only=True)
-        except FileNotFoundError:
-            return False
-        try:
-            return _locked_by_others(fd, _append_at(slot))
-        finally:
-            files.close(fd)
 
     def consistent_cut(self, slots: Sequence[int]) -> list[dict[str, Any]]:
         """Read slots at one point in time, at which no process appends to any of them.

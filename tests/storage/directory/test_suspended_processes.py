@@ -15,7 +15,7 @@ from eoslog import _core
 from eoslog._core import build_marker
 from eoslog.errors import LockTimeout, TooManyOpenFiles
 from eoslog.model import AppendOrigin
-from eoslog.storage.directory import session
+from eoslog.storage.directory import processes, session
 from eoslog.storage.directory.cleaner_lock import CleanerLock
 from eoslog.storage.segment.segment import LOG, SEAL, file_name
 from tests.faults.harness import Child, live, start
@@ -278,3 +278,15 @@ def test_a_lock_that_cannot_be_seen_counts_as_held(tmp_path: Path) -> None:
                 log._engine.session.await_recovery(slot)
         finally:
             _core.disarm_faults()
+
+
+def test_a_directory_whose_lock_cannot_be_seen_does_not_count_as_unused(tmp_path: Path) -> None:
+    with eoslog.open(tmp_path / "log"):
+        _core.arm_fault("open", 1, errno.EMFILE)
+        try:
+            with pytest.raises(TooManyOpenFiles):
+                processes.is_locked(str(tmp_path / "log"), processes.SESSION_FILE, 1)
+        finally:
+            _core.disarm_faults()
+        assert processes.is_locked(str(tmp_path / "log"), processes.SESSION_FILE, 1)
+    assert not processes.is_locked(str(tmp_path / "log"), processes.SESSION_FILE, 1)
