@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from eoslog.admin.health import offsets_of_log
@@ -35,6 +35,7 @@ from eoslog.errors import (
     LockTimeout,
     StorageError,
     TooManyOpenFiles,
+    UnknownToken,
     UnknownTopicOrPartition,
 )
 from eoslog.model import OWN_GROUPS, TopicPartition
@@ -282,7 +283,10 @@ class _Look:
     ) -> Blocker:  # fmt: skip
         token = None if metadata is None or decided else self._token(metadata)
         if metadata is not None and token is not None:
-            return self._prepared(group_id, tp, waiting, metadata, token, what)
+            return self._prepared(
+                group_id, tp, waiting, token, metadata.transactional_id, metadata.producer_id,
+                metadata.owner, metadata.last_update_timestamp, what,
+            )  # fmt: skip
         owner = None if metadata is None else self._processes.of_owner(metadata.owner)
         name = None if metadata is None else metadata.transactional_id
         since = None
@@ -321,13 +325,12 @@ class _Look:
 
     def _prepared(
         self, group_id: str | None, tp: TopicPartition, waiting: int,
-        metadata: TransactionMetadata, token: str, what: str,
+        token: str, name: str, producer_id: int, owner: tuple[int, int] | None, since: int,
+        what: str,
     ) -> Blocker:  # fmt: skip
         # The process that prepared it may be gone, and ending it decides nothing.
-        process = self._processes.of_owner(metadata.owner)
+        process = self._processes.of_owner(owner)
         commit, abort = (self._command("txn", "resolve", token, way) for way in ("commit", "abort"))
-        name, producer_id = metadata.transactional_id, metadata.producer_id
-        since = metadata.last_update_timestamp
         return self._made(
             "prepared_transaction", group_id, tp, waiting, process, since=since,
             remedy=f"{commit}  # or: {abort}",
@@ -385,7 +388,23 @@ class _Look:
                 continue  # the reader's own transaction, which it is about to end
             yield self._transaction(
                 about.group_id, tp, lags.get(tp) or 0, producer_id, metadata, decided,
-                f"the committed offset of group {about.group_id!r} in {tp} waits",
+                _waiting_offset(about.group_id, tp),
+            )  # fmt: skip
+        yield from self._staged(about, lags)
+
+    def _staged(
+        self, about: GroupDescription, lags: Mapping[TopicPartition, int | None]
+    ) -> Iterator[Blocker]:
+        """The undecided staged transactions that have offsets of a group."""
+        index = self._engine.transactions.prepared.index
+        for tp, token in self._engine.groups.staged_offsets(about.group_id).items():
+            try:
+                _, entry = index.find(token)
+            except UnknownToken:
+                continue  # ended in the meantime
+            yield self._prepared(
+                about.group_id, tp, lags.get(tp) or 0, token, entry.transactional_id, entry.key[0],
+                entry.owner, entry.prepared_at_ms, _waiting_offset(about.group_id, tp),
             )  # fmt: skip
 
     def _newest(self, producer_id: int) -> tuple[TransactionMetadata | None, bool]:
@@ -479,6 +498,10 @@ class _Look:
 
 def _offsets(count: int, tp: TopicPartition) -> str:
     return f"{count} offset{' of' if count == 1 else 's of'} {tp} wait{'s' if count == 1 else ''}"
+
+
+def _waiting_offset(group_id: str, tp: TopicPartition) -> str:
+    return f"the committed offset of group {group_id!r} in {tp} waits"
 
 
 def _time(ms: int) -> str:

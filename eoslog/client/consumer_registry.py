@@ -10,11 +10,11 @@ whether the abort applies to it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from eoslog.errors import EoslogError
-from eoslog.model import OffsetAndMetadata, TopicPartition
+from eoslog.model import OffsetAndMetadata, Outcome, TopicPartition
 
 if TYPE_CHECKING:
     from eoslog.engine.engine import Engine
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["ConsumerRegistry", "ProducerTransaction", "WeakItems", "registry_of"]
 
 T = TypeVar("T")
+GroupOffsets: TypeAlias = Sequence[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]]
+"""Pairs of a group's id and its offsets."""
 
 
 class ProducerTransaction(Protocol):
@@ -56,6 +58,8 @@ class _Hears(Protocol):
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None: ...
 
+    def dropped(self, group_id: str) -> None: ...
+
 
 class WeakItems(Generic[T]):
     """Objects that are held weakly, by identity. Thread-safe."""
@@ -85,6 +89,7 @@ class ConsumerRegistry:
     def __init__(self) -> None:
         """Start without consumers."""
         self._consumers: WeakItems[_Hears] = WeakItems()
+        self._staged: dict[str, GroupOffsets] = {}
 
     def add(self, consumer: _Hears) -> None:
         """Notify this consumer of the end of transactions from now on."""
@@ -99,6 +104,39 @@ class ConsumerRegistry:
         """Notify all consumers of the offsets that a transaction committed for a group."""
         for consumer in self._consumers.living():
             consumer.committed(group_id, offsets)
+
+    def staged(self, token: str, offsets: GroupOffsets) -> None:
+        """Note the offsets of a staged transaction until `settle` finds its decision."""
+        self._staged[token] = offsets
+
+    def settle(
+        self, offsets: GroupOffsets, outcome: Callable[[str], Outcome | None]
+    ) -> tuple[str, Outcome | None] | None:
+        """Notify all consumers of staged transactions that were decided.
+
+        Args:
+            offsets: what the next transaction commits. It continues after these transactions.
+            outcome: returns the decision about a token.
+
+        Returns:
+            The token and outcome of one that has the same partitions and was not committed; None
+            if there is none.
+        """
+        places = {(group, tp) for group, named in offsets for tp in named}
+        found = None
+        for token, sent in list(self._staged.items()):
+            decision = outcome(token)
+            if decision is not Outcome.UNKNOWN:
+                self._staged.pop(token, None)
+            for group, named in sent:
+                if decision is Outcome.COMMIT:
+                    self.committed(group, named)
+                elif decision is not Outcome.UNKNOWN:
+                    for consumer in self._consumers.living():
+                        consumer.dropped(group)
+                if decision is not Outcome.COMMIT and places & {(group, tp) for tp in named}:
+                    found = token, decision
+        return found
 
 
 _registries: weakref.WeakKeyDictionary[Any, ConsumerRegistry] = weakref.WeakKeyDictionary()

@@ -258,3 +258,11 @@ class ConsumerLink:
             state = self._reading.states.get(partition)
             if state is not None:
                 state.committed = offset.offset
+
+    def dropped(self, group_id: str) -> None:
+        """Require a rewind after an abort of a staged transaction with offsets of a group."""
+        if group_id == self._group_id and not self.stored_elsewhere and self._reading.unfinished:
+            self.must_rewind(
+                "the consumer returned records that are not committed, and the staged transaction "
+                "with their offsets was aborted"
+            )

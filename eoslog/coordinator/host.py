@@ -8,11 +8,11 @@ are created. Both coordinators use `Host`; each has its own protocol, `Transacti
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from eoslog.coordinator.producer_ids import ProducerIds
 from eoslog.coordinator.trace import Trace
-from eoslog.model import TopicPartition
+from eoslog.model import OffsetAndMetadata, TopicPartition
 from eoslog.storage.log.published_end import PublishedEnd
 from eoslog.storage.metadata.image import TopicInfo
 from eoslog.storage.metadata.metadata_log import FoldedLog
@@ -137,6 +137,9 @@ class TransactionHost(Host, Protocol):
     def existing_internal_topic(self, name: str) -> HostLog | None:
         """The same, without creating it: None if the topic was never used."""
 
+    def has_internal_topic(self, name: str) -> bool:
+        """Whether such a topic exists; it is not opened."""
+
     def open_logs(self) -> Sequence[HostLog]:
         """All partitions that this process has open."""
 
@@ -196,6 +199,19 @@ class Topics(Protocol):
         """Read the changes since the last refresh."""
 
 
+class HeldOffset(NamedTuple):
+    """An offset of a group in a staged transaction that is not delivered.
+
+    `decided`: the transaction is committed, and its decision is durable. Otherwise it is undecided.
+    """
+
+    partition: TopicPartition
+    topic_id: bytes
+    value: OffsetAndMetadata
+    token: str
+    decided: bool
+
+
 class OffsetTransactions(Protocol):
     """The part of the transaction coordinator that the group coordinator uses."""
 
@@ -214,6 +230,9 @@ class OffsetTransactions(Protocol):
 
     def resolve_blockers(self, log: HostLog) -> int:
         """End overdue or decided transactions of a partition, and return how many."""
+
+    def held_offsets(self, group_id: str) -> list[HeldOffset]:
+        """Return a group's offsets in staged transactions that are not delivered."""
 
 
 class GroupHost(Host, Protocol):

@@ -390,6 +390,10 @@ class Engine:
         """The same, without creating it: None if the topic was never used."""
         return self.first_use.existing(name)
 
+    def has_internal_topic(self, name: str) -> bool:
+        """Whether such a topic exists; it is not opened."""
+        return self.first_use.exists(name)
+
     def open_logs(self) -> list[PartitionLog]:
         """All partitions that this process has open."""
         return list(self.partitions)

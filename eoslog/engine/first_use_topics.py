@@ -61,6 +61,11 @@ class FirstUseTopics:
             return None
         return self._partitions.open(name, 0, info.partition(0), info.topic_id, info.config)
 
+    def exists(self, name: str) -> bool:
+        """Whether a topic exists; it is not opened."""
+        self._metadata.refresh()
+        return name in self._metadata.first_use_topics
+
     def created(self, name: str) -> PartitionLog:
         """Return partition 0 of a topic, and create the topic if it does not exist.
 

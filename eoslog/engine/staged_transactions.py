@@ -154,6 +154,8 @@ class StagedTransactions:
         now = engine.clock_ms()
         spans: list[tuple[TopicPartition, OffsetSpan]] = []
         size = 0
+        if offsets:
+            self._room()  # so that readers of the offsets look for staged transactions
         if parts:
             log = self._room()
             first, last = -1, -1
@@ -334,7 +336,9 @@ class StagedTransactions:
             spans[tp] = (begin, max(last, result.last_offset), log.topic_id)
         offsets = self._offsets_of(entry)
         for group_id, wanted in offsets.items():
-            engine.groups.txn_offset_commit(group_id, name, *mine, "", -1, None, wanted)
+            engine.groups.txn_offset_commit(
+                group_id, name, *mine, "", -1, None, wanted, forward_only=True
+            )
             failpoint("deliver.offsets")
         done = [entry_row(entry.delivered())]
         if spans or offsets:

@@ -179,6 +179,9 @@ class FakeTransactions:
         self.added.append((transactional_id, producer_id, producer_epoch, group_id))
         return self.log, self.log.log_end
 
+    def held_offsets(self, group_id: str) -> list[Any]:
+        return []
+
     def resolve_blockers(self, log: FakeLog) -> None:
         self.resolve(log)
 

@@ -282,6 +282,9 @@ class MemoryProcess:
     def existing_internal_topic(self, name: str) -> MemoryLog | None:
         return self.directory.logs.get(TopicPartition(name, 0))
 
+    def has_internal_topic(self, name: str) -> bool:
+        return self.existing_internal_topic(name) is not None
+
     def open_logs(self) -> list[MemoryLog]:
         return list(self.directory.logs.values())
 

@@ -42,6 +42,7 @@ from eoslog.errors import (
     InvalidProducerIdMapping,
     InvalidTxnState,
     OutcomeConflict,
+    PreparedTransactionPending,
     ProducerFenced,
     RequestTimedOut,
     StaleMemberEpoch,
@@ -107,6 +108,7 @@ _FATAL = (ProducerFenced, AuthorizationFailed, CommitOutcomeUnknown)
 # producer id, unless the transactional id has a new owner.
 _FATAL_AT_COORDINATOR = (*_FATAL, InvalidProducerEpoch, InvalidTxnState)
 _BEGIN = "call begin_transaction(), or use `with producer.transaction()`"
+_NOT_OFFSETS = (CommitOutcomeUnknown, UnknownTopicOrPartition)  # waiting creates no topic
 _GROUP_MOVED_ON = (UnknownMember, IllegalGeneration, StaleMemberEpoch, FencedMemberEpoch)
 
 
@@ -266,6 +268,7 @@ class TransactionManager:
         """
         if self.state is _PREPARED:
             self._take_next_identity(deadline, "begin_transaction")
+        self._consumers.settle((), self._engine.transactions.prepared.outcome)
         self.transition(_IN_TRANSACTION, "begin_transaction")
         self.begun_by = threading.get_ident()
         self._forget()
@@ -283,6 +286,7 @@ class TransactionManager:
         mine = (self.transactional_id, identity.producer_id, identity.producer_epoch)
         staging = self.staging
         try:
+            self._check_earlier()
             if staging is None:
                 token, _ = self._coordinate(
                     lambda: prepared.prepare(
@@ -294,12 +298,17 @@ class TransactionManager:
             else:
                 entry = staging.entry  # of an earlier call, which may have prepared it
                 if entry is None:
+                    self._check_offsets(staging, None, deadline)
                     entry = staging.entry = self._engine.staged.write(
                         self.transactional_id, staging.parts, staging.offsets, resolver=resolver,
                         meta=meta, deliver_at_ms=deliver_at_ms,
                     )  # fmt: skip
                 token, _ = self._coordinate(lambda: prepared.stage(*mine, entry), deadline, what)
+                self._check_offsets(staging, token, deadline)
         except RequestTimedOut:
+            raise
+        except CommitFailed as moved:
+            self.fail(moved)
             raise
         except EoslogError as error:
             error = self.explained(error, ErrorCode.PRODUCER_FENCED)
@@ -310,9 +319,47 @@ class TransactionManager:
         if staging is None:
             self.state, self.token = ClientState.PREPARED, token
         else:
+            if self._sent:
+                self._consumers.staged(token, tuple(self._sent))
             self._forget()
             self.state = _READY
         return token
+
+    def _check_earlier(self) -> None:
+        """Check that staged transactions with earlier offsets of the same groups are committed.
+
+        Raises:
+            CommitFailed: if one was aborted: its records must be read again.
+            PreparedTransactionPending: if one is undecided.
+        """
+        found = self._consumers.settle(self._sent, self._engine.transactions.prepared.outcome)
+        if found is None:
+            return
+        token, outcome = found
+        if outcome is Outcome.UNKNOWN:
+            raise PreparedTransactionPending(
+                f"the prepared transaction {token!r} has earlier offsets of the same group and is "
+                "not decided; decide it with log.resolve(token, outcome), then send the offsets "
+                "again"
+            )
+        raise CommitFailed(
+            f"the staged transaction {token!r} with earlier offsets of the same group was aborted; "
+            "abort this transaction: its records will be read again",
+            abortable=True,
+        )
+
+    def _check_offsets(self, staging: StagingBuffer, token: str | None, deadline: float) -> None:
+        """Check the members whose offsets a staged transaction commits; see the coordinator."""
+        for group, offsets in staging.groups:
+            check = partial(
+                self._engine.groups.check_staged_offsets,
+                group.group_id, group.member_id, group.generation_id, group.instance_id, offsets,
+                token=token,
+            )  # fmt: skip
+            try:
+                self._coordinate(check, deadline, "prepare_transaction", final=_NOT_OFFSETS)
+            except _GROUP_MOVED_ON as error:
+                raise _moved_on(group, error) from error
 
     def _take_next_identity(self, deadline: float, what: str) -> None:
         """Get the identity after the prepared transaction, and become READY.
@@ -364,6 +411,12 @@ class TransactionManager:
         if self.token is not None:
             self._decide(commit, deadline, what)
             return
+        if commit and not self.asked:
+            try:
+                self._check_earlier()
+            except (CommitFailed, PreparedTransactionPending) as error:
+                self.fail(error)
+                raise
         if self.staging is not None:
             if commit:
                 self._append_staged(deadline, what)
@@ -547,17 +600,14 @@ class TransactionManager:
                 ),
                 deadline,
                 "send_offsets_to_transaction",
-                final=(CommitOutcomeUnknown, UnknownTopicOrPartition),  # waiting creates no topic
+                final=_NOT_OFFSETS,
             )
         except RequestTimedOut as error:
             failure = self.fail(error)  # the offsets may be in the log, so only an abort is safe
             raise failure from failure.__cause__
         except EoslogError as error:
             if isinstance(error, _GROUP_MOVED_ON):
-                moved = CommitFailed(
-                    f"group {group.group_id!r} rebalanced ({error}); abort the transaction",
-                    abortable=True,
-                )
+                moved = _moved_on(group, error)
                 self.fail(moved)
                 raise moved from error
             error = self.explained(error, ErrorCode.PRODUCER_FENCED)
@@ -661,3 +711,9 @@ class TransactionManager:
                 limit = 0.02 if isinstance(error, ConcurrentTransactions) else 0.5
             time.sleep(pause * random.uniform(0.8, 1.2))
             pause = min(pause * 2, limit)
+
+
+def _moved_on(group: GroupMetadata, error: EoslogError) -> CommitFailed:
+    return CommitFailed(
+        f"group {group.group_id!r} rebalanced ({error}); abort the transaction", abortable=True
+    )

@@ -232,6 +232,8 @@ class GroupCoordinator:
         offsets: OffsetMap,
         also: Collection[TopicPartition] = (),
         on_listed: Callable[[tuple[Any, int]], None] | None = None,
+        *,
+        forward_only: bool = False,
     ) -> TopicPartition:
         """Commit offsets in a transaction (AddOffsetsToTxn and TxnOffsetCommit).
 
@@ -244,6 +246,9 @@ class GroupCoordinator:
         the partitions `also`, where the producer will write. `on_listed` is called with the
         condition for its first append there, as `add_partitions_to_txn` returns it; not if a topic
         of them was deleted, which is left to the producer's own request.
+
+        With `forward_only`, offsets that are not larger than the group's are left out, because the
+        group may have gone on since a transaction was staged.
 
         Returns:
             The partition that now takes part in the transaction, with the batch's base offset. The
@@ -263,8 +268,39 @@ class GroupCoordinator:
         """
         return self._offsets.txn_commit(
             group_id, transactional_id, producer_id, producer_epoch, member_id, member_epoch,
-            instance_id, offsets, also, on_listed,
+            instance_id, offsets, also, on_listed, forward_only=forward_only,
         )  # fmt: skip
+
+    def check_staged_offsets(
+        self,
+        group_id: str,
+        member_id: str,
+        member_epoch: int,
+        instance_id: str | None,
+        offsets: OffsetMap,
+        *,
+        token: str | None = None,
+    ) -> None:
+        """Check that a staged transaction may commit offsets when it is delivered.
+
+        Its producer calls this before and after it is prepared. A member that joins later finds the
+        prepared transaction (`fetch_offsets`); one that joined earlier fails the second call.
+
+        Args:
+            group_id: the group.
+            member_id: the member that has read the records.
+            member_epoch: its generation.
+            instance_id: its static name.
+            offsets: the offsets.
+            token: the token of the transaction itself, once it is prepared.
+
+        Raises:
+            PreparedTransactionPending: if another undecided transaction has one of the offsets.
+            EoslogError: as `txn_offset_commit`, for the member, the topics and the metadata.
+        """
+        self._offsets.check_staged(
+            group_id, member_id, member_epoch, instance_id, offsets, token=token
+        )
 
     def fetch_offsets(
         self,
@@ -372,6 +408,10 @@ class GroupCoordinator:
     def pending_offsets(self, group_id: str) -> dict[TopicPartition, int]:
         """The producers of the group's pending offsets, by partition."""
         return self._admin.pending_offsets(group_id)
+
+    def staged_offsets(self, group_id: str) -> dict[TopicPartition, str]:
+        """The tokens of undecided staged transactions with offsets of the group, by partition."""
+        return self._offsets.staged(group_id)
 
     def reset_offsets(self, group_id: str, offsets: OffsetMap) -> None:
         """Set the positions at which a group without members resumes reading.

@@ -10,8 +10,9 @@ OffsetDelete (47); KIP-98, KIP-447, KIP-848.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,10 +28,12 @@ from eoslog.coordinator.groups.rebalance import Change
 from eoslog.coordinator.groups.shard import GroupShards
 from eoslog.coordinator.groups.state import Group, GroupTable
 from eoslog.coordinator.groups.validation import check_commit, group_not_found, unknown_member
+from eoslog.coordinator.host import HeldOffset
 from eoslog.errors import (
     ErrorCode,
     IllegalGeneration,
     IllegalState,
+    PreparedTransactionPending,
     StaleMemberEpoch,
     TransactionAbortable,
     UnknownMember,
@@ -107,6 +110,8 @@ class GroupOffsets:
         offsets: OffsetMap,
         also: Collection[TopicPartition] = (),
         on_listed: Callable[[tuple[Any, int]], None] | None = None,
+        *,
+        forward_only: bool = False,
     ) -> TopicPartition:
         """See `GroupCoordinator.txn_offset_commit`."""
         topics = self._check_partitions(offsets, TransactionAbortable)
@@ -136,6 +141,8 @@ class GroupOffsets:
             check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=True)
             self._check_owner(group, member_id, topics, offsets, IllegalGeneration)
             self._check_topics(topics, TransactionAbortable)
+            if forward_only and group is not None:
+                return self._commit_records(group_id, _beyond(group, offsets))
             return self._commit_records(group_id, offsets)
 
         with events.request(
@@ -154,6 +161,35 @@ class GroupOffsets:
         log = shard.log
         base = None if result is None else result.base_offset
         return TopicPartition(log.topic, log.partition, base)
+
+    def check_staged(
+        self,
+        group_id: str,
+        member_id: str,
+        member_epoch: int,
+        instance_id: str | None,
+        offsets: OffsetMap,
+        *,
+        token: str | None,
+    ) -> None:
+        """See `GroupCoordinator.check_staged_offsets`."""
+        topics = self._check_partitions(offsets, TransactionAbortable)
+        _, too_large = self._split_by_metadata(offsets)
+        if too_large:
+            raise self._too_large(too_large)
+        with self._shards.of(group_id).folded() as (table, _):
+            group = table.groups.get(group_id)
+            check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=True)
+            self._check_owner(group, member_id, topics, offsets, IllegalGeneration)
+            self._check_topics(topics, TransactionAbortable)
+        for held in self._held(group_id):
+            tp = held.partition
+            if tp in offsets and not held.decided and held.token != token:
+                raise PreparedTransactionPending(
+                    f"group {group_id!r}: the offset of {tp} is part of the prepared transaction "
+                    f"{held.token!r}, which is not decided; decide it with log.resolve(token, "
+                    "outcome), then send the offsets again"
+                )
 
     def _commit_records(self, group_id: str, offsets: OffsetMap) -> Change:
         now = self._host.clock_ms()
@@ -288,8 +324,12 @@ class GroupOffsets:
                     unstable.intersection_update(wanted)
                 group = table.groups.get(group_id)
                 found = {} if group is None else _public(group, wanted)
+            if require_stable:
+                unstable |= self._add_held(group_id, wanted, found)
             if not unstable:
-                break
+                if shard.log.log_end == end:
+                    break
+                continue  # an offset may have been delivered between the two looks
             if closing():
                 raise IllegalState(
                     f"group {group_id!r}: the consumer was closed while it waited for offsets"
@@ -310,6 +350,39 @@ class GroupOffsets:
             # The caller acts on the offset, so a power loss must not take it back.
             shard.log.flush(end)
         return found
+
+    def _add_held(
+        self,
+        group_id: str,
+        wanted: Collection[TopicPartition] | None,
+        found: dict[TopicPartition, OffsetAndMetadata],
+    ) -> set[TopicPartition]:
+        """Add offsets of committed staged transactions that are not delivered.
+
+        Returns:
+            The partitions whose offset is part of an undecided one.
+        """
+        undecided = set()
+        for held in self._held(group_id):
+            tp = held.partition
+            if wanted is not None and tp not in wanted:
+                continue
+            if not held.decided:
+                undecided.add(tp)
+            elif tp not in found or found[tp].offset < held.value.offset:
+                found[tp] = held.value
+        return undecided
+
+    def _held(self, group_id: str) -> Iterator[HeldOffset]:
+        """The offsets in staged transactions whose topics still exist."""
+        for held in self._host.transactions.held_offsets(group_id):
+            with contextlib.suppress(UnknownTopicOrPartition):
+                if self._host.topic(held.partition.topic).topic_id == held.topic_id:
+                    yield held
+
+    def staged(self, group_id: str) -> dict[TopicPartition, str]:
+        """See `GroupCoordinator.staged_offsets`."""
+        return {held.partition: held.token for held in self._held(group_id) if not held.decided}
 
     # Administration.
 
@@ -335,6 +408,15 @@ class GroupOffsets:
         result = shard.change(decide)
         if result is not None:
             shard.log.flush(result.last_offset + 1)
+
+
+def _beyond(group: Group, offsets: OffsetMap) -> OffsetMap:
+    """The offsets that are larger than the group's."""
+    return {
+        tp: one
+        for tp, one in offsets.items()
+        if tp not in group.offsets or group.offsets[tp].value.offset < one.offset
+    }
 
 
 def _public(

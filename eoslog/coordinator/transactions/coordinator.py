@@ -25,7 +25,7 @@ from typing import Any
 
 from eoslog._util.argument_types import explained_calls
 from eoslog._util.arguments import as_items, shown
-from eoslog.coordinator.host import HostLog, TransactionHost
+from eoslog.coordinator.host import HeldOffset, HostLog, TransactionHost
 from eoslog.coordinator.retry import again
 from eoslog.coordinator.trace import Trace
 from eoslog.coordinator.transactions.admin import TransactionAdmin
@@ -540,6 +540,10 @@ class TransactionCoordinator:
     def resolve_blockers(self, log: HostLog) -> int:
         """End overdue or decided transactions that block readers: see `Resolver`."""
         return self.resolver.resolve_blockers(log)
+
+    def held_offsets(self, group_id: str) -> list[HeldOffset]:
+        """Return a group's offsets in staged transactions: see `PreparedTransactions`."""
+        return self.prepared.held_offsets(group_id)
 
     def recover_partition(self, log: HostLog) -> int:
         """End transactions in a partition after its recovery: see `Resolver`."""

@@ -169,6 +169,11 @@ class TransactionLog(FoldedTransactions[TransactionMetadata]):
         with self._lock:
             return self._fold.prepared.of_id(transactional_id)
 
+    def prepared_of_group(self, group_id: str) -> list[PreparedEntry]:
+        """The staged transactions with offsets of a group that are not delivered or aborted."""
+        with self._lock:
+            return self._fold.prepared.of_group(group_id)
+
     def prepared_entries(self, *, pending: bool) -> list[PreparedEntry]:
         """All prepared transactions, or those that are undecided or not delivered."""
         with self._lock:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from eoslog.coordinator.host import TransactionHost
+from eoslog.coordinator.host import HeldOffset, TransactionHost
 from eoslog.coordinator.retry import again
 from eoslog.coordinator.transactions.commit import Claimed, Endings
 from eoslog.coordinator.transactions.log import TransactionLog, TransactionLogs
@@ -61,7 +61,13 @@ from eoslog.errors import (
     PreparedTransactionPending,
     UnknownToken,
 )
-from eoslog.model import Outcome, TopicPartition
+from eoslog.model import (
+    OWN_GROUPS,
+    STAGED_TRANSACTIONS_TOPIC,
+    OffsetAndMetadata,
+    Outcome,
+    TopicPartition,
+)
 from eoslog.storage.fs.files import failpoint
 
 Identify = Callable[[str, TransactionMetadata | None, int, int], TransactionMetadata]
@@ -398,6 +404,41 @@ class PreparedTransactions:
             self._finish(clog, entry)
             entry = clog.prepared(entry.key) or entry
         return entry.state is TransactionState.COMPLETE_COMMIT
+
+    # -- offsets of groups
+
+    def held_offsets(self, group_id: str) -> list[HeldOffset]:
+        """Return a group's offsets in staged transactions that are not delivered.
+
+        Publishing ids are left out: their producers wait for the decision themselves.
+
+        Durability:
+            A decision that is returned is durable.
+        """
+        if group_id.startswith(OWN_GROUPS) or not self._host.has_internal_topic(
+            STAGED_TRANSACTIONS_TOPIC
+        ):
+            return []
+        found = []
+        for clog in self._logs.all():
+            for entry in clog.prepared_of_group(group_id):
+                decided = not entry.pending
+                if decided and not clog.is_durable(entry.offset):
+                    if self._host.read_only:
+                        decided = False
+                    else:
+                        clog.make_durable(entry.offset)
+                token = self.index.token_of(entry, clog)
+                found += [
+                    HeldOffset(
+                        TopicPartition(one.topic, one.partition), one.topic_id,
+                        OffsetAndMetadata(one.offset, one.leader_epoch, one.metadata),
+                        token, decided,
+                    )
+                    for one in entry.offsets
+                    if one.group_id == group_id
+                ]  # fmt: skip
+        return found
 
     # -- checks
 

@@ -271,6 +271,7 @@ class PreparedFold:
         self.pending: dict[TransactionKey, None] = {}
         self.size = 0
         self._of_id: dict[str, dict[TransactionKey, None]] = {}
+        self._of_group: dict[str, dict[TransactionKey, None]] = {}
         self.changed: dict[TransactionKey, None] = {}
 
     def apply(
@@ -291,6 +292,7 @@ class PreparedFold:
                 del self.pending[key]
                 self.size -= old.size
             self._of_id.get(old.transactional_id, {}).pop(key, None)
+            self._leave_groups(old)
         if value is None:
             self.entries.pop(key, None)
         else:
@@ -299,9 +301,21 @@ class PreparedFold:
                 self.pending[key] = None
                 self.size += entry.size
                 self._of_id.setdefault(entry.transactional_id, {})[key] = None
+                for offset_of in entry.offsets:
+                    self._of_group.setdefault(offset_of.group_id, {})[key] = None
         self.changed[key] = None
 
     def of_id(self, transactional_id: str) -> list[PreparedEntry]:
         """The undecided transactions of a transactional id."""
         keys = self._of_id.get(transactional_id, ())
         return [entry for key in keys if (entry := self.entries[key]).pending]
+
+    def of_group(self, group_id: str) -> list[PreparedEntry]:
+        """The staged transactions with offsets of a group that are not delivered or aborted."""
+        return [self.entries[key] for key in self._of_group.get(group_id, ())]
+
+    def _leave_groups(self, entry: PreparedEntry) -> None:
+        for group_id in {one.group_id for one in entry.offsets}:
+            keys = self._of_group.get(group_id)
+            if keys is not None and keys.pop(entry.key, True) is None and not keys:
+                del self._of_group[group_id]

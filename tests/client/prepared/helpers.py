@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import eoslog
+from tests.faults.harness import Running, start
 
 PROGRAM = """
 import sys
@@ -82,3 +84,17 @@ def offset_of_readers(log: eoslog.Log) -> int | None:
 
 
 NOTHING: dict[str, list[bytes]] = {"orders": [], "paid": []}
+
+
+def stopped(fn: Callable[..., None], path: str, point: str, *words: Any) -> Running:
+    """Run `fn` in a process of its own until it stops at a failpoint."""
+    running = start(fn, path, *words, faults=((point, "stop", 1),))
+    found = os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    assert found is not None
+    assert found.si_code == os.CLD_STOPPED, running.end()
+    return running
+
+
+def resumed(running: Running) -> Running:
+    running.signal(signal.SIGCONT)
+    return running

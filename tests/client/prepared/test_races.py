@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -19,25 +17,13 @@ from tests.client.prepared.helpers import (
     created,
     of_transaction,
     offset_of_readers,
+    resumed,
     run,
+    stopped,
 )
-from tests.faults.harness import Child, Running, live, start
+from tests.faults.harness import Child, live
 
 pytestmark = pytest.mark.process
-
-
-def stopped(fn: Callable[..., None], path: str, point: str, *words: Any) -> Running:
-    """Run `fn` in a process of its own until it stops at a failpoint."""
-    running = start(fn, path, *words, faults=((point, "stop", 1),))
-    found = os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    assert found is not None
-    assert found.si_code == os.CLD_STOPPED, running.end()
-    return running
-
-
-def resumed(running: Running) -> Running:
-    running.signal(signal.SIGCONT)
-    return running
 
 
 def fresh(log: eoslog.Log, topic: str, value: bytes, transactional_id: str) -> None:

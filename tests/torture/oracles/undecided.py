@@ -23,6 +23,8 @@ from eoslog.client.producer.named.producer import NamedProducer
 from eoslog.errors import (
     ConcurrentTransactions,
     EoslogError,
+    ErrorCode,
+    KafkaError,
     OutcomeConflict,
     PositionConflict,
     PreparedTransactionPending,
@@ -36,6 +38,9 @@ Row = tuple[str, int, int, bytes | None, bytes | None]
 PARTITIONS = (*(TopicPartition("d", n) for n in (0, 1)), *(TopicPartition("e", n) for n in (0, 1)))
 NAME, SOURCE, STAGED_GROUP = "n", "source", "s"
 IDS = range(10, 190, 10)
+READ = TopicPartition("b", 0)
+UNDECIDED = (11, 13)
+"""Numbers of undecided staged transactions that have an offset of a group of their own."""
 _FAR_MS = 4_102_444_800_000
 """In the year 2100."""
 
@@ -108,7 +113,9 @@ def _prepared(producer: Producer, mode: Any, number: int, **arguments: Any) -> A
         if part == 1:
             producer.flush()
     if number % 2 and mode == "staged":
-        producer.send_offsets_to_transaction({TopicPartition("b", 0): number}, STAGED_GROUP)
+        # A group has one undecided offset of a partition, so those stay apart.
+        group = f"{STAGED_GROUP}-{number}" if number in UNDECIDED else STAGED_GROUP
+        producer.send_offsets_to_transaction({READ: number}, group)
     return producer.prepare_transaction(**arguments)
 
 
@@ -182,16 +189,22 @@ def read(log: eoslog.Log, known: Known) -> None:
     same(read_all(log), known["undecided"], "read")
 
 
-def staged_offset(log: eoslog.Log) -> int:
-    """The offset that transactions have committed for a group."""
-    tp = TopicPartition("b", 0)
-    offset: int = log._engine.groups.fetch_offsets(STAGED_GROUP, [tp])[tp].offset
-    return offset
+def staged_offset(log: eoslog.Log, group: str = STAGED_GROUP) -> int | None:
+    """The offset that transactions have committed for a group; None if there is none yet."""
+    try:
+        found = log._engine.groups.fetch_offsets(group, [READ], timeout=0.0)
+    except KafkaError as error:
+        if error.code != ErrorCode.UNSTABLE_OFFSET_COMMIT:
+            raise
+        return None
+    return found[READ].offset if READ in found else None
 
 
 def offset_of_transactions(log: eoslog.Log, known: Known) -> None:
-    """The offset that transactions have committed for a group."""
+    """The offsets that transactions have committed for groups."""
     same(staged_offset(log), known["staged offset"], "the offset of the group")
+    for number in UNDECIDED:
+        same(staged_offset(log, f"{STAGED_GROUP}-{number}"), None, "an undecided offset")
 
 
 READERS: dict[str, Callable[[eoslog.Log, Known], None]] = {
@@ -233,11 +246,15 @@ def decide(outcome: Outcome, log: eoslog.Log, known: Known) -> None:
         if found not in wanted:
             raise Wrong(f"outcome of {token} after {outcome}: {found}")
     delivered(log, known, done if commit else set(), may=commit)
-    offset = staged_offset(log)
-    if commit and len(done) == len(known["pending"]):
-        same(offset, 13, "the offset after all commits")
-    elif offset not in {known["staged offset"], *((11, 13) if commit else ())}:
-        raise Wrong(f"the offset after decisions is {offset}")
+    same(staged_offset(log), known["staged offset"], "the offset of the group")
+    for token, about in known["pending"].items():
+        for number in UNDECIDED:
+            if about[3] != b"%d" % number:
+                continue
+            offset = staged_offset(log, f"{STAGED_GROUP}-{number}")
+            wanted = {number} if commit and token in done else {None, number} if commit else {None}
+            if offset not in wanted:
+                raise Wrong(f"the offset of transaction {number} after {outcome} is {offset}")
 
 
 def delivered(log: eoslog.Log, known: Known, done: set[str], *, may: bool) -> None:
@@ -392,6 +409,7 @@ def require_variety(known: Known) -> None:
     assert states.count(("inline", "PREPARED")) == 2
     assert states.count(("staged", "PREPARED")) == 4
     assert states.count(("staged", "PARKED")) == 1
+    assert known["staged offset"] == 15
     outcomes = list(known["outcomes"].values())
     assert outcomes.count(Outcome.COMMIT) == 7 and outcomes.count(Outcome.ABORT) == 2, outcomes
     assert known["positions"][SOURCE] == 7
