@@ -181,7 +181,6 @@ class GroupOffsets:
             group = table.groups.get(group_id)
             check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=True)
             self._check_owner(group, member_id, topics, offsets, IllegalGeneration)
-            self._check_topics(topics, TransactionAbortable)
         for held in self._held(group_id):
             tp = held.partition
             if tp in offsets and not held.decided and held.token != token:

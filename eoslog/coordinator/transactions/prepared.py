@@ -143,13 +143,19 @@ class PreparedTransactions:
             clog, entry = self.index.find(token)
         except UnknownToken:
             return None
-        if entry.commit is None:
+        if not self._is_final(clog, entry):
             return Outcome.UNKNOWN
+        return Outcome.COMMIT if entry.commit else Outcome.ABORT
+
+    def _is_final(self, clog: TransactionLog, entry: PreparedEntry) -> bool:
+        """Whether it is decided and the decision is durable; makes it so if this process may."""
+        if entry.commit is None:
+            return False
         if not clog.is_durable(entry.offset):
             if self._host.read_only:
-                return Outcome.UNKNOWN
+                return False
             clog.make_durable(entry.offset)
-        return Outcome.COMMIT if entry.commit else Outcome.ABORT
+        return True
 
     # -- preparing
 
@@ -422,12 +428,7 @@ class PreparedTransactions:
         found = []
         for clog in self._logs.all():
             for entry in clog.prepared_of_group(group_id):
-                decided = not entry.pending
-                if decided and not clog.is_durable(entry.offset):
-                    if self._host.read_only:
-                        decided = False
-                    else:
-                        clog.make_durable(entry.offset)
+                decided = self._is_final(clog, entry)
                 token = self.index.token_of(entry, clog)
                 found += [
                     HeldOffset(

@@ -235,6 +235,23 @@ def test_a_member_that_lost_its_partition_prepares_nothing(log: Log) -> None:
     assert position(log) is None
 
 
+def test_a_member_prepares_no_offset_of_another_members_partition(log: Log) -> None:
+    with log.consumer("paid", group_id="pair", enable_auto_commit=False) as one:
+        with log.consumer("paid", group_id="pair", enable_auto_commit=False) as two:
+            deadline = time.monotonic() + 60
+            while not (len(one.assignment()) == len(two.assignment()) == 1):
+                assert time.monotonic() < deadline
+                one.poll(0.05)
+                two.poll(0.05)
+            producer = log.producer(transactional_id="till")
+            producer.init_transactions()
+            (foreign,) = two.assignment()
+            with pytest.raises(errors.CommitFailed), producer.transaction(mode="staged") as tx:
+                tx.send_offsets({foreign: 1}, one)
+                producer.prepare_transaction()
+            assert log.pending() == []
+
+
 def test_a_topic_that_is_created_again_has_no_held_offset(log: Log) -> None:
     staged(log, 2)
     log.delete_topic("orders")
