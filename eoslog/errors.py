@@ -280,7 +280,7 @@ class UnknownToken(_Coded, code=ErrorCode.LOCAL_UNKNOWN_TOKEN):
 
 
 class PreparedTransactionPending(_Coded, code=ErrorCode.LOCAL_PREPARED_TRANSACTION_PENDING):
-    """The transactional id has a prepared transaction that is not decided.
+    """A transactional id, or a group's offset, waits for a prepared transaction.
 
     Decide it with `Log.resolve`, or initialise with `init_transactions(keep_prepared=True)`.
     """

@@ -106,7 +106,7 @@ class ConsumerRegistry:
             consumer.committed(group_id, offsets)
 
     def staged(self, token: str, offsets: GroupOffsets) -> None:
-        """Note the offsets of a staged transaction until `settle` finds its decision."""
+        """Keep the offsets of a staged transaction until it is decided."""
         self._staged[token] = offsets
 
     def settle(

@@ -260,7 +260,7 @@ class ConsumerLink:
                 state.committed = offset.offset
 
     def dropped(self, group_id: str) -> None:
-        """Require a rewind after an abort of a staged transaction with offsets of a group."""
+        """Require a rewind after a staged transaction of the group was aborted."""
         if group_id == self._group_id and not self.stored_elsewhere and self._reading.unfinished:
             self.must_rewind(
                 "the consumer returned records that are not committed, and the staged transaction "

@@ -503,6 +503,10 @@ class Producer(RecordAccumulator):
             ConfigError: if an argument is invalid.
             PolicyViolation: if too many transactions are undecided (`pending.max.count`,
                 `pending.max.bytes`).
+            PreparedTransactionPending: if an undecided staged transaction has an offset of the same
+                group and partition. Abort this one, and decide the first.
+            CommitFailed: if the group rebalanced, or an earlier staged transaction with offsets of
+                the group was aborted. Abort it; the consumer reads the records again.
             IllegalState: if no transaction is open.
             EoslogError: if a record failed, or the transaction cannot be prepared. Abort it.
 

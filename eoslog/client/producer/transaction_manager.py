@@ -326,7 +326,7 @@ class TransactionManager:
         return token
 
     def _check_earlier(self) -> None:
-        """Check that staged transactions with earlier offsets of the same groups are committed.
+        """Check that earlier staged transactions of the same groups are committed.
 
         Raises:
             CommitFailed: if one was aborted: its records must be read again.
@@ -349,7 +349,7 @@ class TransactionManager:
         )
 
     def _check_offsets(self, staging: StagingBuffer, token: str | None, deadline: float) -> None:
-        """Check the members whose offsets a staged transaction commits; see the coordinator."""
+        """Check the members whose offsets a staged transaction commits."""
         for group, offsets in staging.groups:
             check = partial(
                 self._engine.groups.check_staged_offsets,

@@ -410,7 +410,7 @@ class GroupCoordinator:
         return self._admin.pending_offsets(group_id)
 
     def staged_offsets(self, group_id: str) -> dict[TopicPartition, str]:
-        """The tokens of undecided staged transactions with offsets of the group, by partition."""
+        """Return the undecided staged transactions with offsets, as token by partition."""
         return self._offsets.staged(group_id)
 
     def reset_offsets(self, group_id: str, offsets: OffsetMap) -> None:

@@ -542,7 +542,7 @@ class TransactionCoordinator:
         return self.resolver.resolve_blockers(log)
 
     def held_offsets(self, group_id: str) -> list[HeldOffset]:
-        """Return a group's offsets in staged transactions: see `PreparedTransactions`."""
+        """See `PreparedTransactions.held_offsets`."""
         return self.prepared.held_offsets(group_id)
 
     def recover_partition(self, log: HostLog) -> int:

@@ -170,7 +170,7 @@ class TransactionLog(FoldedTransactions[TransactionMetadata]):
             return self._fold.prepared.of_id(transactional_id)
 
     def prepared_of_group(self, group_id: str) -> list[PreparedEntry]:
-        """The staged transactions with offsets of a group that are not delivered or aborted."""
+        """The staged transactions with offsets of a group that have not ended."""
         with self._lock:
             return self._fold.prepared.of_group(group_id)
 

@@ -148,7 +148,7 @@ class PreparedTransactions:
         return Outcome.COMMIT if entry.commit else Outcome.ABORT
 
     def _is_final(self, clog: TransactionLog, entry: PreparedEntry) -> bool:
-        """Whether it is decided and the decision is durable; makes it so if this process may."""
+        """Whether it is decided; makes the decision durable if this process may write."""
         if entry.commit is None:
             return False
         if not clog.is_durable(entry.offset):

@@ -311,7 +311,7 @@ class PreparedFold:
         return [entry for key in keys if (entry := self.entries[key]).pending]
 
     def of_group(self, group_id: str) -> list[PreparedEntry]:
-        """The staged transactions with offsets of a group that are not delivered or aborted."""
+        """The staged transactions with offsets of a group that have not ended."""
         return [self.entries[key] for key in self._of_group.get(group_id, ())]
 
     def _leave_groups(self, entry: PreparedEntry) -> None:

@@ -144,7 +144,7 @@ def started_ms(pid: int) -> int | None:
 
 
 def locked_by_others(fd: int, at: int) -> bool:
-    """Whether another open file description has locked a byte; works without write permission."""
+    """Whether another open file has locked a byte; needs no write permission."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
     return bool(_FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
 

@@ -1,4 +1,4 @@
-"""Consumer offsets in a staged transaction: a group reads each record's result once.
+"""Consumer offsets in a staged transaction: each record has one result.
 
 Until the decision, the offset is neither committed nor free. A member that starts waits for it, as
 it does for an inline transaction.
@@ -124,7 +124,7 @@ def test_a_committed_offset_counts_before_its_records_are_delivered(log: Log) ->
 def test_an_offset_that_is_delivered_between_two_looks_is_found(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group's log was read before the delivery, and the coordinator's log after it."""
+    """The group's log was read before it, and the coordinator's log after it."""
     token = staged(log, 2)
     transactions = log._engine.transactions
     look = transactions.held_offsets
@@ -169,7 +169,7 @@ def test_a_late_delivery_does_not_set_the_group_back(log: Log) -> None:
 
 
 def test_a_group_has_one_undecided_offset_of_a_partition(log: Log) -> None:
-    """If the first one is aborted, a later offset would leave its records out."""
+    """If the first one is aborted, a later offset would skip its records."""
     first = staged(log, 2)
     with pytest.raises(errors.PreparedTransactionPending, match=first):
         staged(log, 4, name="other")

@@ -40,7 +40,7 @@ NAME, SOURCE, STAGED_GROUP = "n", "source", "s"
 IDS = range(10, 190, 10)
 READ = TopicPartition("b", 0)
 UNDECIDED = (11, 13)
-"""Numbers of undecided staged transactions that have an offset of a group of their own."""
+"""Numbers of undecided transactions, each with an offset of its own group."""
 _FAR_MS = 4_102_444_800_000
 """In the year 2100."""
 
@@ -190,7 +190,7 @@ def read(log: eoslog.Log, known: Known) -> None:
 
 
 def staged_offset(log: eoslog.Log, group: str = STAGED_GROUP) -> int | None:
-    """The offset that transactions have committed for a group; None if there is none yet."""
+    """The offset that transactions have committed for a group; None without one."""
     try:
         found = log._engine.groups.fetch_offsets(group, [READ], timeout=0.0)
     except KafkaError as error:
