@@ -54,6 +54,7 @@ _HEALTHY_S = 30.0
 """A worker that ran this long begins again with the first delay."""
 _FROZEN_S = 5.0
 """How long after its longest call a worker whose clock has stopped is killed."""
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 _MOST_ERRORS = 5
 """After more errors in a row, a worker is not started again."""
 
@@ -243,7 +244,8 @@ class Supervisor:
             target=_work, args=(self._app, self._until, theirs, [ours, *others], child.clock),
             name=f"{self._app.id}-{child.status.number}",
         )  # fmt: skip
-        process.start()
+        with _signals_held():
+            process.start()
         theirs.close()
         child.process, child.pipe = process, ours
         child.began, child.error, child.clock.value = time.monotonic(), None, 0.0
@@ -318,13 +320,26 @@ class Supervisor:
                     if child.process is not None:
                         child.process.kill()
 
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, handle) for number in numbers]
+        before = [signal.signal(number, handle) for number in _ENDING]
         try:
             yield
         finally:
-            for number, handler in zip(numbers, before, strict=True):
+            for number, handler in zip(_ENDING, before, strict=True):
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold the signals that end a run.
+
+    A new worker has the parent's handlers until it sets its own. They would only stop its copy of
+    the supervisor, so the worker would never end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _transient(error: Exception) -> bool:
@@ -360,8 +375,9 @@ def _work(
     """Run the app in a process of its own."""
     app._supervisor, app._running = None, False
     mine = os.getpid()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _ENDING:
         signal.signal(number, lambda *_: os._exit(0))  # until the run handles them
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     for other in others:  # else the parent's end of a pipe would stay open after the parent
         other.close()
     ended = threading.Event()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,37 @@ def test_a_signal_ends_all_processes_after_their_transactions(path, number):
         out, told = run.communicate(timeout=60)
     assert (run.returncode, out) == (0, "20 0\n"), told
     assert workers(path) == []
+
+
+def test_a_signal_ends_a_process_that_was_forked_just_now(path, monkeypatch):
+    """It has the handlers of its parent for a moment."""
+    app = eoslog.App(path, "shop")
+
+    @app.task("numbers")
+    def work(record, ctx): ...
+
+    kind, late = ForkProcess, []
+    start, bootstrap = kind.start, kind._bootstrap
+
+    def signalled(process):
+        start(process)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def slow(process, *arguments, **options):
+        time.sleep(0.5)
+        return bootstrap(process, *arguments, **options)
+
+    def watch(statuses):
+        if time.monotonic() > end and not late:
+            late.extend(status.pid for status in statuses if status.pid is not None)
+            for pid in late:
+                os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(kind, "start", signalled)
+    monkeypatch.setattr(kind, "_bootstrap", slow)
+    end = time.monotonic() + 10
+    app.run(processes=1, watch=watch)
+    assert not late
 
 
 def test_workers_end_after_their_parent_was_killed(path):
