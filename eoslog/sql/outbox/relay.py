@@ -304,6 +304,13 @@ class OutboxRelay(Closing):
         AtomicTransaction(self._log, producer, self._database)._decide_earlier()
 
     def _publish(self, producer: Producer, rows: Sequence[OutboxRow]) -> _Step:
+        try:
+            return self._publish_unchanged(producer, rows)
+        except (RowsChanged, TransactionAborted) as changed:
+            logger.info("outbox %r: reading again: %s", self.name, changed)
+            return _Step(0)
+
+    def _publish_unchanged(self, producer: Producer, rows: Sequence[OutboxRow]) -> _Step:
         published: list[OutboxRow] = []
         aside: list[tuple[OutboxRow, OutboxRowRejected]] = []
         transaction = _RelayTransaction(self._log, producer, self._database, self._table)
@@ -321,9 +328,6 @@ class OutboxRelay(Closing):
                     else:
                         published.append(row)
                 transaction.changes(published, aside)
-        except (RowsChanged, TransactionAborted) as changed:
-            logger.info("outbox %r: reading again: %s", self.name, changed)
-            return _Step(0)
         except _OF_THE_ROW as rejection:
             return self._isolate(producer, rows, rejection)
         self._alone = max(0, self._alone - len(published) - len(aside))

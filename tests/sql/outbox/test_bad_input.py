@@ -373,3 +373,23 @@ def test_other_objects_than_database_and_log_are_refused(log, tmp_path):
         OutboxRelay(log, log, name="shop")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="log: expected a Log"):
         OutboxRelay(Database(tmp_path / "other.sqlite"), 7, name="shop")
+
+
+@pytest.mark.parametrize("change", ["delete from outbox", "update outbox set topic = 'out'"])
+def test_a_row_that_changes_while_it_is_set_aside_is_read_again(place, topics, database, change):
+    """The log rejects it when it is flushed, so it is set aside in another transaction."""
+    with OutboxRelay(database, topics, name="shop", on_error="set_aside") as relay:
+        relay.create()
+        insert(place, ROWS[-1][0])
+        read, changes = relay._table.read, [change]
+
+        def changed_after(session, limit):
+            found = read(session, limit)
+            if changes:
+                place.run(changes.pop())
+            return found
+
+        relay._table.read = changed_after
+        assert relay.run("caught_up") == (0 if "delete" in change else 1)
+        assert relay.status()[:2] == (0, 0)
+    assert values(topics) == ([] if "delete" in change else ["x"])
