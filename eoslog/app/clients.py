@@ -173,6 +173,11 @@ class Clients:
             raise
         self._commit_positions()
 
+    def output_first(self) -> None:
+        """Have the output in the log before what is sent after this call."""
+        self.producer.flush()
+        failpoint("app.output_first")
+
     def _commit_positions(self) -> None:
         self.consumer.commit()
 
@@ -202,6 +207,9 @@ class _ExactlyOnce(Clients):
             producer.close()
             raise
         return producer
+
+    def output_first(self) -> None:
+        """Do nothing: a transaction has no order."""
 
     @property
     def usable(self) -> bool:

@@ -87,6 +87,8 @@ class Failures:
         self._deaths: dict[Place, Deaths] = {}
         self._survived: list[Place] = []
         """Places whose count ends with the open transaction."""
+        self._ends: list[StoredRecord] = []
+        """Tombstones of the open transaction."""
         self._given: dict[Place, WaitingRecord] = {}
         """The record that `due` returned last, until it is settled."""
         self._next_look = 0.0
@@ -207,7 +209,7 @@ class Failures:
             return False
         self._wait(task, record, 0, "", 0.0, transaction)
         if batch is not None and self._deaths[batch].last == record.offset:
-            self._survive(batch, transaction)
+            self._survive(batch)
         return True
 
     def _batch_with(self, place: Place) -> Place | None:
@@ -228,13 +230,11 @@ class Failures:
         waiting = self._given.get(place)
         return waiting.record.attempts if waiting is not None else 0
 
-    def succeeded(
-        self, task: Task, records: Iterable[Record], transaction: OutputTransaction
-    ) -> None:
+    def succeeded(self, task: Task, records: Iterable[Record]) -> None:
         """Settle records whose function has returned."""
         for record in records:
             place = (record.topic, record.partition, record.offset, task.name)
-            self._settle(place, transaction)
+            self._settle(place)
 
     def failed(self, failure: Failure, transaction: OutputTransaction) -> None:
         """Decide about a call that has raised.
@@ -268,7 +268,7 @@ class Failures:
             self._warn(failure, f"attempt {attempt + 1} follows in {delay:g} s")
         elif task.on_error == "skip":
             self.decided["skipped"] += 1
-            self._settle(place, transaction)
+            self._settle(place)
             self._warn(failure, "it is skipped")
         else:
             self._bury(task, record, attempt, failure.error, transaction)
@@ -314,26 +314,26 @@ class Failures:
             retry_topic.ensure_dead_topic(self._log, self._app_id, self._inputs)
             self._has_dead_topic = True
         transaction.produce(name, dead.value, dead.key, headers=dead.all_headers(), partition=0)
-        self._settle(dead.place, transaction)
+        self._settle(dead.place)
         self.decided["dead_letters"] += 1
         logger.error(
             "app %r, task %r: %s went to the dead letters (%s), attempt %d: %s",
             self._app_id, task.name, dead, name, attempts, dead.cause,
         )  # fmt: skip
 
-    def _settle(self, place: Place, transaction: OutputTransaction) -> None:
+    def _settle(self, place: Place) -> None:
         """End the waiting and the count of a record."""
         waiting = self._given.pop(place, None)
         if waiting is not None:
             self._queue.remove(waiting)
-            self._send(transaction, retry_topic.ended(waiting))
+            self._ends.append(retry_topic.ended(waiting))
         if place in self._deaths:
-            self._survive(place, transaction)
+            self._survive(place)
 
-    def _survive(self, place: Place, transaction: OutputTransaction) -> None:
+    def _survive(self, place: Place) -> None:
         if place not in self._survived:
             self._survived.append(place)
-            self._send(transaction, retry_topic.survived(place, self._topic_id(place)))
+            self._ends.append(retry_topic.survived(place, self._topic_id(place)))
 
     def _topic_id(self, place: Place) -> str:
         return id_text(self._log.topic_id(place[0]))
@@ -412,12 +412,26 @@ class Failures:
 
     # The end of a transaction.
 
+    @property
+    def settles(self) -> bool:
+        """Whether records wait no longer, because of output of the open transaction."""
+        return bool(self._ends)
+
+    def settle(self, transaction: OutputTransaction) -> None:
+        """Store which records wait no longer.
+
+        Without a transaction, their output must be in the log before.
+        """
+        for stored in self._ends:
+            self._send(transaction, stored)
+
     def committed(self) -> None:
         """Note that the transaction has committed."""
         self._queue.commit()
         for place in self._survived:
             self._deaths.pop(place, None)
         self._survived.clear()
+        self._ends.clear()
         self._given.clear()
         self.decided = Counter()
 
@@ -427,6 +441,7 @@ class Failures:
         self._has_dead_topic = False
         self._queue.abort()
         self._survived.clear()
+        self._ends.clear()
         self._given.clear()
         self.decided = Counter()
 

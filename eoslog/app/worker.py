@@ -267,6 +267,9 @@ class AppWorker:
                 record = self._clients.next(left if linger else 0)
             done -= self._finish_batches(deadline, transaction)
             self._tables.send(transaction)
+            if self._failures.settles:
+                self._clients.output_first()
+                self._failures.settle(transaction)
             self._done = done
             self._doubtful = True
         self._tables.apply()
@@ -396,7 +399,7 @@ class AppWorker:
                 if task.tables:
                     self._tables.keep(task.tables, first.partition)
                 if busy:
-                    failures.succeeded(task, records, transaction)
+                    failures.succeeded(task, records)
                 return
             if task.tables:
                 self._tables.forget(task.tables, first.partition)

@@ -48,6 +48,36 @@ def work(record, ctx):
 
 app.run(until="caught_up")
 """
+IN_ORDER = """
+import os, signal, sys, time
+import eoslog
+from eoslog.client.producer.batch_dispatch import BatchDispatch
+
+send, app = BatchDispatch.send, eoslog.App(sys.argv[1], "shop", processing_guarantee="at_least_once")
+again = []
+
+def killed(dispatch, place, patience_s):
+    send(dispatch, place, patience_s)
+    if place[0] == "shop.retries" and len(again) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[2:]:
+    BatchDispatch.send = killed
+
+@app.task("numbers", key="string", value="json", to="out", retries=(0.05, 0.05))
+def work(record, ctx):
+    if record.value == 8:
+        time.sleep(0.5)  # then 0 and 2 are due together
+    if record.value > 2 or record.partition:
+        return record.value
+    if ctx.attempt > 1:
+        again.append(record.value)
+    if ctx.attempt == 1 or (ctx.attempt == 2 and record.value == 0):
+        raise ValueError("no")
+    return record.value
+
+app.run(until="caught_up")
+"""
 
 
 def run(script: str, *arguments: object, failpoint: str = "") -> int:
@@ -89,6 +119,21 @@ def test_a_kill_neither_loses_nor_doubles_a_failed_record(path: str, point: str)
         assert values(log) == [n for n in range(20) if n % 10]
         assert {letter.record.attempts for letter in dead_letters(log, "shop")} == {2}
         assert log.check(full=True).ok
+
+
+def test_a_record_ends_its_wait_after_its_output_at_least_once(path: str) -> None:
+    """Without a transaction, a kill between the two would lose it."""
+    assert run(IN_ORDER, path, "kill") == -signal.SIGKILL
+    assert run(IN_ORDER, path) == 0
+    with eoslog.open(path) as log:
+        assert set(values(log)) == set(range(20))
+
+
+def test_a_record_ends_its_wait_after_a_flush_at_least_once(path: str) -> None:
+    assert run(IN_ORDER, path, failpoint="app.output_first:1=kill") == -signal.SIGKILL
+    assert run(IN_ORDER, path) == 0
+    with eoslog.open(path) as log:
+        assert set(values(log)) == set(range(20))
 
 
 def test_a_record_that_kills_its_processes_is_a_dead_letter(path: str, tmp_path: Path) -> None:
