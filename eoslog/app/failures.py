@@ -14,6 +14,7 @@ finds the note of the record (`running_notes`), and counts the exit before it re
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -27,8 +28,8 @@ from eoslog.app.failed_records import FailedRecord, cause_of, dead_topic, place_
 from eoslog.app.instance import folder_of
 from eoslog.app.retry_queue import RetryQueue, WaitingRecord
 from eoslog.app.retry_topic import Deaths, Place, RetryTopic, StoredRecord
-from eoslog.app.running_notes import Note, RunningNotes
-from eoslog.errors import TaskFailed
+from eoslog.app.running_notes import Note, RunningNotes, topic_number
+from eoslog.errors import TaskFailed, UnknownTopicOrPartition
 from eoslog.model import TopicPartition
 from eoslog.shown_paths import get_logger
 from eoslog.storage.format.checkpoints import id_text
@@ -108,14 +109,20 @@ class Failures:
         partitions = list(partitions)
         self.revoked(partitions)  # clients that were opened again get the same ones
         for at in partitions:
-            note = self.notes.claim(at.topic, at.partition)
+            number = self._topic_number(at.topic)
+            note = self.notes.claim(at.topic, at.partition, number)
             stored = self._topic.restore(at.topic, at.partition)
             for waiting in stored.waiting:
                 self._load(waiting)
             self._deaths.update(stored.deaths)
             if note is not None:
                 self._count(at, note)
-            self.notes.clear(at.topic, at.partition)
+            self.notes.clear(at.topic, at.partition, number)
+
+    def _topic_number(self, topic: str) -> int:
+        with contextlib.suppress(UnknownTopicOrPartition):  # the next step says so
+            return topic_number(self._log.topic_id(topic))
+        return 0
 
     def _load(self, waiting: WaitingRecord) -> None:
         task = self._tasks.get(waiting.record.task)

@@ -8,14 +8,16 @@ the processes that own partitions:
     int64   CRC of the task's name
     int64   random number of the owner
     int64   random number of this boot of the machine
-    24      zeros
+    int64   number of the topic's id; 0 if it is not known, as in earlier versions
+    16      zeros
 
 A note is two stores into memory, without a system call. The page cache keeps it when the process is
 killed. It may be lost, or be of another moment, when the machine stops. So a note of an earlier
 boot does not count: no handler can have stopped the machine.
 
 The next owner of the partition reads the note before its first record. A note that names a record
-says that its handler ran when the owner ended.
+says that its handler ran when the owner ended. If the topic was deleted and re-created, a note of
+the earlier topic does not count: the new record with its offset did not run.
 """
 
 from __future__ import annotations
@@ -29,15 +31,20 @@ from dataclasses import dataclass
 from eoslog.errors import StorageError
 from eoslog.storage.fs import files
 
-__all__ = ["Note", "RunningNotes", "task_number"]
+__all__ = ["Note", "RunningNotes", "task_number", "topic_number"]
 
 _SLOT = 64
-_FIRST, _LAST, _TASK, _OWNER, _BOOT = range(5)
+_FIRST, _LAST, _TASK, _OWNER, _BOOT, _TOPIC = range(6)
 
 
 def task_number(task: str) -> int:
     """Return the number that a note has for a task."""
     return zlib.crc32(task.encode())
+
+
+def topic_number(topic_id: bytes) -> int:
+    """Return the number that a note has for the id of a topic."""
+    return int.from_bytes(topic_id[:8], "big") >> 1 or 1
 
 
 def _boot() -> int:
@@ -72,10 +79,15 @@ class RunningNotes:
         self._maps: dict[str, memoryview] = {}
         self._slots: dict[tuple[str, int], memoryview] = {}
 
-    def claim(self, topic: str, partition: int) -> Note | None:
+    def claim(self, topic: str, partition: int, number: int = 0) -> Note | None:
         """Return the note that the last owner of a partition left.
 
         The note stays until `clear`.
+
+        Args:
+            topic: the topic.
+            partition: the partition.
+            number: `topic_number` of the topic; 0 if it is not known.
 
         Raises:
             StorageError: if the file of the topic cannot be written.
@@ -83,12 +95,15 @@ class RunningNotes:
         slot = self._slots[topic, partition] = self._slot(topic, partition)
         if not slot[_FIRST] or slot[_BOOT] != self._boot or slot[_OWNER] == self._owner:
             return None
+        if number and slot[_TOPIC] not in (0, number):
+            return None  # of a record of a deleted topic
         return Note(slot[_FIRST] - 1, slot[_LAST], slot[_TASK], slot[_OWNER])
 
-    def clear(self, topic: str, partition: int) -> None:
-        """Own the note of a claimed partition, without a record."""
+    def clear(self, topic: str, partition: int, number: int = 0) -> None:
+        """Own the note of a claimed partition, without a record; `number` as for `claim`."""
         slot = self._slots[topic, partition]
         slot[_FIRST] = 0
+        slot[_TOPIC] = number
         slot[_OWNER] = self._owner
         slot[_BOOT] = self._boot
 

@@ -149,6 +149,23 @@ def test_a_record_that_kills_its_processes_is_a_dead_letter(path: str, tmp_path:
     assert calls.read_text().split() == ["1", "2", "3"]
 
 
+def test_an_exit_does_not_count_for_a_record_of_a_re_created_topic(
+    path: str, tmp_path: Path
+) -> None:
+    """It has the offset of the record that ran, and did not run itself."""
+    calls = tmp_path / "calls"
+    assert run(KILLING, path, calls, "{'max_deaths': 1}") == -signal.SIGKILL
+    with eoslog.open(path) as log:
+        log.delete_topic("numbers")
+        log.create_topic("numbers", partitions=2)
+        with log.producer() as producer:
+            producer.produce_many("numbers", ["100"] * 10, partition=1)
+    assert run(KILLING, path, calls, "{'max_deaths': 1}") == 0
+    with eoslog.open(path) as log:
+        assert values(log).count(100) == 10
+        assert "shop.dead" not in log.topics()
+
+
 def test_a_count_is_not_repeated_by_a_process_that_dies_after_it(path: str, tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     assert run(KILLING, path, calls, "{}") == -signal.SIGKILL
