@@ -1030,7 +1030,7 @@ class Log(Closing):
         It uses `async with`, and the methods of an `AsyncTransaction`.
 
         Args:
-            producer: a producer of this log with a `transactional.id`.
+            producer: a producer of this log with a `transactional.id`, or with a `name`.
             database: the database with the rows, and with the outcome of the transaction.
             connection: a connection to the database, with or without an open transaction, which
                 the block ends; None means a connection that the database opens.
@@ -1057,9 +1057,9 @@ class Log(Closing):
             from eoslog.aio.atomic import AsyncAtomicTransaction
 
             return AsyncAtomicTransaction(self, producer, database, connection)
-        from eoslog.sql.atomic import AtomicTransaction
+        from eoslog.sql.atomic import atomic_transaction
 
-        return AtomicTransaction(self, producer, database, connection)
+        return atomic_transaction(self, producer, database, connection)
 
     # --- transactions and groups ----------------------------------------------------------------
 

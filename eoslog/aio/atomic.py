@@ -12,7 +12,7 @@ from eoslog._util.arguments import shown
 from eoslog.aio.producer import AsyncProducer
 from eoslog.aio.transaction import AsyncTransaction
 from eoslog.errors import ConfigError, IllegalState
-from eoslog.sql.atomic import AtomicTransaction
+from eoslog.sql.atomic import atomic_transaction
 from eoslog.sql.database import Database
 
 __all__ = ["AsyncAtomicTransaction"]
@@ -45,7 +45,7 @@ class AsyncAtomicTransaction(AsyncTransaction):
         """
         if not isinstance(database, Database):
             raise ConfigError(f"atomic: expected an eoslog.sql.Database, got {shown(database)}")
-        self._both = AtomicTransaction(
+        self._both = atomic_transaction(
             log, producer._client(), database, connection, of_coroutines=True
         )
         super().__init__(producer, self._both)

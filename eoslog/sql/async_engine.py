@@ -248,6 +248,9 @@ class OverAsyncSQLAlchemy:
         """See `Dialect.check`."""
         self._run(self._inner.check, connection)
 
+    def check_can_end(self, connection: Any) -> None:
+        """See `Dialect.check_can_end`; SQLAlchemy lets blocks be ended early."""
+
     def execute(self, connection: Any, sql: str, values: Sequence[Any]) -> StatementResult:
         """See `Dialect.execute`."""
         return self._run(self._inner.execute, connection, sql, values)
@@ -255,6 +258,10 @@ class OverAsyncSQLAlchemy:
     def in_transaction(self, connection: Any) -> bool:
         """See `Dialect.in_transaction`."""
         return bool(connection.in_transaction())
+
+    def is_open(self, connection: Any) -> bool:
+        """See `Dialect.is_open`."""
+        return self._run(self._inner.is_open, connection)
 
     def begin(self, connection: Any, mark: str) -> None:
         """See `Dialect.begin`."""

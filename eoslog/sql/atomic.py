@@ -20,6 +20,8 @@ from typing import Any, Self
 
 from eoslog._util.arguments import shown
 from eoslog.client.prepared import prepared_of
+from eoslog.client.producer.named.producer import NamedProducer
+from eoslog.client.producer.named.transaction import NamedTransaction
 from eoslog.client.producer.producer import Producer
 from eoslog.client.producer.transaction import InputConsumer, Transaction
 from eoslog.descriptions import PreparedTransaction
@@ -27,6 +29,7 @@ from eoslog.errors import (
     ConfigError,
     DatabaseUnavailable,
     EoslogError,
+    IllegalState,
     OutcomeConflict,
     PreparedTransactionPending,
     TransactionAborted,
@@ -39,7 +42,7 @@ from eoslog.sql.outcomes import TokenUsedError, insert_commit
 from eoslog.sql.session import DatabaseSession
 from eoslog.storage.fs.files import failpoint
 
-__all__ = ["AtomicTransaction"]
+__all__ = ["AtomicTransaction", "atomic_transaction"]
 
 logger = get_logger("eoslog.sql")
 
@@ -124,7 +127,7 @@ class AtomicTransaction(Transaction):
         """Decide what the transactional id of the producer has left prepared."""
         producer, database = self._of_log, self._database
         database._join_log(self._log)
-        if producer.transaction_state == "UNINITIALIZED":
+        if producer.transaction_state in ("UNINITIALIZED", None):  # None: one with a name
             producer.init_transactions(keep_prepared=True)
         assert producer.transactional_id is not None
         for prepared in prepared_of(producer._engine, producer.transactional_id):
@@ -146,15 +149,29 @@ class AtomicTransaction(Transaction):
         Do not end its transaction.
 
         Raises:
+            IllegalState: if the block has not begun, or has ended, or was aborted.
             DatabaseUnavailable: if the database is down, or another connection holds its locks.
             ConfigError: if the settings of the database do not allow durable commits.
         """
+        self._check_inside("connection")
         return self._begun().connection
+
+    def _check_inside(self, what: str) -> None:
+        """Refuse to begin a transaction of the database that no block ends.
+
+        Raises:
+            IllegalState: outside of the block, or after an abort in it.
+        """
+        if self._state != "open":
+            raise IllegalState(
+                f"atomic: {what}: the transaction is {self._state}, so rows would not be "
+                "committed; use it inside of `with log.atomic(...)`, before an abort"
+            )
 
     def _begun(self) -> DatabaseSession:
         if self._session is None:
             if self._given is not None:
-                self._session = self._database._session_of(self._given)
+                self._session = self._database._session_of(self._given, ends=True)
             else:
                 session = self._lease.enter_context(self._database._session())
                 try:
@@ -163,6 +180,7 @@ class AtomicTransaction(Transaction):
                     self._lease.close()
                     raise
                 self._session = session
+        self._session.check_process()
         return self._session
 
     def commit_offsets(self, consumer: InputConsumer) -> None:
@@ -183,6 +201,7 @@ class AtomicTransaction(Transaction):
         if getattr(consumer, "_offset_store", None) is not self._database:
             super().commit_offsets(consumer)
             return
+        self._check_inside("commit_offsets")
         self._consumers[consumer._link] = consumer
         self._database._store(self._begun(), consumer)
 
@@ -225,10 +244,13 @@ class AtomicTransaction(Transaction):
 
     def _join_database(self) -> None:
         """Begin the transaction of the database before the log's part is prepared."""
-        self._begun().flush()
+        session = self._begun()
+        session.flush()
+        session.check_open()
 
     def _commit_database(self, token: str) -> None:
         database, session = self._database, self._begun()
+        session.check_open()  # again: a delivery callback may have ended it
         if not insert_commit(session, database._tables, database.id, token):
             raise TransactionAborted(
                 f"token {token}: a resolver has aborted the transaction before the database "
@@ -237,7 +259,7 @@ class AtomicTransaction(Transaction):
         with database._book.forgetting(session):
             session.check_mark()
             failpoint("atomic.outcome")
-            session.commit()
+            session.commit(decision=True)
         failpoint("atomic.db_commit")
         self._session = None
         self._lease.close()
@@ -298,3 +320,16 @@ class AtomicTransaction(Transaction):
             return
         failpoint("atomic.decided")
         self._database._book.decided(token)
+
+
+class NamedAtomicTransaction(AtomicTransaction, NamedTransaction):
+    """The same of a `NamedProducer`; its records can have publishing ids."""
+
+
+def atomic_transaction(
+    log: Any, producer: Any, database: Database, connection: Any, *, of_coroutines: bool = False
+) -> AtomicTransaction:
+    """Return the transaction of `Log.atomic` for a producer of any kind."""
+    named = isinstance(producer, NamedProducer)
+    kind = NamedAtomicTransaction if named else AtomicTransaction
+    return kind(log, producer, database, connection, of_coroutines=of_coroutines)

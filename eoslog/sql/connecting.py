@@ -7,7 +7,7 @@ import re
 import sqlite3
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from eoslog._util.arguments import shown
 from eoslog.errors import ConfigError
@@ -38,6 +38,8 @@ class ConnectionSource(NamedTuple):
     """The database in messages, without a password."""
     engine: AsyncEngineSource | None = None
     """The async engine, if the connections are of one."""
+    file: str | None = None
+    """The absolute path of the SQLite file; None for other sources."""
 
 
 def source_of(connect: Any) -> ConnectionSource:
@@ -88,8 +90,12 @@ def _path_of_url(url: str) -> str:
 
 
 def _sqlite(path: str, *, uri: bool = False) -> ConnectionSource:
-    if not uri and path != ":memory:":
-        path = os.path.abspath(path)  # the working directory may change before the first use
+    # Absolute, because the working directory may change before the first use.
+    file: str | None = None
+    if uri:
+        path, file = _absolute_uri(path)
+    elif path != ":memory:":
+        path = file = os.path.abspath(path)
 
     def connect() -> sqlite3.Connection:
         folder = os.path.dirname(path)
@@ -97,9 +103,26 @@ def _sqlite(path: str, *, uri: bool = False) -> ConnectionSource:
             raise ConfigError(f"connect: the directory {folder} does not exist; create it")
         if not uri and os.path.isdir(path):
             raise ConfigError(f"connect: {path} is a directory; name a file in it")
-        return sqlite3.connect(path, uri=uri)
+        try:
+            return sqlite3.connect(path, uri=uri)
+        except (ValueError, sqlite3.OperationalError) as error:  # ValueError: a NUL, for example
+            if getattr(error, "sqlite_errorcode", 1) != 1:  # SQLITE_ERROR, of the text itself
+                raise
+            raise ConfigError(
+                f"connect: SQLite does not understand {shown(path)} ({error}); correct it"
+            ) from error
 
-    return ConnectionSource(connect, "sqlite", path)
+    return ConnectionSource(connect, "sqlite", path, file=file)
+
+
+def _absolute_uri(uri: str) -> tuple[str, str | None]:
+    """A URI of SQLite with an absolute path, and this path; None if it names no file."""
+    form = r"file:(?://(?:localhost)?(?=/))?((?!//)[^?#]+)(.*)"
+    found = re.fullmatch(form, uri, re.DOTALL)
+    if found is None or found[1] == ":memory:" or "mode=memory" in found[2]:
+        return uri, None
+    path = os.path.abspath(unquote(found[1]))
+    return f"file:{quote(path)}{found[2]}", path
 
 
 def _postgresql(dsn: str) -> ConnectionSource:

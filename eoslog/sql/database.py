@@ -201,8 +201,8 @@ class Database(Closing):
         Raises:
             CommitFailed: if another consumer has stored offsets since this one read its own. Roll
                 back, call `consumer.rewind()`, then poll again.
-            ConfigError: if the consumer has another offset store, the connection commits
-                automatically, or its commits are not durable.
+            ConfigError: if the consumer has another offset store, or the connection is one to
+                another database, commits automatically, or is not durable.
             DatabaseUnavailable: if the database is down or too slow. Roll back, call
                 `consumer.rewind()`, then poll again.
         """
@@ -219,10 +219,23 @@ class Database(Closing):
             )
         self._store(self._session_of(connection), consumer)
 
-    def _session_of(self, connection: Any) -> DatabaseSession:
-        """A session of a program's connection, in its transaction or in a new one."""
-        session = DatabaseSession(connection, self._dialect_of(connection), self._source.text)
+    def _session_of(self, connection: Any, *, ends: bool = False) -> DatabaseSession:
+        """A session of a program's connection, in its transaction or in a new one.
+
+        Args:
+            connection: the connection.
+            ends: whether eoslog ends the transaction.
+        """
+        dialect = self._dialect_of(connection)
+        if self._dialect is not None and self._dialect.name != dialect.name:
+            raise ConfigError(
+                f"connection: it is one of {dialect.name}, but {self!r} is one of "
+                f"{self._dialect.name}; pass a connection to the same database"
+            )
+        session = DatabaseSession(connection, dialect, self._source.text, given=True)
         with session.errors():
+            if ends:
+                dialect.check_can_end(connection)
             session.dialect.check(connection)
             session.join()  # sets what makes its commit durable
         return session
@@ -243,6 +256,8 @@ class Database(Closing):
             commits = consumer._commits
             changes = commits.changes()
             store_offsets(session, self._tables, commits.group_id, changes)
+            if session.given and changes:  # after the write, so that no read begins a snapshot
+                self._tables.check_id(session, self.id)
             commits.stored(changes)
 
     def committed_offsets(
@@ -356,8 +371,8 @@ class Database(Closing):
         Raises:
             ConfigError: if it does not.
         """
-        path = self._source.text
-        if self._source.dialect == "sqlite" and os.path.isabs(path) and not os.path.exists(path):
+        path = self._source.file
+        if path is not None and not os.path.exists(path):
             raise ConfigError(f"{what}: the SQLite file {path} does not exist; name another")
 
     def _take(self) -> DatabaseSession:

@@ -51,8 +51,18 @@ class Dialect(Protocol):
     def execute(self, connection: Any, sql: str, values: Sequence[Any]) -> StatementResult:
         """Run one statement; `?` marks a value."""
 
+    def check_can_end(self, connection: Any) -> None:
+        """Check that the driver lets eoslog end the transaction of the connection.
+
+        Raises:
+            ConfigError: if a block of the program alone can end it.
+        """
+
     def in_transaction(self, connection: Any) -> bool:
         """Whether a transaction is open."""
+
+    def is_open(self, connection: Any) -> bool:
+        """Whether the transaction of the driver is open, if `begin` or `join` was called."""
 
     def begin(self, connection: Any, mark: str) -> None:
         """Begin a transaction with a mark that ends with it."""
@@ -107,6 +117,17 @@ class DriverConnections:
     def close(self, connection: Any) -> None:
         """See `Dialect.close`."""
         connection.close()
+
+    def in_transaction(self, connection: Any) -> bool:
+        """See `Dialect.in_transaction`."""
+        raise NotImplementedError
+
+    def is_open(self, connection: Any) -> bool:
+        """See `Dialect.is_open`."""
+        return self.in_transaction(connection)
+
+    def check_can_end(self, connection: Any) -> None:
+        """See `Dialect.check_can_end`."""
 
     def flush(self, connection: Any) -> None:
         """See `Dialect.flush`; every statement is sent immediately."""

@@ -107,7 +107,7 @@ def decide(
             session.rollback()
             return Outcome.COMMIT
         session.check_mark()
-        session.commit()
+        session.commit(decision=True)
     except BaseException:
         session.rollback()
         raise

@@ -129,6 +129,9 @@ class OverSQLAlchemy:
         if began:
             connection.rollback()
 
+    def check_can_end(self, connection: Any) -> None:
+        """See `Dialect.check_can_end`; SQLAlchemy lets blocks be ended early."""
+
     def execute(self, connection: Any, sql: str, values: Sequence[Any]) -> StatementResult:
         """See `Dialect.execute`."""
         return self._inner.execute(self.raw(connection), sql, values)
@@ -136,6 +139,10 @@ class OverSQLAlchemy:
     def in_transaction(self, connection: Any) -> bool:
         """See `Dialect.in_transaction`."""
         return bool(connection.in_transaction())
+
+    def is_open(self, connection: Any) -> bool:
+        """See `Dialect.is_open`."""
+        return self.in_transaction(connection) and self._inner.is_open(self.raw(connection))
 
     def begin(self, connection: Any, mark: str) -> None:
         """See `Dialect.begin`."""

@@ -82,11 +82,27 @@ class PostgreSQL(DriverConnections):
                 "primary server"
             )
 
+    def check_can_end(self, connection: Any) -> None:
+        """See `Dialect.check_can_end`; psycopg has no public attribute that tells."""
+        if getattr(connection, "_num_transactions", 0):
+            raise ConfigError(
+                "connection: it is inside `with connection.transaction()`, which alone can commit; "
+                "pass a connection outside of that block"
+            )
+        if getattr(connection, "_tpc", None) is not None:
+            raise ConfigError(
+                "connection: it is in a two-phase transaction of tpc_begin(), which alone can "
+                "commit; pass a connection without one"
+            )
+
     def execute(self, connection: Any, sql: str, values: Sequence[Any]) -> StatementResult:
         """See `Dialect.execute`."""
         psycopg = require_psycopg()
         with psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
             cursor.execute(sql.replace("?", "%s"), values or None)
+            if connection.info.pipeline_status != psycopg.pq.PipelineStatus.OFF:
+                with connection.pipeline() as pipeline:  # the one of the program
+                    pipeline.sync()
             rows = cursor.fetchall() if cursor.description else []
             return StatementResult(rows, cursor.rowcount)
 

@@ -52,6 +52,11 @@ class Tables:
                 "prefix: expected at most 40 letters, digits and _, not a digit first, got "
                 f"{shown(prefix)}"
             )
+        if prefix.lower().startswith("sqlite_"):
+            raise ConfigError(
+                f"prefix: SQLite reserves names that begin with sqlite_, got {shown(prefix)}; "
+                "choose another prefix"
+            )
         self.prefix = prefix
         self.meta = f"{prefix}meta"
         self.outcome = f"{prefix}outcome"
@@ -80,6 +85,21 @@ class Tables:
                 "another prefix"
             )
         return values[_ID]
+
+    def check_id(self, session: DatabaseSession, database_id: str) -> None:
+        """Check that the session is one of the database with this id.
+
+        Raises:
+            ConfigError: if it is one to another database.
+        """
+        with self.reading(session):
+            if session.execute(f"SELECT 1 WHERE {self.holds()}", (database_id,)).rows:
+                return
+        raise ConfigError(
+            f"{session.database}: the connection is one to another database than the tables "
+            f"{self.prefix}* of id {database_id}; roll back, and pass a connection to the same "
+            "database"
+        )
 
     def complete(self, session: DatabaseSession) -> bool:
         """Whether the tables have their copies; an earlier version created none."""
@@ -122,6 +142,7 @@ class Tables:
 
         Raises:
             DatabaseError: if a table or a value is not as eoslog wrote it.
+            ConfigError: if a connection of the program has no such table.
         """
         try:
             yield
@@ -133,6 +154,11 @@ class Tables:
                 or dialect.missing_table(error)
             ):
                 raise
+            if session.given and dialect.missing_table(error):
+                raise ConfigError(
+                    f"{session.database}: the connection has no tables {self.prefix}* ({error}), "
+                    "so it is one to another database or schema; pass a connection to the same one"
+                ) from error
             raise DatabaseError(
                 f"{session.database}: the tables {self.prefix}* are damaged ({error}); restore the "
                 "database from a backup"

@@ -10,6 +10,7 @@ from typing import Any
 
 from eoslog.errors import DatabaseError, EoslogError, IllegalState
 from eoslog.sql.dialect import Dialect, StatementResult
+from eoslog.storage.fs.files import fsync_dir
 
 __all__ = ["DatabaseSession"]
 
@@ -22,8 +23,19 @@ class DatabaseSession:
     Errors of the driver that a program cannot cause are raised as errors of eoslog.
     """
 
-    def __init__(self, connection: Any, dialect: Dialect, database: str) -> None:
-        """Use a connection that `Dialect.check` has accepted."""
+    def __init__(
+        self, connection: Any, dialect: Dialect, database: str, *, given: bool = False
+    ) -> None:
+        """Use a connection that `Dialect.check` has accepted.
+
+        Args:
+            connection: the connection.
+            dialect: its dialect.
+            database: the database in messages.
+            given: whether the program has passed the connection, which may be one to another
+                database.
+        """
+        self.given = given
         self.connection = connection
         self.dialect = dialect
         self.database = database
@@ -102,6 +114,39 @@ class DatabaseSession:
         with self.errors():
             self.dialect.lock_schema(self.connection, prefix)
 
+    def check_process(self) -> None:
+        """Check that this process has opened the connection.
+
+        Raises:
+            IllegalState: in a forked child, whose statements would be part of the transaction of
+                its parent.
+        """
+        if self.pid != os.getpid():
+            raise IllegalState(
+                f"{self.database}: the connection was inherited through fork; begin a transaction "
+                "in this process"
+            )
+
+    def check_open(self) -> None:
+        """Check, without a statement, that a transaction is open.
+
+        On a connection that commits automatically, the next statement would be committed alone.
+
+        Raises:
+            IllegalState: if the program has ended the transaction.
+        """
+        self.check_process()
+        with self.errors():
+            if not self.dialect.is_open(self.connection):
+                raise self._ended()
+
+    def _ended(self) -> IllegalState:
+        return IllegalState(
+            f"{self.database}: the program ended the transaction with commit(), rollback() or "
+            "`with connection:`, so its rows and the offsets are not one transaction; leave the "
+            "end of the transaction to eoslog"
+        )
+
     def check_mark(self) -> None:
         """Check that the transaction of `begin` is still open.
 
@@ -112,25 +157,49 @@ class DatabaseSession:
         assert mark is not None
         with self.errors():
             if not self.dialect.marked(self.connection, mark):
-                raise IllegalState(
-                    f"{self.database}: the program ended the transaction with commit(), rollback() "
-                    "or `with connection:`, so its rows and the offsets are not one transaction; "
-                    "leave the end of the transaction to eoslog"
-                )
+                raise self._ended()
 
     def flush(self) -> None:
         """Send the changes that the program has made and that were not sent."""
+        self.check_process()
         with self.errors():
             self.dialect.flush(self.connection)
 
-    def commit(self) -> None:
-        """Commit the transaction."""
+    def commit(self, *, decision: bool = False) -> None:
+        """Commit the transaction.
+
+        Args:
+            decision: whether the log follows the commit, so that no power loss may undo it.
+        """
+        folder = self._folder_to_sync() if decision else None
         with self.errors():
             self.dialect.commit(self.connection)
+        if folder is not None:
+            fsync_dir(folder)
+
+    def _folder_to_sync(self) -> str | None:
+        """The directory whose sync makes a commit of SQLite durable; None if SQLite syncs it.
+
+        `synchronous=EXTRA` cannot be set inside an open transaction of the program, nor on a
+        connection of Python 3.12 with `autocommit=False`, which always has one.
+        """
+        if self.dialect.name != "sqlite":
+            return None
+        [(mode,)] = self.execute("PRAGMA journal_mode").rows
+        [(level,)] = self.execute("PRAGMA synchronous").rows
+        if mode not in ("delete", b"delete") or int(level) >= 3:
+            return None
+        path = self.execute("PRAGMA database_list").rows[0][2]
+        return os.path.dirname(os.path.realpath(os.fsdecode(path)))
 
     def rollback(self) -> bool:
-        """Roll back, and return whether to keep the connection for the next transaction."""
+        """Roll back, and return whether to keep the connection for the next transaction.
+
+        A forked child does nothing, because the transaction is that of its parent.
+        """
         self._mark = None
+        if self.pid != os.getpid():
+            return False
         try:
             self.dialect.rollback(self.connection)
         except Exception:  # the connection is lost, so the database rolls back
@@ -138,6 +207,8 @@ class DatabaseSession:
         return not self.dialect.pooled and self.dialect.usable(self.connection)
 
     def close(self) -> None:
-        """Close the connection, which rolls back."""
+        """Close the connection, which rolls back; a forked child leaves it to its parent."""
+        if self.pid != os.getpid():
+            return
         with contextlib.suppress(Exception):
             self.dialect.close(self.connection)

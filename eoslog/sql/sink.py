@@ -145,6 +145,7 @@ class SinkTransaction:
         self._database = database
         self._consumer = consumer
         self._has_records = records
+        self._rewinds = consumer._subscription.rewinds
         self._session: DatabaseSession | None = None
         self._ended = False
         self._lease = contextlib.ExitStack()
@@ -176,6 +177,7 @@ class SinkTransaction:
                 raise
             failpoint("sink.begun")
             self._session = session
+        self._session.check_process()
         return self._session
 
     def finish(self) -> None:
@@ -190,7 +192,13 @@ class SinkTransaction:
             return
         session = self.begin()
         try:
+            if self._consumer._subscription.rewinds != self._rewinds:
+                raise CommitFailed(
+                    "batch: consumer.rewind() was called in the loop, so its records are read "
+                    "again; the batch is rolled back"
+                )
             session.flush()
+            session.check_open()
             self._database._store(session, self._consumer)
             failpoint("sink.stored")
             session.check_mark()

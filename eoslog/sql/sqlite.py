@@ -89,6 +89,10 @@ class SQLite(DriverConnections):
         finally:
             cursor.close()
 
+    def flush(self, connection: Any) -> None:
+        """See `Dialect.flush`; a connection of another thread raises here, before the commit."""
+        connection.cursor().close()
+
     def in_transaction(self, connection: Any) -> bool:
         """See `Dialect.in_transaction`."""
         return bool(connection.in_transaction)
@@ -175,6 +179,11 @@ class SQLite(DriverConnections):
         if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
             return IllegalState(
                 f"{database}: the connection is closed; eoslog closes its connections itself"
+            )
+        if isinstance(error, sqlite3.ProgrammingError) and "same thread" in str(error):
+            return IllegalState(
+                f"{database}: the connection belongs to another thread ({error}); end the block or "
+                "batch in the thread that began it, or connect with check_same_thread=False"
             )
         return None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sqlite3
 import sys
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 
 import pytest
 
@@ -27,6 +28,7 @@ from eoslog.sql.outcomes import OutcomeRow
 from eoslog.storage.fs import files
 
 SETTINGS = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+READING = {"group_id": "r", "auto_offset_reset": "earliest"}
 
 
 @pytest.fixture
@@ -324,16 +326,120 @@ def test_row_N19_a_commit_in_the_block_is_reported(out, table, database, produce
     assert (placed(table), visible(out)) == ([1, 3], [3])
 
 
+def autocommitting(place):
+    """A factory of connections that commit automatically."""
+
+    def connect():
+        connection = place.connect()
+        if place.postgresql:
+            connection.autocommit = True
+        else:
+            connection.isolation_level = None
+        return connection
+
+    return connect
+
+
+@pytest.mark.parametrize("place", ["wal", "delete", "postgresql"], indirect=True)
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_row_N19_an_end_in_the_block_does_not_commit_the_outcome_alone(out, table, producer, end):
+    """A connection that commits automatically would commit the outcome row without the rows."""
+    with Database(autocommitting(table)) as database:
+        with pytest.raises(IllegalState, match="the program ended the transaction"):
+            with out.atomic(producer, database) as tx:
+                place_order(tx, 1)
+                tx.connection.execute(end)
+        kept = [1] if end == "commit" else []
+        assert (placed(table), visible(out), out.pending()) == (kept, [], [])
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 2)
+        assert (placed(table), visible(out)) == ([*kept, 2], [2])
+
+
+@pytest.mark.parametrize("place", ["wal", "delete", "postgresql", "session"], indirect=True)
+@pytest.mark.parametrize("fails", [False, True])
+def test_row_N19_a_forked_child_leaves_the_transaction_to_its_parent(
+    out, table, database, producer, fails
+):
+    """Its rollback would be one of the parent's connection."""
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 1)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                error = ZeroDivisionError() if fails else None
+                with suppress(IllegalState):
+                    assert tx.connection is None
+                tx.__exit__(type(error), error, None)
+                code = 0 if fails else 2
+            except IllegalState:
+                code = 0 if not fails else 3
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert placed(table) == visible(out) == [1]
+
+
 def test_a_connection_to_another_database_is_refused(out, table, producer, tmp_path):
     other = sqlite3.connect(tmp_path / "other.sqlite")
     other.execute("create table placed (number integer)")
     Database(tmp_path / "other.sqlite").create()
     with Database(table.connect) as database:
-        with pytest.raises(ConfigError, match="another database|dialect"):
+        with pytest.raises(ConfigError, match="the same database"):
             with out.atomic(producer, database, other) as tx:
                 place_order(tx, 1)
         assert visible(out) == []
     other.close()
+
+
+@pytest.mark.parametrize("place", ["wal", "postgresql", "session"], indirect=True)
+def test_a_connection_outside_of_the_block_is_refused(out, table, database, producer):
+    """It would begin a transaction that nothing ends, with the write lock of SQLite."""
+    block = out.atomic(producer, database)
+    with pytest.raises(IllegalState, match="the transaction is not begun"):
+        assert block.connection
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 1)
+    with pytest.raises(IllegalState, match="the transaction is committed"):
+        assert tx.connection
+    with pytest.raises(ZeroDivisionError):
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 2)
+            raise ZeroDivisionError
+    with out.atomic(producer, database) as aborted:
+        aborted.abort()
+        with pytest.raises(IllegalState, match="the transaction is aborted"):
+            assert aborted.connection
+    with out.consumer("orders", offset_store=database, **READING) as consumer:
+        consumer.consume(12)
+        for ended in (tx, aborted):
+            with pytest.raises(IllegalState, match="the transaction is aborted"):
+                assert ended.connection
+            with pytest.raises(IllegalState, match="the transaction is aborted"):
+                ended.commit_offsets(consumer)
+    with block:
+        place_order(block, 3)
+    assert placed(table) == visible(out) == [1, 3]
+
+
+@pytest.mark.parametrize("place", ["wal"], indirect=True)
+def test_records_of_a_producer_with_a_name_have_publishing_ids(out, table, database):
+    def place(number):
+        with out.atomic(named, database) as tx:
+            tx.connection.execute(f"insert into placed values ({number})")
+            tx.produce("out", number, partition=0, publishing_id=number)
+            if number == 5:
+                raise ZeroDivisionError
+
+    with out.producer(name="shop", value="json") as named:
+        place(3)
+        with pytest.raises(ZeroDivisionError):
+            place(5)
+        place(4)
+        place(4)
+    assert (placed(table), visible(out)) == ([3, 4, 4], [3, 4])
+    assert out.last_publishing_id("shop", "out", 0) == 4
 
 
 def test_two_databases_of_one_name_do_not_answer_for_each_other(out, table, producer, tmp_path):

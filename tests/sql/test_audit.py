@@ -282,6 +282,13 @@ def test_a_database_without_tables_is_refused_and_stays_as_it_is(shop, tmp_path)
         with Database(tmp_path / "missing.sqlite") as database:
             with pytest.raises(ConfigError, match=r"the SQLite file .*missing\.sqlite does not"):
                 audit(log, database)
+        for uri in (
+            f"file:{tmp_path}/missing.sqlite",
+            f"file://{tmp_path}/missing.sqlite?mode=rwc",
+        ):
+            with Database(uri) as database:
+                with pytest.raises(ConfigError, match=r"the SQLite file .*missing\.sqlite does"):
+                    audit(log, database)
         assert not (tmp_path / "missing.sqlite").exists()
         with pytest.raises(ConfigError, match="expected an eoslog.sql.Database, got"):
             audit(log, tmp_path)

@@ -54,6 +54,24 @@ def test_a_relative_path_stays_where_it_was_given(tmp_path, monkeypatch):
     assert (tmp_path / "base.sqlite").exists()
 
 
+def test_a_relative_uri_stays_where_it_was_given(tmp_path, monkeypatch):
+    (tmp_path / "ä b?").mkdir()
+    monkeypatch.chdir(tmp_path / "ä b?")
+    with Database("file:shop%20%231.sqlite?mode=rwc") as database:
+        monkeypatch.chdir(tmp_path)
+        database.create()
+    assert (tmp_path / "ä b?" / "shop #1.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    "connect", ["file:{}?vfs=none", "file:{}?mode=none", "file://host{}", "{}\0", "{}\ud800"]
+)
+def test_a_path_that_sqlite_does_not_understand_is_refused(tmp_path, connect):
+    with Database(connect.format(tmp_path / "base.sqlite")) as database:
+        with pytest.raises(ConfigError, match="SQLite does not understand"):
+            database.create()
+
+
 def test_a_database_of_postgresql_is_named_by_a_connection_string(server):
     with Database(server.schema()) as database:
         assert len(database.id) == 32
@@ -96,6 +114,7 @@ def test_a_database_refuses_a_connection_in_place_of_a_function(base):
         ({"prefix": "a b"}, "prefix: expected at most 40 letters"),
         ({"prefix": ""}, "prefix: expected at most 40 letters"),
         ({"prefix": "x; drop table y"}, "prefix: expected at most 40 letters"),
+        ({"prefix": "SQLite_x"}, "prefix: SQLite reserves names"),
         ({"name": ""}, "name: expected a text or None"),
         ({"name": 3}, "name: expected a text or None"),
     ],

@@ -88,6 +88,46 @@ def test_an_exception_rolls_back_and_the_next_loop_gets_the_same_records(log, ta
     assert counts(table) == each_once()
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("place", ["wal", "delete", "postgresql"], indirect=True)
+def test_an_end_in_the_loop_does_not_store_the_offsets_alone(log, table, end):
+    """A connection that commits automatically would store them without the rows."""
+
+    def connect():
+        connection = table.connect()
+        if table.postgresql:
+            connection.autocommit = True
+        else:
+            connection.isolation_level = None
+        return connection
+
+    with Database(connect) as database, log.consumer("orders", **SETTINGS) as consumer:
+        with pytest.raises(IllegalState, match="the program ended the transaction"):
+            for batch in log.sink(consumer, database, timeout=0.2):
+                batch.connection.execute("insert into applied values (7, 7, 7)")
+                batch.connection.execute(end)
+        assert place_rows(table, "eoslog_offsets") == 0
+        drain(log, consumer, database)
+    table.run("delete from applied where run = 7")
+    assert counts(table) == each_once()
+
+
+def place_rows(table, name):
+    return table.rows(f"select count(*) from {name}")[0][0]
+
+
+def test_a_rewind_in_the_loop_rolls_the_batch_back(log, table, database):
+    """Its offsets would not be stored, so its rows must not be committed either."""
+    with log.consumer("orders", **SETTINGS) as consumer:
+        for number, batch in enumerate(log.sink(consumer, database, records=5, timeout=0.2)):
+            if not batch:
+                break
+            apply(batch)
+            if number < 2:
+                consumer.rewind()
+    assert counts(table) == each_once()
+
+
 def test_a_commit_in_the_loop_makes_a_break_keep_the_batch(log, table, database):
     with log.consumer("orders", **SETTINGS) as consumer:
         for batch in log.sink(consumer, database, records=3):

@@ -35,6 +35,8 @@ class SubscriptionState:
         # Why no transaction may commit the positions before a rewind: records were returned that
         # the positions do not cover, and that would not be read again.
         self.unsettled: str | None = None
+        self.rewinds = 0
+        """How often the program or a sink has rewound the partitions."""
 
     @property
     def subscribed(self) -> bool:
@@ -120,6 +122,7 @@ class SubscriptionState:
         for state in self.states.values():
             state.rewind()
         self.unsettled = None
+        self.rewinds += 1
 
     @property
     def unfinished(self) -> bool:
