@@ -178,7 +178,7 @@ class DatabaseSession:
             fsync_dir(folder)
 
     def _folder_to_sync(self) -> str | None:
-        """The directory whose sync makes a commit of SQLite durable; None if SQLite syncs it.
+        """The directory to sync after a commit; None if the database does it.
 
         `synchronous=EXTRA` cannot be set inside an open transaction of the program, nor on a
         connection of Python 3.12 with `autocommit=False`, which always has one.

@@ -90,7 +90,7 @@ class SQLite(DriverConnections):
             cursor.close()
 
     def flush(self, connection: Any) -> None:
-        """See `Dialect.flush`; a connection of another thread raises here, before the commit."""
+        """See `Dialect.flush`; a connection of another thread raises here."""
         connection.cursor().close()
 
     def in_transaction(self, connection: Any) -> bool:

@@ -343,7 +343,7 @@ def autocommitting(place):
 @pytest.mark.parametrize("place", ["wal", "delete", "postgresql"], indirect=True)
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_row_N19_an_end_in_the_block_does_not_commit_the_outcome_alone(out, table, producer, end):
-    """A connection that commits automatically would commit the outcome row without the rows."""
+    """With automatic commits, the outcome row would be committed without the rows."""
     with Database(autocommitting(table)) as database:
         with pytest.raises(IllegalState, match="the program ended the transaction"):
             with out.atomic(producer, database) as tx:

@@ -53,7 +53,7 @@ def visible(log):
 def test_a_commit_with_a_deleted_journal_is_durable_in_an_open_transaction(
     out, table, producer, options, monkeypatch
 ):
-    """SQLite cannot raise `synchronous` there, so a journal could come back after power loss."""
+    """SQLite cannot raise `synchronous` there, so power loss could undo the commit."""
     if options and sys.version_info < (3, 12):
         pytest.skip("the argument is of Python 3.12")
     synced = []
@@ -184,7 +184,7 @@ def test_a_batch_that_ends_in_another_thread_is_refused(log, base):
 
 
 def error_of(call):
-    """The kind and the message; a reference to the error would keep the connection open."""
+    """The kind and the message; a kept error would keep the connection open."""
     try:
         call()
     except Exception as error:

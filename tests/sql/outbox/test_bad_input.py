@@ -377,7 +377,7 @@ def test_other_objects_than_database_and_log_are_refused(log, tmp_path):
 
 @pytest.mark.parametrize("change", ["delete from outbox", "update outbox set topic = 'out'"])
 def test_a_row_that_changes_while_it_is_set_aside_is_read_again(place, topics, database, change):
-    """The log rejects it when it is flushed, so it is set aside in another transaction."""
+    """The flush rejects it, so another transaction sets it aside."""
     with OutboxRelay(database, topics, name="shop", on_error="set_aside") as relay:
         relay.create()
         insert(place, ROWS[-1][0])
