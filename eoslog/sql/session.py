@@ -137,8 +137,10 @@ class DatabaseSession:
         """
         self.check_process()
         with self.errors():
-            if not self.dialect.is_open(self.connection):
-                raise self._ended()
+            if self.dialect.is_open(self.connection):
+                return
+        self.execute("SELECT 1")  # raises if the connection is lost
+        raise self._ended()
 
     def _ended(self) -> IllegalState:
         return IllegalState(
