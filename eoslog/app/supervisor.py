@@ -411,7 +411,9 @@ def _portable(error: Exception) -> bytes:
     """Return an error that another process can raise, and its traceback."""
     note = f"In the process {os.getpid()}:\n{''.join(traceback.format_exception(error))}"
     try:
-        return pickle.dumps((error, note))
+        copied = pickle.dumps((error, note))
+        pickle.loads(copied)  # its class may need other arguments than the error keeps
+        return copied
     except Exception:  # of another library, with an attribute that cannot be copied
         return pickle.dumps((TaskFailed(f"{type(error).__name__}: {error}"), note))
 

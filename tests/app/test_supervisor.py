@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 import eoslog
 from eoslog.app.dead_letters import dead_letters
+from eoslog.app.supervisor import _portable
 from eoslog.errors import IllegalState, TaskFailed, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.process
@@ -222,6 +224,18 @@ def test_an_error_of_a_task_ends_the_run(path):
     assert "In the process" in told.value.__notes__[0]
     assert (told.value.task, told.value.offset) == ("work", 3)
     assert 7 not in values(path)
+
+
+class _NeedsTwo(Exception):
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+def test_an_error_that_no_process_can_load_arrives_as_text():
+    error, note = pickle.loads(_portable(_NeedsTwo("one", "two")))
+    assert type(error) is TaskFailed
+    assert str(error) == "_NeedsTwo: one and two"
+    assert "In the process" in note
 
 
 def test_a_missing_topic_ends_the_run(path):
