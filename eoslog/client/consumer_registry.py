@@ -122,6 +122,8 @@ class ConsumerRegistry:
             The token and outcome of one that has the same partitions and was not committed; None
             if there is none.
         """
+        if not self._staged:
+            return None
         places = {(group, tp) for group, named in offsets for tp in named}
         found = None
         for token, sent in list(self._staged.items()):
