@@ -9,6 +9,7 @@ whether the abort applies to it.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
@@ -24,6 +25,8 @@ __all__ = ["ConsumerRegistry", "ProducerTransaction", "WeakItems", "registry_of"
 T = TypeVar("T")
 GroupOffsets: TypeAlias = Sequence[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]]
 """Pairs of a group's id and its offsets."""
+Place: TypeAlias = tuple[str, TopicPartition]
+"""A group's id, and a partition in which it has an offset."""
 
 
 class ProducerTransaction(Protocol):
@@ -60,6 +63,8 @@ class _Hears(Protocol):
 
     def dropped(self, group_id: str) -> None: ...
 
+    def take_dropped(self, group_id: str, partition: TopicPartition) -> bool: ...
+
 
 class WeakItems(Generic[T]):
     """Objects that are held weakly, by identity. Thread-safe."""
@@ -89,7 +94,11 @@ class ConsumerRegistry:
     def __init__(self) -> None:
         """Start without consumers."""
         self._consumers: WeakItems[_Hears] = WeakItems()
+        self._lock = threading.Lock()
         self._staged: dict[str, GroupOffsets] = {}
+        self._aborted: dict[Place, tuple[int, str]] = {}
+        self.aborts = 0
+        """How many staged transactions were found to be aborted."""
 
     def add(self, consumer: _Hears) -> None:
         """Notify this consumer of the end of transactions from now on."""
@@ -109,36 +118,64 @@ class ConsumerRegistry:
         """Keep the offsets of a staged transaction until it is decided."""
         self._staged[token] = offsets
 
-    def settle(
-        self, offsets: GroupOffsets, outcome: Callable[[str], Outcome | None]
-    ) -> tuple[str, Outcome | None] | None:
+    @property
+    def waiting(self) -> bool:
+        """Whether a staged transaction with offsets was not yet found to be decided."""
+        return bool(self._staged)
+
+    def settle(self, outcome: Callable[[str], Outcome | None]) -> None:
         """Notify all consumers of staged transactions that were decided.
 
         Args:
-            offsets: what the next transaction commits. It continues after these transactions.
-            outcome: returns the decision about a token.
+            outcome: returns the decision about a token. If it raises, nothing has changed.
+        """
+        found = [(token, outcome(token)) for token in list(self._staged)]
+        for token, decision in found:
+            if decision is Outcome.UNKNOWN:
+                continue
+            with self._lock:
+                sent = self._staged.get(token)
+                if sent is None:
+                    continue  # another thread has notified them
+                if decision is Outcome.COMMIT:
+                    for group, offsets in sent:
+                        self.committed(group, offsets)
+                else:
+                    self._note_abort(token, sent)
+                del self._staged[token]  # last, because `earlier` takes no lock
+
+    def _note_abort(self, token: str, sent: GroupOffsets) -> None:
+        self.aborts += 1
+        for group, offsets in sent:
+            self._aborted.update(((group, tp), (self.aborts, token)) for tp in offsets)
+            for consumer in self._consumers.living():
+                consumer.dropped(group)
+
+    def earlier(self, offsets: GroupOffsets, aborts: int) -> tuple[str, Outcome] | None:
+        """Find a staged transaction whose records the offsets would skip; call `settle` first.
+
+        Args:
+            offsets: what a transaction commits. It continues after the staged transactions.
+            aborts: `aborts` when that transaction began.
 
         Returns:
-            The token and outcome of one that has the same partitions and was not committed; None
-            if there is none.
+            The token, and ABORT or UNKNOWN; None if there is none. An abort that was found before
+            the transaction began counts until a consumer that had read on is rewound, or until it
+            is returned once.
         """
-        if not self._staged:
-            return None
         places = {(group, tp) for group, named in offsets for tp in named}
-        found = None
-        for token, sent in list(self._staged.items()):
-            decision = outcome(token)
-            if decision is not Outcome.UNKNOWN:
-                self._staged.pop(token, None)
-            for group, named in sent:
-                if decision is Outcome.COMMIT:
-                    self.committed(group, named)
-                elif decision is not Outcome.UNKNOWN:
-                    for consumer in self._consumers.living():
-                        consumer.dropped(group)
-                if decision is not Outcome.COMMIT and places & {(group, tp) for tp in named}:
-                    found = token, decision
-        return found
+        waiting = [
+            token
+            for token, sent in list(self._staged.items())
+            if any((group, tp) in places for group, named in sent for tp in named)
+        ]
+        for place in places:
+            number, token = self._aborted.get(place, (0, ""))
+            if token:
+                skips = [consumer.take_dropped(*place) for consumer in self._consumers.living()]
+                if number > aborts or any(skips):
+                    return token, Outcome.ABORT
+        return (waiting[0], Outcome.UNKNOWN) if waiting else None
 
 
 _registries: weakref.WeakKeyDictionary[Any, ConsumerRegistry] = weakref.WeakKeyDictionary()

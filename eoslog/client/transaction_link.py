@@ -111,6 +111,7 @@ class _Reading(Protocol):
 
     states: dict[TopicPartition, Any]
     unsettled: str | None
+    rewinds: int
 
     @property
     def unfinished(self) -> bool: ...
@@ -153,6 +154,8 @@ class ConsumerLink:
         self._producer: TransactionLink | None = None
         # The offsets are stored outside of the log, so no transaction of the log commits them.
         self.stored_elsewhere = False
+        # The number of rewinds when a staged transaction was found to be aborted.
+        self._dropped_at: int | None = None
         registry_of(engine).add(self)
 
     # Events from the consumer.
@@ -262,7 +265,18 @@ class ConsumerLink:
     def dropped(self, group_id: str) -> None:
         """Require a rewind after a staged transaction of the group was aborted."""
         if group_id == self._group_id and not self.stored_elsewhere and self._reading.unfinished:
+            self._dropped_at = self._reading.rewinds
             self.must_rewind(
                 "the consumer returned records that are not committed, and the staged transaction "
                 "with their offsets was aborted"
             )
+
+    def take_dropped(self, group_id: str, partition: TopicPartition) -> bool:
+        """Whether `dropped` has required a rewind of a partition; True once, and until the rewind.
+
+        A program that sends offsets itself may seek instead.
+        """
+        if group_id != self._group_id or partition not in self._reading.states:
+            return False
+        before, self._dropped_at = self._dropped_at, None
+        return before == self._reading.rewinds

@@ -631,6 +631,8 @@ class Producer(RecordAccumulator):
         Raises:
             RequestTimedOut: if the abort has not ended within the timeout. Call
                 `abort_transaction` again, and no other method.
+            OutcomeConflict: if `prepare_transaction` failed after it had prepared a staged
+                transaction, and a resolver has committed it. The next one can begin.
             ProducerFenced: if another producer with this id took over and aborted the transaction.
                 Close this producer.
         """

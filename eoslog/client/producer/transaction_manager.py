@@ -144,6 +144,7 @@ class TransactionManager:
         self._sent: list[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]] = []  # (group, ..)
         self.staging: StagingBuffer | None = None  # set in a staged transaction
         self.token: str | None = None  # of an undecided inline transaction of this id
+        self._aborts = 0  # `ConsumerRegistry.aborts` at the begin
 
     # -- states -------------------------------------------------------------------------------
 
@@ -268,8 +269,10 @@ class TransactionManager:
         """
         if self.state is _PREPARED:
             self._take_next_identity(deadline, "begin_transaction")
-        self._consumers.settle((), self._engine.transactions.prepared.outcome)
+        if self.state is _READY:
+            self._settle(deadline, "begin_transaction")
         self.transition(_IN_TRANSACTION, "begin_transaction")
+        self._aborts = self._consumers.aborts
         self.begun_by = threading.get_ident()
         self._forget()
         self.staging = StagingBuffer() if staged else None
@@ -286,7 +289,7 @@ class TransactionManager:
         mine = (self.transactional_id, identity.producer_id, identity.producer_epoch)
         staging = self.staging
         try:
-            self._check_earlier()
+            self._check_earlier(deadline, what)
             if staging is None:
                 token, _ = self._coordinate(
                     lambda: prepared.prepare(
@@ -304,7 +307,12 @@ class TransactionManager:
                         meta=meta, deliver_at_ms=deliver_at_ms,
                     )  # fmt: skip
                 token, _ = self._coordinate(lambda: prepared.stage(*mine, entry), deadline, what)
-                self._check_offsets(staging, token, deadline)
+                try:
+                    self._check_offsets(staging, token, deadline)
+                except (CommitFailed, PreparedTransactionPending):
+                    # A resolver may have committed it since, and then no abort follows.
+                    if prepared.outcome(token) is not Outcome.COMMIT:
+                        raise
         except RequestTimedOut:
             raise
         except CommitFailed as moved:
@@ -325,14 +333,23 @@ class TransactionManager:
             self.state = _READY
         return token
 
-    def _check_earlier(self) -> None:
+    def _settle(self, deadline: float, what: str) -> None:
+        """Notify the consumers of staged transactions that were decided since."""
+        if self._consumers.waiting:
+            outcome = self._engine.transactions.prepared.outcome
+            self._coordinate(partial(self._consumers.settle, outcome), deadline, what)
+
+    def _check_earlier(self, deadline: float, what: str) -> None:
         """Check that earlier staged transactions of the same groups are committed.
 
         Raises:
             CommitFailed: if one was aborted: its records must be read again.
             PreparedTransactionPending: if one is undecided.
         """
-        found = self._consumers.settle(self._sent, self._engine.transactions.prepared.outcome)
+        if not self._sent:
+            return
+        self._settle(deadline, what)
+        found = self._consumers.earlier(self._sent, self._aborts)
         if found is None:
             return
         token, outcome = found
@@ -413,9 +430,12 @@ class TransactionManager:
             return
         if commit and not self.asked:
             try:
-                self._check_earlier()
+                self._check_earlier(deadline, what)
             except (CommitFailed, PreparedTransactionPending) as error:
                 self.fail(error)
+                raise
+            except BaseException as error:
+                self._fail_before_commit(error, what)
                 raise
         if self.staging is not None:
             if commit:
@@ -516,19 +536,32 @@ class TransactionManager:
                 self._add_offsets(offsets, group, deadline)
         except BaseException as error:
             self.staging = staging
-            if not isinstance(error, EoslogError):
-                self.fail(TransactionAbortable(f"{what}: interrupted before the commit; abort it"))
-                raise
-            failure = self.fail(error)
-            raise failure from failure.__cause__
+            self._fail_before_commit(error, what)
+            raise
+
+    def _fail_before_commit(self, error: BaseException, what: str) -> None:
+        """Let the transaction only abort; the coordinator was not asked to commit it."""
+        if not isinstance(error, EoslogError):
+            self.fail(TransactionAbortable(f"{what}: interrupted before the commit; abort it"))
+            return
+        failure = self.fail(error)
+        raise failure from failure.__cause__
 
     def _withdraw_staged(self, deadline: float, what: str) -> None:
         """Abort the staged transaction where a failed `prepare` may have written it."""
         entry = None if self.staging is None else self.staging.entry
         if entry is not None:
-            self._coordinate(
-                partial(self._engine.transactions.prepared.withdraw, entry), deadline, what
-            )
+            try:
+                self._coordinate(
+                    partial(self._engine.transactions.prepared.withdraw, entry), deadline, what
+                )
+            except OutcomeConflict:  # a resolver has committed it, so nothing is left to abort
+                for group, offsets in self._sent:
+                    self._consumers.committed(group, offsets)
+                self._forget()
+                self.error = None
+                self.transition(_READY, what)
+                raise
 
     def _initialize_again(self, deadline: float, what: str) -> tuple[int, int]:
         """Get a new producer id for an abort, because the old one is unknown.

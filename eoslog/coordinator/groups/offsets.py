@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -316,26 +316,30 @@ class GroupOffsets:
         except NeverUsed:  # read-only: there are no offsets
             return {}
         deadline = time.monotonic() + as_seconds("timeout", timeout)
+        late = False
         while True:
             with shard.folded() as (table, end):
-                unstable = set(table.pending_of(group_id)) if require_stable else set()
-                if wanted is not None:
-                    unstable.intersection_update(wanted)
-                group = table.groups.get(group_id)
-                found = {} if group is None else _public(group, wanted)
-            if require_stable:
-                unstable |= self._add_held(group_id, wanted, found)
+                found, unstable = _visible(table, group_id, wanted)
+            if not require_stable:
+                break
+            held = [
+                one for one in self._held(group_id) if wanted is None or one.partition in wanted
+            ]
+            if shard.log.log_end != end:  # an offset may have been delivered between the two looks
+                with shard.folded() as (table, end):
+                    found, more = _visible(table, group_id, wanted)
+                unstable |= more
+            unstable |= _add_held(held, found)
             if not unstable:
-                if shard.log.log_end == end:
-                    break
-                continue  # an offset may have been delivered between the two looks
+                break
             if closing():
                 raise IllegalState(
                     f"group {group_id!r}: the consumer was closed while it waited for offsets"
                 )
             self._host.transactions.resolve_blockers(shard.log)
             left = deadline - time.monotonic()
-            if shard.log.log_end != end:
+            if shard.log.log_end != end and not late:
+                late = left <= 0  # other groups may append all the time
                 continue
             if left <= 0:
                 raise error_for(
@@ -349,28 +353,6 @@ class GroupOffsets:
             # The caller acts on the offset, so a power loss must not take it back.
             shard.log.flush(end)
         return found
-
-    def _add_held(
-        self,
-        group_id: str,
-        wanted: Collection[TopicPartition] | None,
-        found: dict[TopicPartition, OffsetAndMetadata],
-    ) -> set[TopicPartition]:
-        """Add offsets of committed staged transactions that are not delivered.
-
-        Returns:
-            The partitions whose offset is part of an undecided one.
-        """
-        undecided = set()
-        for held in self._held(group_id):
-            tp = held.partition
-            if wanted is not None and tp not in wanted:
-                continue
-            if not held.decided:
-                undecided.add(tp)
-            elif tp not in found or found[tp].offset < held.value.offset:
-                found[tp] = held.value
-        return undecided
 
     def _held(self, group_id: str) -> Iterator[HeldOffset]:
         """The offsets in staged transactions whose topics still exist."""
@@ -416,6 +398,35 @@ def _beyond(group: Group, offsets: OffsetMap) -> OffsetMap:
         for tp, one in offsets.items()
         if tp not in group.offsets or group.offsets[tp].value.offset < one.offset
     }
+
+
+def _visible(
+    table: GroupTable, group_id: str, wanted: Collection[TopicPartition] | None
+) -> tuple[dict[TopicPartition, OffsetAndMetadata], set[TopicPartition]]:
+    """The group's committed offsets, and the partitions with a pending one."""
+    unstable = set(table.pending_of(group_id))
+    if wanted is not None:
+        unstable.intersection_update(wanted)
+    group = table.groups.get(group_id)
+    return {} if group is None else _public(group, wanted), unstable
+
+
+def _add_held(
+    held: Iterable[HeldOffset], found: dict[TopicPartition, OffsetAndMetadata]
+) -> set[TopicPartition]:
+    """Add offsets of committed staged transactions that are not delivered.
+
+    Returns:
+        The partitions whose offset is part of an undecided one.
+    """
+    undecided = set()
+    for one in held:
+        tp = one.partition
+        if not one.decided:
+            undecided.add(tp)
+        elif tp not in found or found[tp].offset < one.value.offset:
+            found[tp] = one.value
+    return undecided
 
 
 def _public(

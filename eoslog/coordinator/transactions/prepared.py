@@ -430,14 +430,19 @@ class PreparedTransactions:
             for entry in clog.prepared_of_group(group_id):
                 decided = self._is_final(clog, entry)
                 token = self.index.token_of(entry, clog)
+                # By partition, because the last offset of one counts.
+                newest = {
+                    TopicPartition(one.topic, one.partition): one
+                    for one in entry.offsets
+                    if one.group_id == group_id
+                }
                 found += [
                     HeldOffset(
-                        TopicPartition(one.topic, one.partition), one.topic_id,
+                        tp, one.topic_id,
                         OffsetAndMetadata(one.offset, one.leader_epoch, one.metadata),
                         token, decided,
                     )
-                    for one in entry.offsets
-                    if one.group_id == group_id
+                    for tp, one in newest.items()
                 ]  # fmt: skip
         return found
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import eoslog
-from eoslog import Consumer, Log, Outcome, TopicPartition, errors
+from eoslog import Consumer, Log, Outcome, Producer, TopicPartition, errors
 from eoslog.engine.inline_limit import InlineLimit
 from tests.client.prepared.helpers import committed, created, resumed, stopped
 from tests.faults.harness import Child, live
@@ -225,6 +225,182 @@ def test_a_later_transaction_does_not_skip_what_an_undecided_one_has_read(
             ]  # fmt: skip
             tx.commit_offsets(consumer)
         assert position(log) == 4
+
+
+def prepared_by(producer: Producer, consumer: Consumer) -> str:
+    """Prepare a staged transaction with the position after two records."""
+    with producer.transaction(mode="staged") as tx:
+        assert len(consumer.consume(2, timeout=60)) == 2
+        tx.commit_offsets(consumer)
+        return producer.prepare_transaction().token
+
+
+@pytest.fixture
+def producer(log: Log) -> Iterator[Producer]:
+    with log.producer(transactional_id="till") as made:
+        made.init_transactions()
+        yield made
+
+
+@pytest.fixture
+def consumer(log: Log) -> Iterator[Consumer]:
+    with reader(log) as made:
+        yield made
+
+
+def test_an_abort_that_another_producer_notices_first_fails_the_later_transaction(
+    log: Log, producer: Producer, consumer: Consumer
+) -> None:
+    token = prepared_by(producer, consumer)
+    with log.producer(transactional_id="other") as other:
+        other.init_transactions()
+        with pytest.raises(errors.CommitFailed, match=token), producer.transaction() as tx:
+            assert len(consumer.consume(2, timeout=60)) == 2
+            tx.commit_offsets(consumer)
+            log.resolve(token, Outcome.ABORT)
+            with other.transaction() as unrelated:
+                unrelated.produce("paid", b"other", partition=0)
+    with producer.transaction() as tx:
+        assert len(consumer.consume(4, timeout=60)) == 4
+        tx.commit_offsets(consumer)
+    assert position(log) == 4
+
+
+@pytest.mark.parametrize("mode", ["inline", "staged"])
+def test_offsets_that_are_sent_by_hand_do_not_skip_the_records_of_an_aborted_one(
+    log: Log, producer: Producer, consumer: Consumer, mode: str
+) -> None:
+    token = prepared_by(producer, consumer)
+    log.resolve(token, Outcome.ABORT)
+    producer.begin_transaction(mode=mode)
+    assert len(consumer.consume(2, timeout=60)) == 2
+    producer.send_offsets_to_transaction({INPUT: 4}, consumer)
+    with pytest.raises(errors.CommitFailed, match=token):
+        producer.commit_transaction()
+    producer.abort_transaction()
+    consumer.seek(TopicPartition("orders", 0, 0))
+    producer.begin_transaction(mode=mode)
+    assert len(consumer.consume(4, timeout=60)) == 4
+    producer.send_offsets_to_transaction({INPUT: 4}, consumer)
+    producer.commit_transaction()
+    assert position(log) == 4
+
+
+@pytest.mark.parametrize("error", [errors.CorruptRecord("damaged"), KeyboardInterrupt()])
+def test_a_commit_that_cannot_read_an_earlier_outcome_can_be_aborted(
+    log: Log,
+    producer: Producer,
+    consumer: Consumer,
+    error: BaseException,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    token = prepared_by(producer, consumer)
+
+    def unreadable(token: str) -> Any:
+        raise error
+
+    producer.begin_transaction()
+    assert len(consumer.consume(2, timeout=60)) == 2
+    producer.send_offsets_to_transaction({INPUT: 4}, consumer)
+    log.resolve(token, Outcome.ABORT)
+    monkeypatch.setattr(log._engine.transactions.prepared, "outcome", unreadable)
+    with pytest.raises((errors.TransactionAbortable, KeyboardInterrupt)):
+        producer.commit_transaction()
+    monkeypatch.undo()
+    producer.abort_transaction()
+    consumer.rewind()
+    with producer.transaction() as tx:
+        assert len(consumer.consume(4, timeout=60)) == 4
+        tx.commit_offsets(consumer)
+    assert position(log) == 4
+
+
+def test_the_last_offset_of_a_partition_counts_before_its_delivery_too(
+    log: Log, producer: Producer
+) -> None:
+    later = log._engine.clock_ms() + HOUR_MS
+    with producer.transaction(mode="staged") as tx:
+        tx.send_offsets({INPUT: 4}, "readers")
+        tx.send_offsets({INPUT: 2}, "readers")
+        token = producer.prepare_transaction(deliver_at=later).token
+    log.resolve(token, Outcome.COMMIT)
+    assert position(log) == 2
+    log._engine.clock_ms = lambda: later + 1  # type: ignore[method-assign]
+    assert log._engine.transactions.prepared.deliver(token)
+    assert position(log) == 2
+
+
+@pytest.mark.parametrize("call", ["held_offsets", "resolve_blockers"])
+def test_a_look_ends_while_other_groups_commit_all_the_time(
+    log: Log, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged(log, 2)
+    wanted = INPUT if call == "resolve_blockers" else TopicPartition("paid", 0)
+    transactions, groups = log._engine.transactions, log._engine.groups
+    original, looks = getattr(transactions, call), 0
+
+    def busy(argument: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        assert looks < 10
+        groups.commit_offsets("readers", "", -1, {TopicPartition("paid", 1): offset_of(looks)})
+        return original(argument)
+
+    monkeypatch.setattr(transactions, call, busy)
+    if wanted is INPUT:
+        assert undecided(log)
+    else:
+        assert groups.fetch_offsets("readers", [wanted], timeout=0.0) == {}
+    assert looks > 0
+
+
+def offset_of(offset: int) -> eoslog.OffsetAndMetadata:
+    return eoslog.OffsetAndMetadata(offset)
+
+
+def test_a_token_that_was_committed_before_its_member_is_checked_again_is_returned(
+    log: Log, producer: Producer, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = log._engine.transactions.prepared
+    stage = prepared.stage
+
+    def decided(*about: Any) -> Any:
+        found = stage(*about)
+        log.resolve(found[0], Outcome.COMMIT)
+        (member,) = log.describe_group("readers").members
+        log._engine.groups.leave("readers", member.member_id)
+        return found
+
+    monkeypatch.setattr(prepared, "stage", decided)
+    token = prepared_by(producer, consumer)
+    assert prepared.outcome(token) is Outcome.COMMIT
+    assert producer.transaction_state == "READY"
+    assert position(log) == 2
+
+
+def test_a_producer_goes_on_after_an_abort_that_came_too_late(
+    log: Log, producer: Producer, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = log._engine.transactions.prepared
+    stage = prepared.stage
+
+    def decided(*about: Any) -> Any:
+        log.resolve(stage(*about)[0], Outcome.COMMIT)
+        raise errors.RequestTimedOut("late")
+
+    monkeypatch.setattr(prepared, "stage", decided)
+    producer.begin_transaction(mode="staged")
+    assert len(consumer.consume(2, timeout=60)) == 2
+    producer.send_offsets_to_transaction({INPUT: 2}, consumer)
+    with pytest.raises(errors.RequestTimedOut):
+        producer.prepare_transaction(timeout=0.1)
+    with pytest.raises(errors.OutcomeConflict):
+        producer.abort_transaction()
+    monkeypatch.undo()
+    with producer.transaction() as tx:
+        assert [one.value for one in consumer.consume(2, timeout=60)] == [b"2", b"3"]
+        tx.commit_offsets(consumer)
+    assert position(log) == 4
 
 
 def test_a_member_that_lost_its_partition_prepares_nothing(log: Log) -> None:
