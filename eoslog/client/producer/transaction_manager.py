@@ -26,6 +26,7 @@ from eoslog.client.producer.identity import Identity, Place
 from eoslog.client.producer.staging_buffer import StagingBuffer
 from eoslog.client.producer.transaction_errors import as_abortable, explain_lost_epoch
 from eoslog.client.producer.transaction_partitions import TransactionPartitions
+from eoslog.coordinator.host import HostLog
 from eoslog.coordinator.positions.records import PositionChange
 from eoslog.descriptions import GroupMetadata, TransactionOutcome
 from eoslog.errors import (
@@ -306,7 +307,10 @@ class TransactionManager:
                         self.transactional_id, staging.parts, staging.offsets, resolver=resolver,
                         meta=meta, deliver_at_ms=deliver_at_ms,
                     )  # fmt: skip
-                token, _ = self._coordinate(lambda: prepared.stage(*mine, entry), deadline, what)
+                check = partial(self._check_offsets, staging, None, deadline)
+                token, _ = self._coordinate(
+                    lambda: prepared.stage(*mine, entry, check), deadline, what
+                )
                 try:
                     self._check_offsets(staging, token, deadline)
                 except (CommitFailed, PreparedTransactionPending):
@@ -365,8 +369,15 @@ class TransactionManager:
             abortable=True,
         )
 
-    def _check_offsets(self, staging: StagingBuffer, token: str | None, deadline: float) -> None:
-        """Check the members whose offsets a staged transaction commits."""
+    def _check_offsets(
+        self, staging: StagingBuffer, token: str | None, deadline: float
+    ) -> list[tuple[HostLog, int]]:
+        """Check the members whose offsets a staged transaction commits.
+
+        Returns:
+            (partition, end) for each group, as `check_staged_offsets`.
+        """
+        ends = []
         for group, offsets in staging.groups:
             check = partial(
                 self._engine.groups.check_staged_offsets,
@@ -374,9 +385,11 @@ class TransactionManager:
                 token=token,
             )  # fmt: skip
             try:
-                self._coordinate(check, deadline, "prepare_transaction", final=_NOT_OFFSETS)
+                what = "prepare_transaction"
+                ends.append(self._coordinate(check, deadline, what, final=_NOT_OFFSETS))
             except _GROUP_MOVED_ON as error:
                 raise _moved_on(group, error) from error
+        return ends
 
     def _take_next_identity(self, deadline: float, what: str) -> None:
         """Get the identity after the prepared transaction, and become READY.

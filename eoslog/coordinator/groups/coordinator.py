@@ -54,7 +54,7 @@ from eoslog.coordinator.groups.local_members import LocalMembers
 from eoslog.coordinator.groups.membership import GroupMembership, Heartbeat
 from eoslog.coordinator.groups.offsets import GroupOffsets, OffsetMap
 from eoslog.coordinator.groups.shard import GroupShards
-from eoslog.coordinator.host import GroupHost
+from eoslog.coordinator.host import GroupHost, HostLog
 from eoslog.descriptions import GroupDescription
 from eoslog.model import OffsetAndMetadata, TopicPartition
 
@@ -280,11 +280,12 @@ class GroupCoordinator:
         offsets: OffsetMap,
         *,
         token: str | None = None,
-    ) -> None:
+    ) -> tuple[HostLog, int]:
         """Check that a staged transaction may commit offsets when it is delivered.
 
         Its producer calls this before and after it is prepared. A member that joins later finds the
-        prepared transaction (`fetch_offsets`); one that joined earlier fails the second call.
+        prepared transaction (`fetch_offsets`). One that joined earlier fails the append, or the
+        second call.
 
         Args:
             group_id: the group.
@@ -294,11 +295,14 @@ class GroupCoordinator:
             offsets: the offsets.
             token: the token of the transaction itself, once it is prepared.
 
+        Returns:
+            (the group's partition, its end): the condition (`expect`) for the append.
+
         Raises:
             PreparedTransactionPending: if another undecided transaction has one of the offsets.
             EoslogError: as `txn_offset_commit`, for the member, the topics and the metadata.
         """
-        self._offsets.check_staged(
+        return self._offsets.check_staged(
             group_id, member_id, member_epoch, instance_id, offsets, token=token
         )
 

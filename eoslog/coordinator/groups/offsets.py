@@ -28,7 +28,7 @@ from eoslog.coordinator.groups.rebalance import Change
 from eoslog.coordinator.groups.shard import GroupShards
 from eoslog.coordinator.groups.state import Group, GroupTable
 from eoslog.coordinator.groups.validation import check_commit, group_not_found, unknown_member
-from eoslog.coordinator.host import HeldOffset
+from eoslog.coordinator.host import HeldOffset, HostLog
 from eoslog.errors import (
     ErrorCode,
     IllegalGeneration,
@@ -171,13 +171,14 @@ class GroupOffsets:
         offsets: OffsetMap,
         *,
         token: str | None,
-    ) -> None:
+    ) -> tuple[HostLog, int]:
         """See `GroupCoordinator.check_staged_offsets`."""
         topics = self._check_partitions(offsets, TransactionAbortable)
         _, too_large = self._split_by_metadata(offsets)
         if too_large:
             raise self._too_large(too_large)
-        with self._shards.of(group_id).folded() as (table, _):
+        shard = self._shards.of(group_id)
+        with shard.folded() as (table, end):
             group = table.groups.get(group_id)
             check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=True)
             self._check_owner(group, member_id, topics, offsets, IllegalGeneration)
@@ -189,6 +190,7 @@ class GroupOffsets:
                     f"{held.token!r}, which is not decided; decide it with log.resolve(token, "
                     "outcome), then send the offsets again"
                 )
+        return shard.log, end
 
     def _commit_records(self, group_id: str, offsets: OffsetMap) -> Change:
         now = self._host.clock_ms()

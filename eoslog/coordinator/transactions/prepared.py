@@ -21,11 +21,11 @@ a process; KIP-939; RocketMQ's half messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from eoslog.coordinator.host import HeldOffset, TransactionHost
+from eoslog.coordinator.host import HeldOffset, HostLog, TransactionHost
 from eoslog.coordinator.retry import again
 from eoslog.coordinator.transactions.commit import Claimed, Endings
 from eoslog.coordinator.transactions.log import TransactionLog, TransactionLogs
@@ -231,6 +231,7 @@ class PreparedTransactions:
 
     def stage(
         self, transactional_id: str, producer_id: int, producer_epoch: int, entry: PreparedEntry,
+        conditions: Callable[[], Iterable[tuple[HostLog, int]]] = tuple,
     ) -> tuple[str, PreparedEntry]:  # fmt: skip
         """Write the record of a staged transaction, whose payload is durable already.
 
@@ -239,6 +240,8 @@ class PreparedTransactions:
             producer_id: the producer's current id.
             producer_epoch: the producer's current epoch.
             entry: the record.
+            conditions: checks the members of its groups, and returns (log, end) pairs that must
+                still hold at the append.
 
         Raises:
             ProducerFenced, InvalidProducerIdMapping: if another producer has taken over the id.
@@ -261,7 +264,7 @@ class PreparedTransactions:
             self._identify(
                 transactional_id, home.get(transactional_id), producer_id, producer_epoch
             )
-            expect = () if home is clog else ((home.log, home_end),)
+            expect = [*conditions()] if home is clog else [(home.log, home_end), *conditions()]
             failpoint("stage.payload_durable")
             offset = clog.append_rows([entry_row(entry)], end, self._host.clock_ms(), expect=expect)
             if offset is not None:

@@ -181,6 +181,7 @@ def test_a_group_has_one_undecided_offset_of_a_partition(log: Log) -> None:
 
 def staging(child: Child, path: str) -> None:
     with eoslog.open(path) as log:
+        child.armed()
         try:
             staged(log, 4, name="other")
         except errors.PreparedTransactionPending as error:
@@ -452,6 +453,44 @@ def test_blockers_name_the_token_for_which_a_group_waits(log: Log) -> None:
     assert (found.kind, found.token, found.topic, found.partition) == (
         "prepared_transaction", token, "orders", 0,
     )  # fmt: skip
+
+
+@pytest.mark.process
+def test_two_processes_do_not_prepare_an_offset_at_the_same_time(log: Log) -> None:
+    late = stopped(staging, log.path, "stage.payload_durable")
+    first = staged(log, 2)
+    (message,) = resumed(late).end().fine().of("refused")
+    assert first in message
+    assert [one.token for one in log.pending()] == [first]
+
+
+def test_a_resolver_commits_no_token_of_a_member_that_was_replaced(
+    log: Log, producer: Producer, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member is suspended before its token is written, and again before the second check."""
+    prepared = log._engine.transactions.prepared
+    stage = prepared.stage
+
+    def replaced(*about: Any) -> Any:
+        *mine, check = about
+
+        def checked() -> Any:
+            found = check()
+            (member,) = log.describe_group("readers").members
+            log._engine.groups.leave("readers", member.member_id)
+            with reader(log) as successor:
+                assert len(successor.consume(4, timeout=60)) == 4
+            return found
+
+        found = stage(*mine, checked)
+        log.resolve(found[0], Outcome.COMMIT)
+        return found
+
+    monkeypatch.setattr(prepared, "stage", replaced)
+    with pytest.raises(errors.CommitFailed):
+        prepared_by(producer, consumer)
+    assert log.pending() == []
+    assert position(log) is None
 
 
 def forwarding(child: Child, path: str) -> None:
