@@ -152,7 +152,9 @@ class ConsumerRegistry:
                 consumer.dropped(group)
 
     def earlier(self, offsets: GroupOffsets, aborts: int) -> tuple[str, Outcome] | None:
-        """Find a staged transaction whose records the offsets would skip; call `settle` first.
+        """Find a staged transaction whose records the offsets would skip.
+
+        Call `settle` before.
 
         Args:
             offsets: what a transaction commits. It continues after the staged transactions.

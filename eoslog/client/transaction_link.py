@@ -272,7 +272,7 @@ class ConsumerLink:
             )
 
     def take_dropped(self, group_id: str, partition: TopicPartition) -> bool:
-        """Whether `dropped` has required a rewind of a partition; True once, and until the rewind.
+        """Whether `dropped` has required a rewind that did not follow; True once.
 
         A program that sends offsets itself may seek instead.
         """

@@ -249,7 +249,7 @@ def consumer(log: Log) -> Iterator[Consumer]:
         yield made
 
 
-def test_an_abort_that_another_producer_notices_first_fails_the_later_transaction(
+def test_an_abort_that_another_producer_notices_fails_the_later_one(
     log: Log, producer: Producer, consumer: Consumer
 ) -> None:
     token = prepared_by(producer, consumer)
@@ -268,7 +268,7 @@ def test_an_abort_that_another_producer_notices_first_fails_the_later_transactio
 
 
 @pytest.mark.parametrize("mode", ["inline", "staged"])
-def test_offsets_that_are_sent_by_hand_do_not_skip_the_records_of_an_aborted_one(
+def test_offsets_sent_by_hand_do_not_skip_the_records_of_an_aborted_one(
     log: Log, producer: Producer, consumer: Consumer, mode: str
 ) -> None:
     token = prepared_by(producer, consumer)
@@ -359,7 +359,7 @@ def offset_of(offset: int) -> eoslog.OffsetAndMetadata:
     return eoslog.OffsetAndMetadata(offset)
 
 
-def test_a_token_that_was_committed_before_its_member_is_checked_again_is_returned(
+def test_a_token_that_was_committed_before_the_second_check_is_returned(
     log: Log, producer: Producer, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = log._engine.transactions.prepared
@@ -379,7 +379,7 @@ def test_a_token_that_was_committed_before_its_member_is_checked_again_is_return
     assert position(log) == 2
 
 
-def test_a_producer_goes_on_after_an_abort_that_came_too_late(
+def test_a_producer_continues_after_an_abort_that_came_too_late(
     log: Log, producer: Producer, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = log._engine.transactions.prepared
@@ -467,7 +467,7 @@ def test_two_processes_do_not_prepare_an_offset_at_the_same_time(log: Log) -> No
 def test_a_resolver_commits_no_token_of_a_member_that_was_replaced(
     log: Log, producer: Producer, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The member is suspended before its token is written, and again before the second check."""
+    """The member is suspended before its token is written, and after that."""
     prepared = log._engine.transactions.prepared
     stage = prepared.stage
 
