@@ -165,6 +165,8 @@ class ConsumerRegistry:
             the transaction began counts until a consumer that had read on is rewound, or until it
             is returned once.
         """
+        if not self._staged and not self._aborted:
+            return None
         places = {(group, tp) for group, named in offsets for tp in named}
         waiting = [
             token
