@@ -1,6 +1,7 @@
 """The consumers of a directory in this process.
 
-They are notified of the end of transactions.
+They are notified of the end of transactions. The registry also keeps the offsets of staged
+transactions until they are decided, because a consumer can read on before that.
 
 Until `commit_offsets` is called, it is not known which consumers a transaction read. So every
 consumer that this process has on the directory is notified of every abort. Each consumer decides

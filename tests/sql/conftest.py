@@ -50,3 +50,24 @@ def log(path: str) -> Iterator[eoslog.Log]:
             for number in range(12):
                 producer.produce("orders", f"{number}", partition=number % 2)
         yield log
+
+
+@pytest.fixture
+def table(place: Place) -> Place:
+    """The database with a table of the program."""
+    place.run("create table placed (number integer)")
+    return place
+
+
+@pytest.fixture
+def out(log: eoslog.Log) -> eoslog.Log:
+    """A log with the topic `out`."""
+    log.create_topic("out")
+    return log
+
+
+@pytest.fixture
+def producer(out: eoslog.Log) -> Iterator[eoslog.Producer]:
+    """A transactional producer."""
+    with out.producer(transactional_id="t") as made:
+        yield made

@@ -32,27 +32,9 @@ READING = {"group_id": "r", "auto_offset_reset": "earliest"}
 
 
 @pytest.fixture
-def table(place):
-    place.run("create table placed (number integer)")
-    return place
-
-
-@pytest.fixture
 def database(table):
     with Database(table.connect) as database:
         yield database
-
-
-@pytest.fixture
-def out(log):
-    log.create_topic("out")
-    return log
-
-
-@pytest.fixture
-def producer(out):
-    with out.producer(transactional_id="t") as producer:
-        yield producer
 
 
 def placed(table):

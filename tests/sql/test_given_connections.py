@@ -18,24 +18,6 @@ SETTINGS = {"group_id": "g", "auto_offset_reset": "earliest"}
 
 
 @pytest.fixture
-def table(place):
-    place.run("create table placed (number integer)")
-    return place
-
-
-@pytest.fixture
-def out(log):
-    log.create_topic("out")
-    return log
-
-
-@pytest.fixture
-def producer(out):
-    with out.producer(transactional_id="t") as producer:
-        yield producer
-
-
-@pytest.fixture
 def base(tmp_path):
     """A file of SQLite with a table."""
     path = str(tmp_path / "base.sqlite")

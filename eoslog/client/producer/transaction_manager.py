@@ -302,7 +302,7 @@ class TransactionManager:
             else:
                 entry = staging.entry  # of an earlier call, which may have prepared it
                 if entry is None:
-                    self._check_offsets(staging, None, deadline)
+                    self._check_offsets(staging, None, deadline)  # before the payload is written
                     entry = staging.entry = self._engine.staged.write(
                         self.transactional_id, staging.parts, staging.offsets, resolver=resolver,
                         meta=meta, deliver_at_ms=deliver_at_ms,
