@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from eoslog.client.half_producer import HalfProducer
     from eoslog.client.producer.named.producer import NamedProducer
     from eoslog.client.producer.producer import Delivery, Producer
-    from eoslog.client.producer.transaction import Transaction
+    from eoslog.client.producer.transactions.transaction import Transaction
     from eoslog.client.recipes import dedupe
     from eoslog.client.scan.scan import Scan
     from eoslog.client.scan.segment_scan import SegmentRange, read_segments, segment_range
@@ -89,7 +89,7 @@ _WHERE = {
     "client.scan.scan": "Scan",
     "client.scan.segment_scan": "SegmentRange read_segments segment_range",
     "client.table": "Table",
-    "client.producer.transaction": "Transaction",
+    "client.producer.transactions.transaction": "Transaction",
     "errors": "EoslogError ErrorCode KafkaError StorageError",
     "client.recipes": "dedupe",
     "opening": "open",

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from eoslog.client.half_producer import HalfProducer
     from eoslog.client.producer.named.producer import NamedProducer
     from eoslog.client.producer.producer import Producer
-    from eoslog.client.producer.transaction import Transaction
+    from eoslog.client.producer.transactions.transaction import Transaction
     from eoslog.client.scan.scan import Scan
     from eoslog.client.table import Table
     from eoslog.client.transaction_listener import TransactionListener

@@ -21,7 +21,7 @@ from eoslog.client.offset_arguments import Offsets
 from eoslog.client.producer.delivery import Delivery
 from eoslog.client.producer.named.producer import NamedProducer
 from eoslog.client.producer.producer import Producer
-from eoslog.client.producer.transaction import Group
+from eoslog.client.producer.transactions.transaction import Group
 from eoslog.config.keys import ProducerConfig
 from eoslog.descriptions import TransactionOutcome
 from eoslog.errors import PreparedTransactionPending

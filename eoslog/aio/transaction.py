@@ -16,7 +16,7 @@ from eoslog.aio.call_thread import CallThread
 from eoslog.aio.consumer import AsyncConsumer
 from eoslog.client.offset_arguments import Offsets
 from eoslog.client.producer.delivery import Delivery
-from eoslog.client.producer.transaction import Transaction
+from eoslog.client.producer.transactions.transaction import Transaction
 from eoslog.coordinator.positions.records import ANY, Unchecked
 from eoslog.errors import ConfigError, EoslogError, IllegalState
 from eoslog.shown_paths import get_logger

@@ -23,7 +23,7 @@ from eoslog.storage.format.checkpoints import id_text
 from eoslog.storage.fs.files import failpoint
 
 if TYPE_CHECKING:
-    from eoslog.client.producer.transaction import Transaction
+    from eoslog.client.producer.transactions.transaction import Transaction
     from eoslog.log import Log
 
 __all__ = ["DeadLetter", "apps_with_dead_letters", "dead_letter", "dead_letters", "replay"]

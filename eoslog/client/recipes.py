@@ -11,7 +11,7 @@ from eoslog.errors import CommitOutcomeUnknown, ConfigError, KafkaError
 
 if TYPE_CHECKING:
     from eoslog.client.producer.producer import Producer
-    from eoslog.client.producer.transaction import Transaction
+    from eoslog.client.producer.transactions.transaction import Transaction
 
 __all__ = ["dedupe", "run_transaction"]
 

@@ -16,7 +16,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from eoslog.client.producer.transaction import Transaction
+from eoslog.client.producer.transactions.transaction import Transaction
 from eoslog.errors import GroupNotFound, IllegalState
 from eoslog.kafka.log import MovedLog
 from eoslog.kafka.positions import positions_in

@@ -23,7 +23,7 @@ from eoslog.client.prepared import prepared_of
 from eoslog.client.producer.named.producer import NamedProducer
 from eoslog.client.producer.named.transaction import NamedTransaction
 from eoslog.client.producer.producer import Producer
-from eoslog.client.producer.transaction import InputConsumer, Transaction
+from eoslog.client.producer.transactions.transaction import InputConsumer, Transaction
 from eoslog.descriptions import PreparedTransaction
 from eoslog.errors import (
     ConfigError,

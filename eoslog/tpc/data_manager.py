@@ -12,7 +12,7 @@ from typing import Any
 from eoslog._util.arguments import shown
 from eoslog.client.prepared import described, resolve
 from eoslog.client.producer.producer import Producer
-from eoslog.client.producer.transaction import Transaction
+from eoslog.client.producer.transactions.transaction import Transaction
 from eoslog.errors import ConfigError, EoslogError, IllegalState, OutcomeConflict, UnknownToken
 from eoslog.model import Outcome
 from eoslog.storage.fs.files import failpoint

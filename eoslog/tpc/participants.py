@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from eoslog.client.prepared import prepared_of, resolve
 from eoslog.client.producer.producer import Producer
-from eoslog.client.producer.transaction import Transaction
+from eoslog.client.producer.transactions.transaction import Transaction
 from eoslog.errors import EoslogError, OutcomeConflict, UnknownToken
 from eoslog.model import Outcome
 from eoslog.tpc.prepared_xacts import PreparedXacts

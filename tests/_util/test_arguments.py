@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from eoslog.client.producer.delivery import Delivery
-from eoslog.client.producer.transaction import Transaction
+from eoslog.client.producer.transactions.transaction import Transaction
 from eoslog.client.scan.segment_scan import read_segments
 from eoslog.errors import ConfigError, PolicyViolation
 from eoslog.model import OffsetAndMetadata, TopicPartition

@@ -29,7 +29,7 @@ def f(log: eoslog.Log, p: eoslog.Producer) -> None:
         reveal_type(c.current_lag(tp))      # int | None
         reveal_type(c.current_lag())        # dict[eoslog.model.TopicPartition, int | None]
         with p.transaction() as tx:
-            reveal_type(tx)                 # eoslog.client.producer.transaction.Transaction
+            reveal_type(tx)                 # eoslog.client.producer.transactions.transaction.Transaction
             tx.commit_offsets(c)
             tx.commit_offsets(5)            # error
             tx.send_offsets({tp: 5}, "g")

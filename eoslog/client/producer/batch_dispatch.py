@@ -29,7 +29,7 @@ from eoslog.client.producer.acknowledger import Acknowledger, DeliveryErrors
 from eoslog.client.producer.batch import ProducerBatch
 from eoslog.client.producer.encoded_batch import can_split, split
 from eoslog.client.producer.identity import Identity, Place, next_sequence
-from eoslog.client.producer.transaction_manager import TransactionManager
+from eoslog.client.producer.transactions.manager import TransactionManager
 from eoslog.config.keys import ProducerConfig
 from eoslog.errors import (
     ConfigError,

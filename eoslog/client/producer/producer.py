@@ -36,8 +36,12 @@ from eoslog.client.producer.segment_ingest import SegmentIngest
 from eoslog.client.producer.sender import Sender
 from eoslog.client.producer.shutdown import GATES, producers, remember
 from eoslog.client.producer.timed_records import SecondProducer, send_at
-from eoslog.client.producer.transaction import Group, Transaction, group_metadata_of
-from eoslog.client.producer.transaction_manager import PREDECESSORS, ClientState, TransactionManager
+from eoslog.client.producer.transactions.manager import (
+    PREDECESSORS,
+    ClientState,
+    TransactionManager,
+)
+from eoslog.client.producer.transactions.transaction import Group, Transaction, group_metadata_of
 from eoslog.client.transaction_link import TransactionLink
 from eoslog.config.keys import ProducerConfig
 from eoslog.coordinator.positions.records import PositionChange
@@ -56,7 +60,7 @@ from eoslog.shown_paths import get_logger
 from eoslog.storage.format import codecs
 
 if TYPE_CHECKING:
-    from eoslog.client.producer.two_phase import TwoPhase, Xid
+    from eoslog.client.producer.transactions.two_phase import TwoPhase, Xid
     from eoslog.options import ProducerOptions
 
 __all__ = ["Delivery", "Producer", "Transaction"]
@@ -738,7 +742,7 @@ class Producer(RecordAccumulator):
         Raises:
             ConfigError: if an argument has another type, or no legal length.
         """
-        from eoslog.client.producer.two_phase import Xid
+        from eoslog.client.producer.transactions.two_phase import Xid
 
         return Xid.of(format_id, global_transaction_id, branch_qualifier)
 
@@ -830,7 +834,7 @@ class Producer(RecordAccumulator):
 
     def _tpc(self) -> TwoPhase:
         if self._two_phase is None:
-            from eoslog.client.producer.two_phase import TwoPhase
+            from eoslog.client.producer.transactions.two_phase import TwoPhase
 
             self._two_phase = TwoPhase(self, self._engine)
         return self._two_phase
@@ -890,10 +894,10 @@ class Producer(RecordAccumulator):
         # Other threads' calls that wait for a coordinator or for callbacks end early.
         self._sender.acks.callbacks.end()
         if manager is not None:
-            manager.closing = True
+            manager.calls.closing = True
         with self._calls:
             if manager is not None:
-                manager.closing = False
+                manager.calls.closing = False
             try:
                 if self._second is not None:
                     self._second.close()

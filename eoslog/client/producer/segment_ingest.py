@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from eoslog.client.producer.identity import Identity
 from eoslog.client.producer.sender import Sender
-from eoslog.client.producer.transaction_manager import TransactionManager
+from eoslog.client.producer.transactions.manager import TransactionManager
 from eoslog.errors import EoslogError, IllegalState, KafkaError
 from eoslog.storage.log.ingest import CannotAdopt, StagedSegment
 

@@ -28,7 +28,7 @@ from eoslog.client.producer.batch import ProducerBatch
 from eoslog.client.producer.batch_dispatch import BatchDispatch
 from eoslog.client.producer.encoded_batch import EncodedBatches
 from eoslog.client.producer.identity import Identity, Place
-from eoslog.client.producer.transaction_manager import TransactionManager
+from eoslog.client.producer.transactions.manager import TransactionManager
 from eoslog.config.keys import ProducerConfig
 from eoslog.errors import EoslogError, QueueFull
 from eoslog.shown_paths import get_logger

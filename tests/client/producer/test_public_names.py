@@ -8,7 +8,7 @@ import json
 import pytest
 
 from eoslog.client.producer.producer import Producer
-from eoslog.client.producer.transaction import Transaction
+from eoslog.client.producer.transactions.transaction import Transaction
 from eoslog.errors import IllegalState
 from eoslog.log import Log
 from tests.paths import TESTS

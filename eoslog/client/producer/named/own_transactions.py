@@ -14,7 +14,11 @@ from collections import deque
 from typing import Protocol
 
 from eoslog.client.producer.delivery import Callbacks, Delivery, OnDelivery
-from eoslog.client.producer.transaction_manager import PREDECESSORS, ClientState, TransactionManager
+from eoslog.client.producer.transactions.manager import (
+    PREDECESSORS,
+    ClientState,
+    TransactionManager,
+)
 from eoslog.errors import (
     DeliveryTimeout,
     EoslogError,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from eoslog.client.producer.delivery import Delivery, OnDelivery
 from eoslog.client.producer.timed_records import check_no_time
-from eoslog.client.producer.transaction import Transaction, TransactionalProducer
+from eoslog.client.producer.transactions.transaction import Transaction, TransactionalProducer
 
 __all__ = ["NamedTransaction"]
 

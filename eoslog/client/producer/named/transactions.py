@@ -13,8 +13,8 @@ from eoslog.client.producer.named.own_transactions import OwnTransactions
 from eoslog.client.producer.named.publishing_ids import PublishingIds
 from eoslog.client.producer.producer import Producer
 from eoslog.client.producer.shutdown import GATES
-from eoslog.client.producer.transaction import Group
-from eoslog.client.producer.transaction_manager import ClientState, TransactionManager
+from eoslog.client.producer.transactions.manager import ClientState, TransactionManager
+from eoslog.client.producer.transactions.transaction import Group
 from eoslog.config.keys import ProducerConfig
 from eoslog.descriptions import GroupMetadata, PreparedTransaction
 from eoslog.errors import ConfigError, IllegalState, TransactionAbortable

@@ -12,7 +12,7 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition, errors
-from eoslog.client.producer.transaction_manager import TransactionManager
+from eoslog.client.producer.transactions.manager import TransactionManager
 from eoslog.engine.inline_limit import InlineLimit
 
 

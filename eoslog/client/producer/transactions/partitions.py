@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from eoslog.client.producer.identity import Identity, Place
-from eoslog.client.producer.transaction_errors import explain_lost_epoch
+from eoslog.client.producer.transactions.errors import explain_lost_epoch
 from eoslog.errors import ErrorCode, InvalidProducerEpoch, UnknownTopicOrPartition
 from eoslog.model import AppendResult, TopicPartition
 from eoslog.storage.log.ingest import StagedSegment, adopt

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eoslog.client.producer.producer import Producer
-from eoslog.client.producer.transaction_manager import PREDECESSORS, ClientState
+from eoslog.client.producer.transactions.manager import PREDECESSORS, ClientState
 from eoslog.errors import (
     CommitOutcomeUnknown,
     ConcurrentTransactions,

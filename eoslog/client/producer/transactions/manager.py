@@ -13,31 +13,32 @@ Source: Kafka TransactionManager; KIP-98, KIP-447, KIP-890.
 
 from __future__ import annotations
 
-import random
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eoslog.client.consumer_registry import ConsumerRegistry
 from eoslog.client.producer.identity import Identity, Place
-from eoslog.client.producer.staging_buffer import StagingBuffer
-from eoslog.client.producer.transaction_errors import as_abortable, explain_lost_epoch
-from eoslog.client.producer.transaction_partitions import TransactionPartitions
-from eoslog.coordinator.host import HostLog
+from eoslog.client.producer.transactions.coordinator_calls import CoordinatorCalls
+from eoslog.client.producer.transactions.errors import as_abortable, explain_lost_epoch
+from eoslog.client.producer.transactions.partitions import TransactionPartitions
+from eoslog.client.producer.transactions.staged_offsets import (
+    GROUP_MOVED_ON,
+    NOT_OFFSETS,
+    StagedOffsets,
+    moved_on,
+)
+from eoslog.client.producer.transactions.staging_buffer import StagingBuffer
 from eoslog.coordinator.positions.records import PositionChange
 from eoslog.descriptions import GroupMetadata, TransactionOutcome
 from eoslog.errors import (
     AuthorizationFailed,
     CommitFailed,
     CommitOutcomeUnknown,
-    ConcurrentTransactions,
     EoslogError,
     ErrorCode,
-    FencedMemberEpoch,
-    IllegalGeneration,
     IllegalState,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
@@ -46,10 +47,8 @@ from eoslog.errors import (
     PreparedTransactionPending,
     ProducerFenced,
     RequestTimedOut,
-    StaleMemberEpoch,
     TransactionAbortable,
     TransactionTimedOut,
-    UnknownMember,
     UnknownToken,
     UnknownTopicOrPartition,
 )
@@ -109,8 +108,6 @@ _FATAL = (ProducerFenced, AuthorizationFailed, CommitOutcomeUnknown)
 # producer id, unless the transactional id has a new owner.
 _FATAL_AT_COORDINATOR = (*_FATAL, InvalidProducerEpoch, InvalidTxnState)
 _BEGIN = "call begin_transaction(), or use `with producer.transaction()`"
-_NOT_OFFSETS = (CommitOutcomeUnknown, UnknownTopicOrPartition)  # waiting creates no topic
-_GROUP_MOVED_ON = (UnknownMember, IllegalGeneration, StaleMemberEpoch, FencedMemberEpoch)
 
 
 class TransactionManager:
@@ -138,14 +135,15 @@ class TransactionManager:
         self.timeout_ms = timeout_ms
         self.state = ClientState.UNINITIALIZED
         self.error: EoslogError | None = None
-        self.closing = False  # another thread closes the producer: calls must not retry
         self.asked = False  # the coordinator was asked to end the transaction and may have decided
         self.partitions = TransactionPartitions(engine, transactional_id, identity)
         self.begun_by = 0  # the thread (`threading.get_ident`) of the last `begin`
         self._sent: list[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]] = []  # (group, ..)
         self.staging: StagingBuffer | None = None  # set in a staged transaction
         self.token: str | None = None  # of an undecided inline transaction of this id
-        self._aborts = 0  # `ConsumerRegistry.aborts` at the begin
+        self.calls = CoordinatorCalls()
+        self._coordinate = self.calls.until
+        self._staged = StagedOffsets(engine, consumers, self.calls)
 
     # -- states -------------------------------------------------------------------------------
 
@@ -271,9 +269,8 @@ class TransactionManager:
         if self.state is _PREPARED:
             self._take_next_identity(deadline, "begin_transaction")
         if self.state is _READY:
-            self._settle(deadline, "begin_transaction")
+            self._staged.begin(deadline)
         self.transition(_IN_TRANSACTION, "begin_transaction")
-        self._aborts = self._consumers.aborts
         self.begun_by = threading.get_ident()
         self._forget()
         self.staging = StagingBuffer() if staged else None
@@ -288,9 +285,9 @@ class TransactionManager:
         what = "prepare_transaction"
         prepared, identity = self._engine.transactions.prepared, self._identity
         mine = (self.transactional_id, identity.producer_id, identity.producer_epoch)
-        staging = self.staging
+        staging, check_members = self.staging, self._staged.check_members
         try:
-            self._check_earlier(deadline, what)
+            self._staged.check_earlier(self._sent, deadline, what)
             if staging is None:
                 token, _ = self._coordinate(
                     lambda: prepared.prepare(
@@ -302,17 +299,17 @@ class TransactionManager:
             else:
                 entry = staging.entry  # of an earlier call, which may have prepared it
                 if entry is None:
-                    self._check_offsets(staging, None, deadline)  # before the payload is written
+                    check_members(staging, None, deadline)  # before the payload is written
                     entry = staging.entry = self._engine.staged.write(
                         self.transactional_id, staging.parts, staging.offsets, resolver=resolver,
                         meta=meta, deliver_at_ms=deliver_at_ms,
                     )  # fmt: skip
-                check = partial(self._check_offsets, staging, None, deadline)
+                check = partial(check_members, staging, None, deadline)
                 token, _ = self._coordinate(
                     lambda: prepared.stage(*mine, entry, check), deadline, what
                 )
                 try:
-                    self._check_offsets(staging, token, deadline)
+                    check_members(staging, token, deadline)
                 except (CommitFailed, PreparedTransactionPending):
                     # A resolver may have committed it since, and then no abort follows.
                     if prepared.outcome(token) is not Outcome.COMMIT:
@@ -331,65 +328,10 @@ class TransactionManager:
         if staging is None:
             self.state, self.token = ClientState.PREPARED, token
         else:
-            if self._sent:
-                self._consumers.staged(token, tuple(self._sent))
+            self._staged.prepared(token, self._sent)
             self._forget()
             self.state = _READY
         return token
-
-    def _settle(self, deadline: float, what: str) -> None:
-        """Notify the consumers of staged transactions that were decided since."""
-        if self._consumers.waiting:
-            outcome = self._engine.transactions.prepared.outcome
-            self._coordinate(partial(self._consumers.settle, outcome), deadline, what)
-
-    def _check_earlier(self, deadline: float, what: str) -> None:
-        """Check that earlier staged transactions of the same groups are committed.
-
-        Raises:
-            CommitFailed: if one was aborted: its records must be read again.
-            PreparedTransactionPending: if one is undecided.
-        """
-        if not self._sent:
-            return
-        self._settle(deadline, what)
-        found = self._consumers.earlier(self._sent, self._aborts)
-        if found is None:
-            return
-        token, outcome = found
-        if outcome is Outcome.UNKNOWN:
-            raise PreparedTransactionPending(
-                f"the prepared transaction {token!r} has earlier offsets of the same group and is "
-                "not decided; decide it with log.resolve(token, outcome), then send the offsets "
-                "again"
-            )
-        raise CommitFailed(
-            f"the staged transaction {token!r} with earlier offsets of the same group was aborted; "
-            "abort this transaction: its records will be read again",
-            abortable=True,
-        )
-
-    def _check_offsets(
-        self, staging: StagingBuffer, token: str | None, deadline: float
-    ) -> list[tuple[HostLog, int]]:
-        """Check the members whose offsets a staged transaction commits.
-
-        Returns:
-            (partition, end) for each group, as `check_staged_offsets`.
-        """
-        ends = []
-        for group, offsets in staging.groups:
-            check = partial(
-                self._engine.groups.check_staged_offsets,
-                group.group_id, group.member_id, group.generation_id, group.instance_id, offsets,
-                token=token,
-            )  # fmt: skip
-            try:
-                what = "prepare_transaction"
-                ends.append(self._coordinate(check, deadline, what, final=_NOT_OFFSETS))
-            except _GROUP_MOVED_ON as error:
-                raise _moved_on(group, error) from error
-        return ends
 
     def _take_next_identity(self, deadline: float, what: str) -> None:
         """Get the identity after the prepared transaction, and become READY.
@@ -443,7 +385,7 @@ class TransactionManager:
             return
         if commit and not self.asked:
             try:
-                self._check_earlier(deadline, what)
+                self._staged.check_earlier(self._sent, deadline, what)
             except (CommitFailed, PreparedTransactionPending) as error:
                 self.fail(error)
                 raise
@@ -646,14 +588,14 @@ class TransactionManager:
                 ),
                 deadline,
                 "send_offsets_to_transaction",
-                final=_NOT_OFFSETS,
+                final=NOT_OFFSETS,
             )
         except RequestTimedOut as error:
             failure = self.fail(error)  # the offsets may be in the log, so only an abort is safe
             raise failure from failure.__cause__
         except EoslogError as error:
-            if isinstance(error, _GROUP_MOVED_ON):
-                moved = _moved_on(group, error)
+            if isinstance(error, GROUP_MOVED_ON):
+                moved = moved_on(group, error)
                 self.fail(moved)
                 raise moved from error
             error = self.explained(error, ErrorCode.PRODUCER_FENCED)
@@ -735,31 +677,3 @@ class TransactionManager:
         """The error; for a stale epoch, one that says how the transaction was lost."""
         transactions = self._engine.transactions
         return explain_lost_epoch(transactions, self.transactional_id, self._identity, error, code)
-
-    def _coordinate(
-        self,
-        call: Callable[[], T],
-        deadline: float,
-        what: str,
-        final: tuple[type[EoslogError], ...] = (CommitOutcomeUnknown,),
-    ) -> T:
-        """Call the coordinator, and retry retriable errors until the deadline."""
-        pause = 0.005
-        while True:
-            try:
-                return call()
-            except EoslogError as error:
-                if not getattr(error, "retriable", False) or isinstance(error, final):
-                    raise
-                if self.closing or time.monotonic() + pause > deadline:
-                    why = "before the producer closed" if self.closing else "within its timeout"
-                    raise RequestTimedOut(f"{what}: not completed {why}: {error}") from error
-                limit = 0.02 if isinstance(error, ConcurrentTransactions) else 0.5
-            time.sleep(pause * random.uniform(0.8, 1.2))
-            pause = min(pause * 2, limit)
-
-
-def _moved_on(group: GroupMetadata, error: EoslogError) -> CommitFailed:
-    return CommitFailed(
-        f"group {group.group_id!r} rebalanced ({error}); abort the transaction", abortable=True
-    )
