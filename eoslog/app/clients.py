@@ -173,6 +173,20 @@ class Clients:
             raise
         self._commit_positions()
 
+    @property
+    def fenced(self) -> bool:
+        """Whether a commit checks the membership: it does if a partition has a position."""
+        return bool(self.consumer.positions())
+
+    def begin_attempt(self, store: Callable[[], object]) -> None:
+        """Prepare another attempt of a record; `store` sends that it begins.
+
+        Only `at_most_once` does anything: else a crash repeats the attempt.
+
+        Raises:
+            CommitFailed: if another worker may try the record.
+        """
+
     def output_first(self) -> None:
         """Have the output in the log before what is sent after this call."""
         self.producer.flush()
@@ -264,6 +278,12 @@ class _AtMostOnce(Clients):
 
     def put_back(self, records: list[Record]) -> bool:
         return False
+
+    def begin_attempt(self, store: Callable[[], object]) -> None:
+        store()
+        self.producer.flush()
+        failpoint("app.attempt_begun")
+        self.consumer.commit()  # a later owner of the partition finds what was stored
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[OutputTransaction]:

@@ -92,6 +92,8 @@ class Failures:
         """Tombstones of the open transaction."""
         self._given: dict[Place, WaitingRecord] = {}
         """The record that `due` returned last, until it is settled."""
+        self._begun: list[WaitingRecord] = []
+        """Records of the open transaction that are not tried after this attempt."""
         self._next_look = 0.0
         self._created: set[int] = set()
         """Partitions of the retry topic that are known to exist."""
@@ -112,6 +114,9 @@ class Failures:
             number = self._topic_number(at.topic)
             note = self.notes.claim(at.topic, at.partition, number)
             stored = self._topic.restore(at.topic, at.partition)
+            for waiting in stored.begun:
+                self._store(retry_topic.ended(waiting))
+                self._warn_dropped(waiting)
             for waiting in stored.waiting:
                 self._load(waiting)
             self._deaths.update(stored.deaths)
@@ -149,16 +154,25 @@ class Failures:
         one = note.first == note.last
         deaths = Deaths(before.count + 1 if one else 0, note.owner, note.last)
         self._deaths[place] = deaths
-        self._ensure_topic(at.partition)
-        with self._log.producer() as producer:
-            key, value, headers, partition = deaths.encoded(place, self._topic_id(place))
-            producer.produce(self._topic.name, value, key, headers=headers, partition=partition)
-            producer.flush()
+        self._store(deaths.encoded(place, self._topic_id(place)))
         failpoint("app.death_counted")
         logger.warning(
             "app %r, task %r: the process ended while %s at offset %d%s was processed (%d of %d)",
             self._app_id, task, at, note.first, "" if one else f" to {note.last}",
             max(deaths.count, 1), self._tasks[task].max_deaths,
+        )  # fmt: skip
+
+    def _store(self, stored: StoredRecord) -> None:
+        """Write to the retry topic, durably and outside of any transaction."""
+        with self._log.producer() as producer:
+            self._send(producer, stored)
+            producer.flush()
+
+    def _warn_dropped(self, waiting: WaitingRecord) -> None:
+        logger.warning(
+            "app %r, task %r: attempt %d of %s did not end; at_most_once does not repeat it, so "
+            "the record is dropped",
+            self._app_id, waiting.record.task, waiting.record.attempts + 1, waiting.record,
         )  # fmt: skip
 
     def _finished(self, at: TopicPartition, place: Place) -> bool:
@@ -179,6 +193,7 @@ class Failures:
                 del self._deaths[place]
             for place in [place for place in self._given if place[:2] == owned]:
                 del self._given[place]
+            self._begun = [begun for begun in self._begun if begun.line[:2] != owned]
 
     def close(self) -> None:
         """Close the clients of the policy."""
@@ -227,6 +242,15 @@ class Failures:
                 return first
         return None
 
+    def begin(self, task: Task, record: Record, transaction: OutputTransaction) -> None:
+        """Store that an attempt of a waiting record begins, so that none follows a crash.
+
+        For `at_most_once`, whose output cannot be aborted.
+        """
+        waiting = self._given[record.topic, record.partition, record.offset, task.name]
+        self._begun.append(waiting)
+        self._send(transaction, retry_topic.begun(waiting))
+
     def attempt_of(self, task: Task, record: Record) -> int:
         """The number of the attempt that begins now, from 1."""
         place = (record.topic, record.partition, record.offset, task.name)
@@ -259,6 +283,7 @@ class Failures:
         task, attempt = failure.task, failure.attempt
         delay = delay_after(task, attempt)
         if delay is None and task.on_error == "stop":
+            self._wait_again(failure)
             raise task_failed(self._app_id, failure) from failure.error
         if len(failure.records) > 1:
             for record in failure.records:  # each is tried alone, as its first attempt
@@ -279,6 +304,14 @@ class Failures:
             self._warn(failure, "it is skipped")
         else:
             self._bury(task, record, attempt, failure.error, transaction)
+
+    def _wait_again(self, failure: Failure) -> None:
+        """Take back that the attempt of a record has begun, because it has no output."""
+        record, task = failure.records[0], failure.task
+        waiting = self._given.get((record.topic, record.partition, record.offset, task.name))
+        if waiting in self._begun:
+            self._begun.remove(waiting)
+            self._store(retry_topic.encoded(waiting))
 
     def _warn(self, failure: Failure, follows: str) -> None:
         record, cause = failure.records[0], cause_of(failure.error)[0]
@@ -440,6 +473,7 @@ class Failures:
         self._survived.clear()
         self._ends.clear()
         self._given.clear()
+        self._begun.clear()
         self.decided = Counter()
 
     def aborted(self) -> None:
@@ -451,6 +485,12 @@ class Failures:
         self._ends.clear()
         self._given.clear()
         self.decided = Counter()
+        for waiting in self._begun:
+            self._queue.remove(waiting)
+            self._warn_dropped(waiting)
+        self._ends.extend(map(retry_topic.ended, self._begun))
+        self._queue.commit()
+        self._begun.clear()
 
 
 def task_failed(app_id: str, failure: Failure) -> TaskFailed:

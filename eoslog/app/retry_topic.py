@@ -16,7 +16,8 @@ The value of a waiting record is one byte, 1 or 0 for null, and the value. Its h
 the command `eoslog dead replay`.
 
 Workers write here in the transaction of the position. The count of a process that a handler ended
-is written and flushed before the handler runs again.
+is written and flushed before the handler runs again. With `at_most_once`, so is a waiting record
+whose attempt begins: the time of its next attempt is -1, for it has none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eoslog.app.failed_records import FailedRecord, dead_topic, place_key, retry_topic
@@ -45,6 +46,7 @@ __all__ = [
     "RetryTopic",
     "Stored",
     "StoredRecord",
+    "begun",
     "encoded",
     "ensure_dead_topic",
     "ensure_topic",
@@ -58,6 +60,7 @@ StoredRecord = tuple[bytes, "bytes | None", list[tuple[str, "bytes | None"]], in
 
 _OWN = ("eoslog.due", "eoslog.key", "eoslog.origin")
 _WORKER, _REPLAY = b"worker", b"replay"
+_BEGUN = -1
 _RESTORE_S = 60.0
 _DEATHS = "deaths"
 
@@ -76,6 +79,11 @@ class Deaths:
         """Return the record of the topic, for an input topic with this id."""
         value = json.dumps(asdict(self), separators=(",", ":")).encode()
         return (place_key(_DEATHS, topic_id, place), value, [], place[1])
+
+
+def begun(waiting: WaitingRecord) -> StoredRecord:
+    """Return the record of the topic for one whose last attempt begins."""
+    return encoded(replace(waiting, due=_BEGUN))
 
 
 def encoded(waiting: WaitingRecord, *, replayed: bool = False) -> StoredRecord:
@@ -169,6 +177,8 @@ class Stored(NamedTuple):
 
     waiting: list[WaitingRecord]
     """In the order in which they were stored."""
+    begun: list[WaitingRecord]
+    """Whose attempt has begun with `at_most_once`, and did not end."""
     deaths: dict[Place, Deaths]
 
 
@@ -190,7 +200,7 @@ class RetryTopic:
         Raises:
             RequestTimedOut: if a transaction is undecided after a minute.
         """
-        stored = Stored([], {})
+        stored = Stored([], [], {})
         if not self._exists(partition):
             self._ends[topic, partition] = 0
             return stored
@@ -214,7 +224,8 @@ class RetryTopic:
                 waiting.pop(record.key, None)
             else:
                 waiting[record.key] = _decoded(record)[0]
-        stored.waiting.extend(waiting.values())
+        for found in waiting.values():
+            (stored.begun if found.due == _BEGUN else stored.waiting).append(found)
         return stored
 
     def _read(self, partition: int) -> tuple[list[Record], int]:

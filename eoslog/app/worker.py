@@ -22,6 +22,7 @@ import contextvars
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +36,7 @@ from eoslog.app.tables.owned import OwnedTables
 from eoslog.app.tasks import NEVER_RUNS, Task
 from eoslog.app.topology import check_topics
 from eoslog.errors import (
+    CommitFailed,
     CommitOutcomeUnknown,
     ConfigError,
     EoslogError,
@@ -68,6 +70,8 @@ _OUTPUT_ERRORS = (
     UnknownTopicOrPartition,
 )  # fmt: skip
 """Of a record that a task has sent: the task is the cause, not the log."""
+_NEW_CLIENTS = (CommitFailed, CommitOutcomeUnknown)
+"""The group has removed the consumer; or the positions may be committed."""
 _RECOVERIES = 5
 _GRACE_S = 0.5
 """How much later than `task_timeout` a call is overdue: a coroutine is cancelled before."""
@@ -224,7 +228,8 @@ class AppWorker:
             self._reopen(error)
             return 0
         except KafkaError as error:
-            if not (error.fatal or error.abortable or error.retriable):
+            lost = isinstance(error, CommitFailed)
+            if not (error.fatal or error.abortable or error.retriable or lost):
                 self._aborted()
                 raise
             self._reopen(error)
@@ -242,6 +247,10 @@ class AppWorker:
             self._open_again()
         record = self._clients.next(self._failures.seconds_until_due(wait))
         first_due = self._failures.first_due()
+        if record is None and first_due is not None and not self._clients.fenced:
+            record = self._clients.next(wait)  # another worker could try the same records
+            if record is None:
+                return 0
         if record is None and first_due is None:
             self.idle = True
             return 0
@@ -284,6 +293,8 @@ class AppWorker:
             if not self._tables.has(task.tables, record.partition):
                 break  # the next step restores them, before its transaction
             if not self._failures.takes(task, record, transaction):
+                begin = partial(self._failures.begin, task, record, transaction)
+                self._clients.begin_attempt(begin)
                 self._run(task, [record], transaction, self._failures.busy())
             done += 1
             if done >= self._max_records or time.monotonic() > deadline:
@@ -329,7 +340,7 @@ class AppWorker:
 
     def _reopen(self, error: KafkaError) -> None:
         """Continue after an error of the transaction, from the committed positions."""
-        surely = self._clients.usable and not isinstance(error, CommitOutcomeUnknown)
+        surely = self._clients.usable and not isinstance(error, _NEW_CLIENTS)
         before, decided, committing = self._clients, self._failures.decided, self._doubtful
         self._roll_back(surely=surely)
         self._rejected.clear()

@@ -323,3 +323,24 @@ def test_a_fenced_run_continues_with_new_clients(log):
     app.create_topics()
     assert app.run(until="caught_up").records >= 20
     assert values(log, "doubled") == [2 * number for number in range(20)]
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_run_that_loses_its_membership_joins_again(log, guarantee):
+    """As after a suspension that is longer than the session."""
+    app = eoslog.App(log, "suspended", guarantee, max_records=4)
+    calls = []
+
+    @app.task("numbers", key="string", value="json", to="doubled")
+    def double(record, ctx):
+        calls.append(record.value)
+        if len(calls) == 6:
+            [member] = log.describe_group("suspended").members
+            log._engine.groups.leave("suspended", member.member_id)
+        return 2 * record.value
+
+    app.create_topics()
+    app.run(until="caught_up")
+    doubled = values(log, "doubled")
+    assert sorted(set(doubled)) == [2 * number for number in range(20)]
+    assert len(doubled) == len(calls) if guarantee != "exactly_once" else len(doubled) == 20

@@ -445,3 +445,35 @@ def test_records_wait_while_a_restored_table_is_needed_by_the_next_run(log):
     fails = False
     app.run(until="caught_up")
     assert dict(log.table("totals")) == {"count": 20}
+
+
+def test_a_record_is_tried_again_only_by_a_member_that_the_commit_checks(log):
+    """Without a position, no offset is committed and no membership is checked."""
+    log.create_topic("one")
+    with log.producer() as producer:
+        producer.produce("one", b"1")
+    calls = []
+    app = eoslog.App(log, "shop")
+
+    @app.task("one", retries=(0.0,))
+    def work(record, ctx):
+        calls.append(ctx.attempt)
+        if ctx.attempt == 1:
+            raise ValueError("no")
+
+    with app as running:
+        while not running._begun().waiting():
+            running.step()
+    with log.producer(transactional_id="suspended") as other:
+        other.init_transactions()
+        other.begin_transaction()
+        offset = {eoslog.TopicPartition("one", 0): 1}
+        other.send_offsets_to_transaction(offset, eoslog.GroupMetadata("shop"))
+        with app as running:
+            for _ in range(3):
+                running.step()
+            assert calls == [1]
+            other.abort_transaction()
+            while running._begun().waiting():
+                running.step()
+    assert calls == [1, 2]

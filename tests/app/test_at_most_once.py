@@ -1,0 +1,148 @@
+"""`at_most_once` has no output twice, not even of a record that is tried again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import eoslog
+from eoslog.errors import TaskFailed
+
+SHORT = 0.02
+RETRYING = """
+import sys
+import eoslog
+
+app = eoslog.App(sys.argv[1], "shop", "at_most_once")
+
+@app.task("numbers", value="json", to="out", retries=(0.02,))
+def work(record, ctx):
+    if record.value == 4 and ctx.attempt == 1:
+        raise ValueError("no")
+    return record.value
+
+app.run(until="caught_up")
+"""
+
+
+def run(path: str, failpoint: str = "") -> int:
+    environment = {**os.environ, "EOSLOG_FAILPOINTS": failpoint}
+    command = [sys.executable, "-c", RETRYING, path]
+    return subprocess.run(command, env=environment, check=False, timeout=120).returncode
+
+
+def values(log: eoslog.Log) -> list[int]:
+    return sorted(json.loads(record.value) for record in log.read("out"))
+
+
+class Retrying:
+    """An app with the guarantee, whose task runs `handler(record, ctx)` first."""
+
+    def __init__(self, log, handler, **options):
+        self.calls = []
+        self.app = eoslog.App(log, "shop", "at_most_once")
+
+        @self.app.task("numbers", key="string", value="json", to="out", **options)
+        def work(record, ctx):
+            self.calls.append((record.value, ctx.attempt))
+            handler(record, ctx)
+            return record.value
+
+        self.app.create_topics()
+
+    def run(self):
+        return self.app.run(until="caught_up")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("point", "left"), [("output_first", [4]), ("attempt_begun", [])])
+def test_a_kill_in_another_attempt_does_not_repeat_it(log, caplog, point, left):
+    log.create_topic("out")
+    log.close()
+    assert run(log.path, f"app.{point}:1=kill") == -signal.SIGKILL
+    with eoslog.open(log.path) as log:
+        assert [value for value in values(log) if value == 4] == left
+        retrying = Retrying(log, lambda record, ctx: None)
+        retrying.run()
+        assert 4 not in [value for value, _ in retrying.calls]
+        assert [value for value in values(log) if value == 4] == left
+    assert "attempt 2 of numbers-0 at offset 2 did not end; at_most_once" in caplog.text
+
+
+@pytest.mark.process
+def test_a_record_that_is_dropped_stays_dropped(log):
+    log.create_topic("out")
+    log.close()
+    assert run(log.path, "app.attempt_begun:1=kill") == -signal.SIGKILL
+    assert run(log.path) == 0
+    with eoslog.open(log.path) as log:
+        stored = {record.key: record.value for record in log.read("shop.retries")}
+        assert list(stored.values()) == [None]
+
+
+def test_an_attempt_that_fails_keeps_the_order_of_its_key(log):
+    with log.producer() as producer:
+        for value in (100, 101):
+            producer.produce("numbers", str(value), "key", partition=0)
+
+    def handler(record, ctx):
+        if record.value == 100 and ctx.attempt < 4:
+            raise ValueError("no")
+
+    retrying = Retrying(log, handler, retries=(SHORT, SHORT, 3600.0))
+    with retrying.app as running:
+        while (100, 3) not in retrying.calls:
+            running.step()
+    log._engine.use_clock(lambda: 1e12)
+    retrying.run()
+    assert [value for value, _ in retrying.calls if value >= 100] == [100, 100, 100, 100, 101]
+    assert values(log)[-2:] == [100, 101]
+
+
+def test_output_before_a_rejected_one_is_not_repeated(log):
+    def handler(record, ctx):
+        if record.value == 4 and ctx.attempt == 1:
+            raise ValueError("no")
+        if record.value == 4:
+            ctx.send("out", 4)
+            ctx.send("missing", 4)
+
+    with log.producer() as producer:
+        producer.produce("numbers", "7", "4", partition=0)  # waits for 4, which is dropped
+    retrying = Retrying(log, handler, retries=(SHORT, SHORT))
+    retrying.run()
+    assert [call for call in retrying.calls if call[0] == 4] == [(4, 1), (4, 2)]
+    assert values(log).count(4) == 1
+    assert values(log).count(7) == 2
+
+
+def test_a_task_that_stops_the_app_can_be_corrected(log):
+    def failing(record, ctx):
+        if record.value == 4:
+            raise ValueError("no")
+
+    with pytest.raises(TaskFailed):
+        Retrying(log, failing, retries=(SHORT,)).run()
+    assert 4 not in values(log)
+    Retrying(log, lambda record, ctx: None, retries=(SHORT,)).run()
+    assert values(log).count(4) == 1
+
+
+def test_a_worker_that_lost_its_membership_tries_no_record_again(log):
+    def handler(record, ctx):
+        if record.value in (4, 6) and ctx.attempt == 1:
+            raise ValueError("no")
+        if ctx.attempt == 2:  # another member may own the partition of the other record now
+            [member] = log.describe_group("shop").members
+            log._engine.groups.leave("shop", member.member_id)
+
+    retrying = Retrying(log, handler, retries=(0.0,))
+    retrying.run()
+    assert [call for call in retrying.calls if call[1] == 2] == [(4, 2)]
+    assert 6 not in values(log)
+    assert values(log).count(4) == 1
