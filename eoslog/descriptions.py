@@ -185,7 +185,8 @@ class PreparedTransaction:
         checks: how often its resolver has answered UNKNOWN.
         meta: the value that was passed to `prepare_transaction`.
         resolver: the name of its resolver, or None.
-        due_at: the time of its next check in ms since the epoch, or None.
+        due_at: the time of its next check in ms since the epoch, or None if there is none: it is
+            parked, or no check was made yet.
         records: its records in the order of production, read from the log when they are iterated.
     """
 

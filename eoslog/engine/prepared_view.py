@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from eoslog import _core
 from eoslog._util.arguments import shown
 from eoslog.coordinator.transactions.prepared_records import STAGED, PreparedEntry
+from eoslog.coordinator.transactions.state import TransactionState
 from eoslog.descriptions import PreparedTransaction
 from eoslog.errors import ConfigError, EoslogError, UnknownTopicOrPartition
 from eoslog.model import INTERNAL_TOPICS, Outcome
@@ -92,6 +93,7 @@ def _records(topic: str, partition: int, batch: _core.Batch, offset: int) -> Ite
 def describe(engine: Engine, token: str, entry: PreparedEntry) -> PreparedTransaction:
     """Return the public description of a prepared transaction."""
     due = entry.due_at_ms if entry.due_at_ms >= 0 else entry.deliver_at_ms
+    checked = due >= 0 and entry.state is TransactionState.PREPARED  # a parked one is not
     return PreparedTransaction(
         token=token,
         state=entry.state.name,
@@ -100,7 +102,7 @@ def describe(engine: Engine, token: str, entry: PreparedEntry) -> PreparedTransa
         checks=entry.checks,
         meta=decode_meta(entry.meta),
         resolver=entry.resolver,
-        due_at=due if due >= 0 else None,
+        due_at=due if checked else None,
         records=PreparedRecords(engine, entry),
         _committed=partial(_committed, engine, token),
     )

@@ -110,8 +110,8 @@ def test_R4_a_parked_half_survives_and_can_be_decided(tmp_path: Path) -> None:
             token = producer.send_message_in_transaction(("orders", "1")).transaction_id
             wait_for(lambda: log.pending()[0].state == "PARKED")
     with eoslog.open(path) as log:
-        assert [(half.token, half.state, half.checks) for half in log.pending()] == [
-            (token, "PARKED", 2)
+        assert [(half.token, half.state, half.checks, half.due_at) for half in log.pending()] == [
+            (token, "PARKED", 2, None)
         ]
         listener = Listener(unknown, lambda msg: COMMIT)
         with log.half_producer("g", listener, **settings):
