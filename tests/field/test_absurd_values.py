@@ -128,7 +128,7 @@ class World:
         client = self.awaited.get("producer")
         if client is None or client.closed:
             client = self.awaited["producer"] = self.log.async_producer(
-                linger_ms=0, max_block_ms=2000, transactional_id="x"
+                linger_ms=0, max_block_ms=100, transactional_id="x"
             )
             self.wait(client.start())
         if client.transaction_state != "READY":

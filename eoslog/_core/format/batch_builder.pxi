@@ -46,7 +46,17 @@ cdef const char* utf8_of(str text, Py_ssize_t* size, str part, str name) except 
         ) from None
 
 
-cdef int put_headers(ByteBuffer* buffer, object headers) except -1:
+cdef int put_sized(ByteBuffer* buffer, const void* data, Py_ssize_t size, size_t limit, str limited_by) except -1:
+    """Append the size and the bytes of a header's name or value, which is not copied above a limit."""
+    if buffer.size + <size_t>size > limit:
+        raise errors.RecordTooLarge(f"a record of more than {buffer.size + size} bytes exceeds {limited_by} = {limit}")
+    put_varint(buffer, size)
+    if put_bytes(buffer, data, <size_t>size) < 0:
+        raise MemoryError()
+    return 0
+
+
+cdef int put_headers(ByteBuffer* buffer, object headers, size_t limit, str limited_by) except -1:
     """Append the count and the headers: (name, value) pairs or a mapping; str values as UTF-8."""
     cdef Py_ssize_t size
     cdef const char* text
@@ -64,16 +74,12 @@ cdef int put_headers(ByteBuffer* buffer, object headers) except -1:
         if not isinstance(name, str):
             raise errors.SerializationError(f"a header's name must be str, not {type(name).__name__}")
         text = utf8_of(name, &size, "name", name)
-        put_varint(buffer, size)
-        if put_bytes(buffer, text, <size_t>size) < 0:
-            raise MemoryError()
+        put_sized(buffer, text, size, limit, limited_by)
         if value is None:
             put_varint(buffer, -1)
         elif isinstance(value, str):
             text = utf8_of(value, &size, "value", name)
-            put_varint(buffer, size)
-            if put_bytes(buffer, text, <size_t>size) < 0:
-                raise MemoryError()
+            put_sized(buffer, text, size, limit, limited_by)
         else:
             try:
                 PyObject_GetBuffer(value, &view, PyBUF_SIMPLE)
@@ -82,9 +88,7 @@ cdef int put_headers(ByteBuffer* buffer, object headers) except -1:
                     f"the value of header {shown(name)} must be bytes, str or None, not {type(value).__name__}"
                 ) from None
             try:
-                put_varint(buffer, view.len)
-                if put_bytes(buffer, view.buf, <size_t>view.len) < 0:
-                    raise MemoryError()
+                put_sized(buffer, view.buf, view.len, limit, limited_by)
             finally:
                 PyBuffer_Release(&view)
     return 0
@@ -161,7 +165,7 @@ def build_batch(
             previous = delta
             headers.size = 0
             if record_headers:
-                put_headers(&headers, record_headers)
+                put_headers(&headers, record_headers, MAX_DELTA, "the limit of a batch")
             if put_record(&buffer, timestamp - base, <int32_t>delta, key, value,
                           headers.data if headers.size else NULL, headers.size) < 0:
                 raise MemoryError()

@@ -502,7 +502,7 @@ cdef int buffer_record(RecordAccumulator accumulator, object topic, object value
         if borrow(value, &value_span, &value_view, "value"):
             views |= 2
         if headers:
-            put_headers(&encoded, headers)
+            put_headers(&encoded, headers, accumulator.max_request_size, "max.request.size")
         if partition is not None:
             chosen = accumulator.checked_partition(entry, partition)
         elif accumulator.mode == CALLABLE:

@@ -364,7 +364,7 @@ def produce_columns(
                     break
             encoded.size = 0
             if headers is not None and headers[row]:
-                put_headers(&encoded, headers[row])
+                put_headers(&encoded, headers[row], accumulator.max_request_size, "max.request.size")
             put_row(accumulator, entry, &source, row, encoded.data, encoded.size)
             row += 1
     finally:

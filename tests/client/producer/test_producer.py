@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -113,6 +115,33 @@ def test_headers_and_timestamps_are_stored(log: Log) -> None:
         producer.produce("one", "ä", headers={"a": b"1", "b": None}, timestamp=77)
     (batch,) = batches(log)
     assert batch.records() == [(0, 77, None, "ä".encode(), [("a", b"1"), ("b", None)])]
+
+
+OF_HUGE_HEADERS = """
+import mmap, resource, sys
+import eoslog
+
+log = eoslog.open(sys.argv[1])
+producer = log.producer()
+huge = mmap.mmap(-1, 1 << 31)  # pages that are never touched take no memory
+used = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE
+resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
+for headers in ([("a", huge)], {"a": "x" * (64 << 20)}, {"x" * (64 << 20): b""}):
+    try:
+        producer.produce("one", b"v", headers=headers)
+    except eoslog.errors.RecordTooLarge as error:
+        print(error)
+"""
+
+
+@pytest.mark.process
+def test_headers_above_the_limit_of_a_record_are_not_copied(log: Log) -> None:
+    log.close()
+    command = [sys.executable, "-c", OF_HUGE_HEADERS, log.path]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert [line.rpartition(" bytes ")[2] for line in run.stdout.splitlines()] == [
+        "exceeds max.request.size = 1048576"
+    ] * 3
 
 
 def test_metadata_contains_the_log_append_time(log: Log) -> None:
