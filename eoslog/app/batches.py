@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from eoslog._util.extras import package
@@ -34,9 +35,15 @@ class Batches:
         """Remove and return a batch that is not full; None if there is none."""
         return self._waiting.pop(next(iter(self._waiting))) if self._waiting else None
 
-    def clear(self) -> None:
-        """Drop all records, which are read again."""
+    def forget(self, partitions: Iterable[TopicPartition]) -> int:
+        """Drop the records of partitions that another worker reads now, and return how many."""
+        return sum(len(self._waiting.pop((at.topic, at.partition), ())) for at in partitions)
+
+    def clear(self) -> list[Record]:
+        """Drop all records, which are read again, and return them."""
+        records = [record for batch in self._waiting.values() for record in batch]
         self._waiting.clear()
+        return records
 
 
 def argument_of(task: Task, records: list[Record]) -> Any:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from eoslog._util.arguments import shown
 from eoslog.client.consumer.subscription import Listener
 from eoslog.config.producer_keys import TRANSACTION_MAX_TIMEOUT_MS
-from eoslog.errors import ConfigError, RequestTimedOut
+from eoslog.errors import CommitFailed, ConfigError, RequestTimedOut
 from eoslog.model import TopicPartition
 from eoslog.storage.fs.files import failpoint
 
@@ -147,15 +148,10 @@ class Clients:
         """Whether another transaction may begin."""
         return True
 
-    def put_back(self, records: list[Record]) -> bool:
-        """Read these records, and those after them in their partitions, again later.
-
-        Returns:
-            False if that is not possible, so that they must be processed now.
-        """
-        for record in records:
-            self.consumer.seek(TopicPartition(record.topic, record.partition, record.offset))
-        return True
+    def put_back(self, records: list[Record]) -> None:
+        """Read these records of a partition, and those after them, again later."""
+        first = records[0]
+        self.consumer.seek(TopicPartition(first.topic, first.partition, first.offset))
 
     def know_committed(self, before: Clients) -> bool:
         """Whether the last transaction of earlier clients is known as committed."""
@@ -178,13 +174,20 @@ class Clients:
         """Whether a commit checks the membership: it does if a partition has a position."""
         return bool(self.consumer.positions())
 
-    def begin_attempt(self, store: Callable[[], object]) -> None:
+    def begin_attempt(self, store: Callable[[], object]) -> bool:
         """Prepare another attempt of a record; `store` sends that it begins.
 
         Only `at_most_once` does anything: else a crash repeats the attempt.
 
-        Raises:
-            CommitFailed: if another worker may try the record.
+        Returns:
+            False if another worker may try the record.
+        """
+        return True
+
+    def keep(self, records: list[Record]) -> None:
+        """Process these records again, whose positions may be committed already.
+
+        Only `at_most_once` does anything: else an abort reads them again.
         """
 
     def output_first(self) -> None:
@@ -262,13 +265,18 @@ class _ExactlyOnce(Clients):
 
 
 class _AtMostOnce(Clients):
-    """Positions are committed before the records are processed."""
+    """Positions are committed before the records are processed.
+
+    A poll may release partitions, so none follows until what the records have left is in the log.
+    """
 
     _records: Iterator[Record] = iter(())
+    """Records that are committed and not processed yet."""
+    _processing = False
 
     def next(self, timeout: float) -> Record | None:
         record = next(self._records, None)
-        if record is None:
+        if record is None and not self._processing:
             records = self.consumer.consume(self._max_records, timeout)
             if records:
                 self.consumer.commit()
@@ -276,19 +284,46 @@ class _AtMostOnce(Clients):
                 record = next(self._records)
         return record
 
-    def put_back(self, records: list[Record]) -> bool:
-        return False
+    def put_back(self, records: list[Record]) -> None:
+        self.keep(records)
 
-    def begin_attempt(self, store: Callable[[], object]) -> None:
-        store()
-        self.producer.flush()
-        failpoint("app.attempt_begun")
-        self.consumer.commit()  # a later owner of the partition finds what was stored
+    def keep(self, records: list[Record]) -> None:
+        self._records = itertools.chain(records, self._records)
+
+    def begin_attempt(self, store: Callable[[], object]) -> bool:
+        try:
+            self.consumer.commit()  # else what is stored may replace what a later owner has stored
+            store()
+            self.producer.flush()
+            failpoint("app.attempt_begun")
+            self.consumer.commit()  # a later owner of the partition finds what was stored
+        except CommitFailed:
+            return False  # the next poll joins again
+        return True
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[OutputTransaction]:
-        yield self.producer
-        self.producer.flush()
+        self._processing = True
+        try:
+            yield self.producer
+            self.producer.flush()
+        finally:
+            self._processing = False
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(super().close)
+            stack.callback(self._give_back)
+            self.producer.flush()
+
+    def _give_back(self) -> None:
+        """Commit the positions of the records that are left, for the next owner."""
+        first: dict[tuple[str, int], int] = {}
+        for record in self._records:
+            first.setdefault((record.topic, record.partition), record.offset)
+        if first:
+            with contextlib.suppress(CommitFailed):  # another worker may have read on
+                self.consumer.commit([TopicPartition(*at, first[at]) for at in first])
 
 
 _KINDS: dict[str, Callable[..., Clients]] = {

@@ -93,7 +93,7 @@ class Failures:
         self._given: dict[Place, WaitingRecord] = {}
         """The record that `due` returned last, until it is settled."""
         self._begun: list[WaitingRecord] = []
-        """Records of the open transaction that are not tried after this attempt."""
+        """Records that are not tried again, because their attempt has begun and did not end."""
         self._next_look = 0.0
         self._created: set[int] = set()
         """Partitions of the retry topic that are known to exist."""
@@ -251,6 +251,10 @@ class Failures:
         self._begun.append(waiting)
         self._send(transaction, retry_topic.begun(waiting))
 
+    def tries(self, task: Task, record: Record) -> bool:
+        """Whether a record that waits is tried, so that it stays in the queue."""
+        return (record.topic, record.partition, record.offset, task.name) in self._given
+
     def attempt_of(self, task: Task, record: Record) -> int:
         """The number of the attempt that begins now, from 1."""
         place = (record.topic, record.partition, record.offset, task.name)
@@ -334,7 +338,7 @@ class Failures:
         """Keep a record in the retry topic until its time."""
         failed = FailedRecord.of(self._app_id, task.name, record, failures, error)
         due = self._now_ms() + round(delay * 1000) if delay else 0
-        before = self._given.pop(failed.place, None)
+        before = self._ended(failed.place)
         later = WaitingRecord(
             failed, due, self._key_of(failed.place) if before is None else before.id
         )
@@ -363,12 +367,19 @@ class Failures:
 
     def _settle(self, place: Place) -> None:
         """End the waiting and the count of a record."""
-        waiting = self._given.pop(place, None)
+        waiting = self._ended(place)
         if waiting is not None:
             self._queue.remove(waiting)
             self._ends.append(retry_topic.ended(waiting))
         if place in self._deaths:
             self._survive(place)
+
+    def _ended(self, place: Place) -> WaitingRecord | None:
+        """Note that an attempt has ended, and return the record if it was waiting."""
+        waiting = self._given.pop(place, None)
+        if waiting in self._begun:
+            self._begun.remove(waiting)
+        return waiting
 
     def _survive(self, place: Place) -> None:
         if place not in self._survived:
@@ -478,19 +489,30 @@ class Failures:
 
     def aborted(self) -> None:
         """Note that the transaction was aborted: its records are read again."""
-        self._created.clear()  # a topic that was deleted since may be the cause
-        self._has_dead_topic = False
+        self._forget_topics()
         self._queue.abort()
         self._survived.clear()
         self._ends.clear()
         self._given.clear()
         self.decided = Counter()
+
+    def interrupted(self) -> None:
+        """Note that the transaction ended early, with all that was sent in it.
+
+        For `at_most_once`, whose output cannot be aborted.
+        """
+        self._forget_topics()
         for waiting in self._begun:
             self._queue.remove(waiting)
             self._warn_dropped(waiting)
         self._ends.extend(map(retry_topic.ended, self._begun))
         self._queue.commit()
+        self._given.clear()
         self._begun.clear()
+
+    def _forget_topics(self) -> None:
+        self._created.clear()  # a topic that was deleted since may be the cause
+        self._has_dead_topic = False
 
 
 def task_failed(app_id: str, failure: Failure) -> TaskFailed:

@@ -47,6 +47,7 @@ from eoslog.errors import (
     RecordTooLarge,
     SerializationError,
     StorageError,
+    TaskFailed,
     TaskTimeout,
     UnknownTopicOrPartition,
 )
@@ -134,6 +135,8 @@ class AppWorker:
         self._doubtful = False
         self._done = 0
         """Records of the transaction whose commit has begun."""
+        self._forgotten = 0
+        """Records of the transaction whose partition was released before they were processed."""
         self._rejected: dict[Place, Exception] = {}
         self._recoveries = 0
         self._rebalanced = False
@@ -169,6 +172,7 @@ class AppWorker:
         logger.info("app %s: released %s", self._app_id, _names(partitions))
         self._rebalanced = True
         self._failures.revoked(partitions)
+        self._forgotten += self._batches.forget(partitions)
         for partition in partitions:
             self._tables.release(self._tasks[partition.topic].tables, partition.partition)
         self._pause(set(consumer.assignment()) - set(partitions))
@@ -198,6 +202,16 @@ class AppWorker:
                 self._clients.put_back([record])
         return restored
 
+    def _restored_for(self, due: tuple[Task, int], record: Record | None) -> bool:
+        """Restore the tables of a record that is due, before a record that was read."""
+        restored = False
+        try:
+            restored = self._tables.take(due[0].tables, due[1])
+        finally:
+            if not restored and record is not None:
+                self._clients.put_back([record])
+        return restored
+
     # Transactions.
 
     def step(self, wait: float, *, linger: bool) -> int:
@@ -221,7 +235,10 @@ class AppWorker:
         try:
             done = self._step(wait, linger)
         except _OutputRejected as rejected:
-            self._rejected[rejected.place] = rejected.error
+            if self._guarantee == "at_most_once":
+                self._warn_dropped(rejected)
+            else:
+                self._rejected[rejected.place] = rejected.error
             self._aborted()
             return 0
         except CommitOutcomeUnknown as error:
@@ -256,25 +273,28 @@ class AppWorker:
             return 0
         if record is not None and not self._restored(record):
             return 0
-        if first_due is not None and not self._tables.take(first_due[0].tables, first_due[1]):
+        if first_due is not None and not self._restored_for(first_due, record):
             return 0
-        done = 0
+        done = self._forgotten = 0
         deadline = time.monotonic() + self._commit_interval
         with self._clients.transaction() as transaction:
-            again = self._process_due(deadline, transaction)
+            try:
+                again = self._process_due(deadline, transaction)
+            except BaseException:
+                self._clients.keep([] if record is None else [record])
+                raise
             while record is not None:
                 task = self._tasks[record.topic]
                 if task.tables and not self._tables.has(task.tables, record.partition):
-                    if self._clients.put_back([record]):
-                        break  # tables are restored before a transaction, which has a timeout
-                    self._tables.take(task.tables, record.partition)
+                    self._clients.put_back([record])
+                    break  # tables are restored before a transaction, which has a timeout
                 self._process(task, record, transaction)
                 done += 1
                 left = deadline - time.monotonic()
                 if done >= self._max_records or left <= 0:
                     break
                 record = self._clients.next(left if linger else 0)
-            done -= self._finish_batches(deadline, transaction)
+            done -= self._finish_batches(deadline, transaction) + self._forgotten
             self._tables.send(transaction)
             if self._failures.settles:
                 self._clients.output_first()
@@ -294,7 +314,8 @@ class AppWorker:
                 break  # the next step restores them, before its transaction
             if not self._failures.takes(task, record, transaction):
                 begin = partial(self._failures.begin, task, record, transaction)
-                self._clients.begin_attempt(begin)
+                if not self._clients.begin_attempt(begin):
+                    break
                 self._run(task, [record], transaction, self._failures.busy())
             done += 1
             if done >= self._max_records or time.monotonic() > deadline:
@@ -305,8 +326,8 @@ class AppWorker:
         """Process batches that are not full; return how many records are left."""
         finished = left = 0
         while (records := self._batches.take()) is not None:
-            late = finished and time.monotonic() > deadline
-            if late and self._clients.put_back(records[:1]):
+            if finished and time.monotonic() > deadline:
+                self._clients.put_back(records)
                 left += len(records)
             else:
                 task = self._tasks[records[0].topic]
@@ -330,13 +351,23 @@ class AppWorker:
         self._roll_back(surely=False)
         self.report.aborted += 1
 
+    def _warn_dropped(self, rejected: _OutputRejected) -> None:
+        logger.warning(
+            "app %r: output of %s-%d at offset %d was rejected after other output: %s; "
+            "at_most_once does not repeat it, so what the call got is dropped",
+            self._app_id, *rejected.place, rejected.error,
+        )  # fmt: skip
+
     def _roll_back(self, *, surely: bool) -> None:
-        self._batches.clear()
+        self._clients.keep(self._batches.clear())
         if self._guarantee == "exactly_once" and (surely or not self._doubtful):
             self._tables.roll_back()
         else:
             self._tables.release_all()  # their topics may have the changes
-        self._failures.aborted()
+        if self._guarantee == "at_most_once":
+            self._failures.interrupted()
+        else:
+            self._failures.aborted()
 
     def _reopen(self, error: KafkaError) -> None:
         """Continue after an error of the transaction, from the committed positions."""
@@ -414,7 +445,12 @@ class AppWorker:
                 return
             if task.tables:
                 self._tables.forget(task.tables, first.partition)
-        failures.failed(Failure(task, records, attempt, error), transaction)
+        try:
+            failures.failed(Failure(task, records, attempt, error), transaction)
+        except TaskFailed:
+            if not failures.tries(task, first):
+                self._clients.keep(records)
+            raise
 
     def _rejected_of(self, records: list[Record]) -> Exception | None:
         """Return why the log has rejected the output of a call with one of these records."""

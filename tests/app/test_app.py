@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -344,3 +345,41 @@ def test_a_run_that_loses_its_membership_joins_again(log, guarantee):
     doubled = values(log, "doubled")
     assert sorted(set(doubled)) == [2 * number for number in range(20)]
     assert len(doubled) == len(calls) if guarantee != "exactly_once" else len(doubled) == 20
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_batch_of_a_partition_that_is_released_has_one_reader(log, guarantee):
+    """A second worker joins while the first one waits for more records of its batches."""
+    calls = []
+    begun = threading.Event()
+
+    def worker(commit_interval):
+        app = eoslog.App(log, "shared", guarantee, commit_interval=commit_interval)
+
+        @app.task("numbers", value="json", to="doubled", batch=100)
+        def double(records, ctx):
+            calls.extend(record.value for record in records)
+            return [2 * record.value for record in records]
+
+        app.create_topics()
+        return app
+
+    with worker(2.0) as first, worker(0.0) as second:
+        begin = first._begun()._clients.next
+
+        def next_record(timeout):
+            record = begin(timeout)
+            begun.set()
+            return record
+
+        first._begun()._clients.next = next_record
+        with ThreadPoolExecutor(1) as pool:
+            step = pool.submit(first._begun().step, 1.0, linger=True)
+            begun.wait(10)
+            while not step.done():
+                second.step()
+                time.sleep(0.05)
+            step.result()
+        first.close()
+        second.run(until="caught_up")
+    assert sorted(calls) == list(range(20))

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import eoslog
+from eoslog.app import clients
 from eoslog.errors import TaskFailed
 
 SHORT = 0.02
@@ -40,12 +41,23 @@ def values(log: eoslog.Log) -> list[int]:
     return sorted(json.loads(record.value) for record in log.read("out"))
 
 
+def lose_membership(log: eoslog.Log) -> None:
+    [member] = log.describe_group("shop").members
+    log._engine.groups.leave("shop", member.member_id)
+
+
 class Retrying:
     """An app with the guarantee, whose task runs `handler(record, ctx)` first."""
 
-    def __init__(self, log, handler, **options):
+    def __init__(self, log, handler, *, commit_interval=0.1, max_records=1000, **options):
         self.calls = []
-        self.app = eoslog.App(log, "shop", "at_most_once")
+        self.app = eoslog.App(
+            log,
+            "shop",
+            "at_most_once",
+            commit_interval=commit_interval,
+            max_records=max_records,
+        )
 
         @self.app.task("numbers", key="string", value="json", to="out", **options)
         def work(record, ctx):
@@ -138,11 +150,89 @@ def test_a_worker_that_lost_its_membership_tries_no_record_again(log):
         if record.value in (4, 6) and ctx.attempt == 1:
             raise ValueError("no")
         if ctx.attempt == 2:  # another member may own the partition of the other record now
-            [member] = log.describe_group("shop").members
-            log._engine.groups.leave("shop", member.member_id)
+            lose_membership(log)
 
     retrying = Retrying(log, handler, retries=(0.0,))
+    with retrying.app as running:
+        while (4, 2) not in retrying.calls:
+            running.step()
+        assert (6, 2) not in retrying.calls
     retrying.run()
-    assert [call for call in retrying.calls if call[1] == 2] == [(4, 2)]
-    assert 6 not in values(log)
+    assert [call for call in retrying.calls if call[1] == 2] == [(4, 2), (6, 2)]
+    assert values(log) == list(range(20))
+
+
+def test_a_lost_membership_in_an_attempt_that_begins_ends_it(log, caplog, monkeypatch):
+    def handler(record, ctx):
+        if record.value == 4 and ctx.attempt == 1:
+            raise ValueError("no")
+
+    def lose(point):
+        if point == "app.attempt_begun":
+            lose_membership(log)
+
+    monkeypatch.setattr(clients, "failpoint", lose)
+    retrying = Retrying(log, handler, retries=(0.0,))
+    retrying.run()
+    assert (4, 2) not in retrying.calls
+    assert "attempt 2 of numbers-0 at offset 2 did not end; at_most_once" in caplog.text
+
+
+def test_a_lost_membership_loses_no_record_that_is_read(log):
+    def handler(record, ctx):
+        if record.value == 4 and ctx.attempt == 1:
+            lose_membership(log)
+            raise ValueError("no")
+
+    retrying = Retrying(log, handler, retries=(0.0,), commit_interval=0.0)
+    retrying.run()
+    assert values(log) == list(range(20))
+
+
+def test_an_attempt_that_raised_is_repeated_after_an_error_of_another(log):
+    def handler(record, ctx):
+        if record.value in (4, 6) and ctx.attempt == 1 or record.value == 4 and ctx.attempt == 2:
+            raise ValueError("no")
+        if record.value == 6:
+            ctx.send("out", 6)
+            ctx.send("missing", 6)
+
+    retrying = Retrying(log, handler, retries=(0.0, SHORT))
+    retrying.run()
+    assert retrying.calls[-3:] == [(4, 2), (6, 2), (4, 3)]
     assert values(log).count(4) == 1
+
+
+def test_a_record_whose_output_is_rejected_in_part_is_named(log, caplog):
+    def handler(record, ctx):
+        if record.value == 6:
+            ctx.send("out", 6)
+            ctx.send("missing", 6)
+
+    Retrying(log, handler).run()
+    assert values(log) == list(range(20))
+    assert "output of numbers-0 at offset 3 was rejected after other output" in caplog.text
+
+
+def test_a_stop_between_records_loses_none(log):
+    def handler(record, ctx):
+        if record.value == 4:
+            retrying.app.stop()
+
+    retrying = Retrying(log, handler, commit_interval=0.0)
+    retrying.app.run()
+    assert len(values(log)) < 20
+    Retrying(log, lambda record, ctx: None).run()
+    assert values(log) == list(range(20))
+
+
+@pytest.mark.parametrize("retries", [(), (0.0,)])
+def test_a_task_that_stops_the_app_loses_no_record(log, retries):
+    def failing(record, ctx):
+        if record.value == 4:
+            raise ValueError("no")
+
+    with pytest.raises(TaskFailed):
+        Retrying(log, failing, retries=retries, max_records=5).run()
+    Retrying(log, lambda record, ctx: None).run()
+    assert values(log) == list(range(20))
