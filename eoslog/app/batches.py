@@ -36,7 +36,7 @@ class Batches:
         return self._waiting.pop(next(iter(self._waiting))) if self._waiting else None
 
     def forget(self, partitions: Iterable[TopicPartition]) -> int:
-        """Drop the records of partitions that another worker reads now, and return how many."""
+        """Drop the records of partitions that another worker reads; return how many."""
         return sum(len(self._waiting.pop((at.topic, at.partition), ())) for at in partitions)
 
     def clear(self) -> list[Record]:

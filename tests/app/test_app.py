@@ -349,9 +349,8 @@ def test_a_run_that_loses_its_membership_joins_again(log, guarantee):
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_batch_of_a_partition_that_is_released_has_one_reader(log, guarantee):
-    """A second worker joins while the first one waits for more records of its batches."""
+    """A second worker joins while the first one waits for records of a batch."""
     calls = []
-    begun = threading.Event()
 
     def worker(commit_interval):
         app = eoslog.App(log, "shared", guarantee, commit_interval=commit_interval)
@@ -365,17 +364,10 @@ def test_a_batch_of_a_partition_that_is_released_has_one_reader(log, guarantee):
         return app
 
     with worker(2.0) as first, worker(0.0) as second:
-        begin = first._begun()._clients.next
-
-        def next_record(timeout):
-            record = begin(timeout)
-            begun.set()
-            return record
-
-        first._begun()._clients.next = next_record
         with ThreadPoolExecutor(1) as pool:
             step = pool.submit(first._begun().step, 1.0, linger=True)
-            begun.wait(10)
+            while not (step.done() or first._begun()._batches._waiting):
+                time.sleep(0.01)
             while not step.done():
                 second.step()
                 time.sleep(0.05)

@@ -11,7 +11,6 @@ import sys
 import pytest
 
 import eoslog
-from eoslog.app import clients
 from eoslog.errors import TaskFailed
 
 SHORT = 0.02
@@ -162,20 +161,22 @@ def test_a_worker_that_lost_its_membership_tries_no_record_again(log):
     assert values(log) == list(range(20))
 
 
-def test_a_lost_membership_in_an_attempt_that_begins_ends_it(log, caplog, monkeypatch):
-    def handler(record, ctx):
-        if record.value == 4 and ctx.attempt == 1:
-            raise ValueError("no")
-
-    def lose(point):
-        if point == "app.attempt_begun":
-            lose_membership(log)
-
-    monkeypatch.setattr(clients, "failpoint", lose)
-    retrying = Retrying(log, handler, retries=(0.0,))
-    retrying.run()
-    assert (4, 2) not in retrying.calls
-    assert "attempt 2 of numbers-0 at offset 2 did not end; at_most_once" in caplog.text
+@pytest.mark.process
+def test_a_lost_membership_in_an_attempt_that_begins_ends_it(log):
+    """Another worker may have found the record before that was stored."""
+    log.create_topic("out")
+    environment = {**os.environ, "EOSLOG_FAILPOINTS": "app.attempt_begun:1=stop"}
+    app = subprocess.Popen([sys.executable, "-c", RETRYING, log.path], env=environment)
+    try:
+        _, status = os.waitpid(app.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        lose_membership(log)  # as after the session timeout
+        os.kill(app.pid, signal.SIGCONT)
+        assert app.wait(60) == 0
+    finally:
+        app.kill()
+        app.wait()
+    assert 4 not in values(log)
 
 
 def test_a_lost_membership_loses_no_record_that_is_read(log):

@@ -104,8 +104,8 @@ def path(log: eoslog.Log) -> str:
 @pytest.mark.parametrize(
     "point",
     [
-        "app.processed:4", "app.offsets:2", "txn.added:7",
-        "txn.flushed:3", "txn.prepared:6", "txn.decided:3",
+        "app.processed:4", "app.offsets:2", "txn.added:5",
+        "txn.flushed:3", "txn.prepared:5", "txn.decided:3",
     ],
 )  # fmt: skip
 def test_a_kill_neither_loses_nor_doubles_a_failed_record(path: str, point: str) -> None:

@@ -1,1 +1,1 @@
-"""A producer's transactions: their states, their partitions, and their two-phase calls."""
+"""A producer's transactions: states, partitions, two-phase calls."""
