@@ -331,7 +331,7 @@ class AppWorker:
                 left += len(records)
             else:
                 task = self._tasks[records[0].topic]
-                self._run(task, records, transaction, self._failures.busy())
+                self._run_batch(task, records, transaction)
                 finished += 1
         return left
 
@@ -403,11 +403,26 @@ class AppWorker:
     # Records. These methods run for each of them: a call less is a percent of the rate.
 
     def _process(self, task: Task, record: Record, transaction: OutputTransaction) -> None:
-        busy = self._failures.busy()
-        if busy and self._failures.takes(task, record, transaction):
+        if task.batch is not None:
+            records = self._batches.add(task, record)
+            if records is not None:
+                self._run_batch(task, records, transaction)
             return
-        records = [record] if task.batch is None else self._batches.add(task, record)
-        if records is not None:
+        busy = self._failures.busy()
+        if not (busy and self._failures.takes(task, record, transaction)):
+            self._run(task, [record], transaction, busy)
+
+    def _run_batch(self, task: Task, records: list[Record], transaction: OutputTransaction) -> None:
+        """Call the function of a task with the records of a batch that need not wait.
+
+        The others wait from now on. A batch that is put back is read again with all its records, so
+        none of them may wait before.
+        """
+        busy = self._failures.busy()
+        if busy:
+            takes = self._failures.takes
+            records = [record for record in records if not takes(task, record, transaction)]
+        if records:
             self._run(task, records, transaction, busy)
 
     def _run(

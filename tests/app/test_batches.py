@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import eoslog
@@ -84,3 +86,42 @@ def test_process_takes_the_options_of_an_application_and_of_a_task(log):
     assert sorted(int(record.value) for record in log.read("doubled")) == list(range(0, 40, 2))
     with pytest.raises(TypeError, match="did you mean 'value'"):
         log.process("numbers", double, group_id="g", vale="json")
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "at_most_once"])
+def test_a_batch_that_is_put_back_repeats_no_record_that_waits(path, guarantee):
+    """A batch is read again with all its records, so none of them waits before."""
+    calls = []
+
+    def work(records, ctx):
+        values = [record.value for record in records]
+        calls.append(values)
+        if values == ["slow"]:
+            time.sleep(0.02)
+        if ctx.attempt == 1 and "first" in values:
+            raise ValueError("no")
+        return ",".join(values)
+
+    def app(log):
+        made = eoslog.App(log, "shop", guarantee, commit_interval=0.01)
+        made.task("in", key="string", value="string", to="out", batch=3, retries=(3600.0,))(work)
+        return made
+
+    with eoslog.open(path, durability="os") as log:
+        log.create_topic("in", partitions=2)
+        log.create_topic("out")
+        with log.producer() as producer, app(log) as running:
+            producer.produce("in", "first", "key", partition=1)
+            producer.flush()
+            while not calls:
+                running.step()
+            producer.produce("in", "slow", "other", partition=0)
+            producer.produce("in", "other", "other", partition=1)
+            producer.produce("in", "second", "key", partition=1)
+            producer.flush()
+            while ["slow"] not in calls:
+                running.step()
+        log._engine.use_clock(lambda: 1e12)
+        app(log).run(until="caught_up")
+        found = [value for record in log.read("out") for value in record.value.split(b",")]
+        assert sorted(found) == [b"first", b"other", b"second", b"slow"]
