@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,7 @@ from eoslog.client.consumer.subscription import Listener
 from eoslog.config.producer_keys import TRANSACTION_MAX_TIMEOUT_MS
 from eoslog.errors import CommitFailed, ConfigError, RequestTimedOut
 from eoslog.model import TopicPartition
+from eoslog.shown_paths import get_logger
 from eoslog.storage.fs.files import failpoint
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from eoslog.log import Log
 
 __all__ = ["Clients", "OutputTransaction", "clients_of", "guarantee_of", "longest_task_s"]
+
+logger = get_logger("eoslog.app")
 
 _GUARANTEES = {
     "exactly_once": "exactly_once",
@@ -270,25 +273,27 @@ class _AtMostOnce(Clients):
     A poll may release partitions, so none follows until what the records have left is in the log.
     """
 
-    _records: Iterator[Record] = iter(())
-    """Records that are committed and not processed yet."""
     _processing = False
 
+    def __init__(self, log: Log, app_id: str, *arguments: Any) -> None:
+        self._app_id = app_id
+        self._records: deque[Record] = deque()
+        """Records that are committed and not processed yet."""
+        super().__init__(log, app_id, *arguments)
+
     def next(self, timeout: float) -> Record | None:
-        record = next(self._records, None)
-        if record is None and not self._processing:
+        if not self._records and not self._processing:
             records = self.consumer.consume(self._max_records, timeout)
             if records:
                 self.consumer.commit()
-                self._records = iter(records)
-                record = next(self._records)
-        return record
+                self._records.extend(records)
+        return self._records.popleft() if self._records else None
 
     def put_back(self, records: list[Record]) -> None:
         self.keep(records)
 
     def keep(self, records: list[Record]) -> None:
-        self._records = itertools.chain(records, self._records)
+        self._records.extendleft(reversed(records))
 
     def begin_attempt(self, store: Callable[[], object]) -> bool:
         try:
@@ -318,12 +323,22 @@ class _AtMostOnce(Clients):
 
     def _give_back(self) -> None:
         """Commit the positions of the records that are left, for the next owner."""
-        first: dict[tuple[str, int], int] = {}
+        first: dict[TopicPartition, int] = {}
         for record in self._records:
-            first.setdefault((record.topic, record.partition), record.offset)
-        if first:
-            with contextlib.suppress(CommitFailed):  # another worker may have read on
-                self.consumer.commit([TopicPartition(*at, first[at]) for at in first])
+            first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+        if not first:
+            return
+        for at, offset in first.items():
+            self.consumer.seek(at, offset)
+        try:
+            self.consumer.commit()
+        except CommitFailed as error:  # another worker may have read on
+            left = ", ".join(f"{at} from offset {offset}" for at, offset in first.items())
+            logger.warning(
+                "app %r: %s; at_most_once does not repeat the records that are left, so they are "
+                "dropped: %s",
+                self._app_id, error, left,
+            )  # fmt: skip
 
 
 _KINDS: dict[str, Callable[..., Clients]] = {

@@ -360,14 +360,35 @@ class AppWorker:
 
     def _roll_back(self, *, surely: bool) -> None:
         self._clients.keep(self._batches.clear())
-        if self._guarantee == "exactly_once" and (surely or not self._doubtful):
+        if self._guarantee == "at_most_once":
+            self._end_interrupted()
+        elif self._guarantee == "exactly_once" and (surely or not self._doubtful):
             self._tables.roll_back()
+            self._failures.aborted()
         else:
             self._tables.release_all()  # their topics may have the changes
-        if self._guarantee == "at_most_once":
-            self._failures.interrupted()
-        else:
             self._failures.aborted()
+
+    def _end_interrupted(self) -> None:
+        """Write what calls that have returned leave, because at_most_once does not repeat them."""
+        self._failures.interrupted()
+        try:
+            if not self._doubtful:
+                self._tables.send(self._clients.producer)
+                self._clients.producer.flush()
+        except EoslogError as error:
+            logger.warning(
+                "app %r: changes of tables were not written: %s; at_most_once does not repeat "
+                "their calls, so they are dropped",
+                self._app_id, error,
+            )  # fmt: skip
+        finally:
+            self._tables.release_all()
+        if self._failures.settles:
+            with contextlib.suppress(EoslogError):  # the next transaction stores it again
+                self._clients.producer.flush()
+                self._failures.settle(self._clients.producer)
+                self._clients.producer.flush()
 
     def _reopen(self, error: KafkaError) -> None:
         """Continue after an error of the transaction, from the committed positions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -237,3 +238,68 @@ def test_a_task_that_stops_the_app_loses_no_record(log, retries):
         Retrying(log, failing, retries=retries, max_records=5).run()
     Retrying(log, lambda record, ctx: None).run()
     assert values(log) == list(range(20))
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_record_that_is_left_is_given_back_without_a_warning(log):
+    def failing(record, ctx):
+        if record.value == 19:
+            raise ValueError("no")
+
+    with pytest.raises(TaskFailed):
+        Retrying(log, failing).run()
+    Retrying(log, lambda record, ctx: None).run()
+    assert values(log) == list(range(20))
+
+
+def test_records_that_a_lost_membership_drops_are_named(log, caplog):
+    def handler(record, ctx):
+        if record.value == 4:
+            lose_membership(log)
+            retrying.app.stop()
+
+    retrying = Retrying(log, handler, commit_interval=0.0)
+    retrying.app.run()
+    assert "so they are dropped: numbers-" in caplog.text
+    assert "numbers-0 from offset 3" in caplog.text
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_changes_of_tables_stay_with_the_output_of_their_calls(log, fails):
+    """No later attempt makes them again after another call has failed."""
+    log.create_topic("one")
+    with log.producer() as producer:
+        for number in range(6):
+            producer.produce("one", str(number), str(number))
+    app = eoslog.App(log, "shop", "at_most_once")
+    table = app.table("counts", default=int)
+
+    @app.task("one", key="string", value="json", to="out", tables=[table])
+    def work(record, ctx):
+        table[record.key] += 1
+        if record.value == 4:
+            if fails:
+                raise ValueError("no")
+            ctx.send("out", b"4")
+            ctx.send("missing", b"4")
+        return record.value
+
+    app.create_topics()
+    with pytest.raises(TaskFailed) if fails else contextlib.nullcontext():
+        app.run(until="caught_up")
+    changed = [int(record.key) for record in log.read("counts")]
+    assert changed == ([0, 1, 2, 3] if fails else [0, 1, 2, 3, 5])
+
+
+def test_an_attempt_that_ended_is_not_named_as_dropped(log, caplog):
+    """The run ends in the same transaction, because of another record."""
+
+    def failing(record, ctx):
+        if record.value in (4, 6) and (record.value == 6 or ctx.attempt == 1):
+            raise ValueError("no")
+
+    with pytest.raises(TaskFailed):
+        Retrying(log, failing, retries=(0.0,)).run()
+    Retrying(log, lambda record, ctx: None).run()
+    assert values(log) == list(range(20))
+    assert "dropped" not in caplog.text
