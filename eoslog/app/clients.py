@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from eoslog._util.arguments import shown
 from eoslog.client.consumer.subscription import Listener
 from eoslog.config.producer_keys import TRANSACTION_MAX_TIMEOUT_MS
-from eoslog.errors import CommitFailed, ConfigError, RequestTimedOut
+from eoslog.errors import CommitFailed, ConfigError, EoslogError, RequestTimedOut
 from eoslog.model import TopicPartition
 from eoslog.shown_paths import get_logger
 from eoslog.storage.fs.files import failpoint
@@ -328,11 +328,11 @@ class _AtMostOnce(Clients):
             first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
         if not first:
             return
-        for at, offset in first.items():
-            self.consumer.seek(at, offset)
         try:
+            for at, offset in first.items():
+                self.consumer.seek(at, offset)
             self.consumer.commit()
-        except CommitFailed as error:  # another worker may have read on
+        except EoslogError as error:  # another worker may have read on
             left = ", ".join(f"{at} from offset {offset}" for at, offset in first.items())
             logger.warning(
                 "app %r: %s; at_most_once does not repeat the records that are left, so they are "
