@@ -77,15 +77,16 @@ _RECOVERIES = 5
 _GRACE_S = 0.5
 """How much later than `task_timeout` a call is overdue: a coroutine is cancelled before."""
 
-Place = tuple[str, int, int]
+RejectedCall = tuple[str, int, int, int]
+"""Topic, partition, first offset and attempt; the attempt is 0 for a batch of several records."""
 
 
 class _OutputRejected(Exception):
     """Invalid output of a task, after other output that is in the transaction."""
 
-    def __init__(self, place: Place, error: Exception) -> None:
-        super().__init__(place, error)
-        self.place = place
+    def __init__(self, call: RejectedCall, error: Exception) -> None:
+        super().__init__(call, error)
+        self.call = call
         self.error = error
 
 
@@ -137,7 +138,7 @@ class AppWorker:
         """Records of the transaction whose commit has begun."""
         self._forgotten = 0
         """Records of the transaction whose partition was released before they were processed."""
-        self._rejected: dict[Place, Exception] = {}
+        self._rejected: dict[RejectedCall, Exception] = {}
         self._recoveries = 0
         self._rebalanced = False
         """Whether partitions came or went, because a topic was deleted or grew, for example."""
@@ -238,7 +239,7 @@ class AppWorker:
             if self._guarantee == "at_most_once":
                 self._warn_dropped(rejected)
             else:
-                self._rejected[rejected.place] = rejected.error
+                self._rejected[rejected.call] = rejected.error
             self._aborted()
             return 0
         except CommitOutcomeUnknown as error:
@@ -252,6 +253,7 @@ class AppWorker:
             self._reopen(error)
             return 0
         except BaseException:
+            self._rejected.clear()  # the caller may correct the cause before the next step
             self._aborted()
             raise
         if done:
@@ -355,7 +357,7 @@ class AppWorker:
         logger.warning(
             "app %r: output of %s-%d at offset %d was rejected after other output: %s; "
             "at_most_once does not repeat it, so what the call got is dropped",
-            self._app_id, *rejected.place, rejected.error,
+            self._app_id, *rejected.call[:3], rejected.error,
         )  # fmt: skip
 
     def _roll_back(self, *, surely: bool) -> None:
@@ -452,7 +454,7 @@ class AppWorker:
         """Call the function of a task, and send its output."""
         first, failures = records[0], self._failures
         attempt = failures.attempt_of(task, first) if busy else 1
-        error = self._rejected_of(records) if self._rejected else None
+        error = self._rejected_of(records, attempt) if self._rejected else None
         if error is None:
             notes = failures.notes
             note = notes.begin(
@@ -472,7 +474,9 @@ class AppWorker:
                 error = failed
             else:
                 notes.end(note)
-                error = self._produce(first, outputs, transaction) if outputs else None
+                if outputs:
+                    call = (*_place(first), attempt if len(records) == 1 else 0)
+                    error = self._produce(call, outputs, transaction)
             if error is None:
                 if task.tables:
                     self._tables.keep(task.tables, first.partition)
@@ -488,12 +492,19 @@ class AppWorker:
                 self._clients.keep(records)
             raise
 
-    def _rejected_of(self, records: list[Record]) -> Exception | None:
-        """Return why the log has rejected the output of a call with one of these records."""
+    def _rejected_of(self, records: list[Record], attempt: int) -> Exception | None:
+        """Return why the log has rejected the output of this call before the last abort.
+
+        A batch that is read again may have other records. It fails if one of them has begun a call
+        that was rejected, for each is tried alone then. An attempt of one record fails only if the
+        same attempt was rejected, without other records.
+        """
+        attempts = (attempt,) if len(records) == 1 else (0, attempt)
         for record in records:
-            error = self._rejected.get((record.topic, record.partition, record.offset))
-            if error is not None:
-                return error
+            for each in attempts:
+                error = self._rejected.get((*_place(record), each))
+                if error is not None:
+                    return error
         return None
 
     def _call(self, task: Task, records: list[Record], attempt: int) -> list[Any]:
@@ -565,7 +576,7 @@ class AppWorker:
         )  # fmt: skip
 
     def _produce(
-        self, record: Record, outputs: list[Any], transaction: OutputTransaction
+        self, call: RejectedCall, outputs: list[Any], transaction: OutputTransaction
     ) -> Exception | None:
         """Send the output of a call.
 
@@ -585,8 +596,7 @@ class AppWorker:
         except _OUTPUT_ERRORS as error:
             if not sent:
                 return error
-            place = (record.topic, record.partition, record.offset)
-            raise _OutputRejected(place, error) from error
+            raise _OutputRejected(call, error) from error
         return None
 
     # The end.
@@ -636,6 +646,10 @@ class AppWorker:
         finally:
             self._tables.release_all()
             self._instance.close()
+
+
+def _place(record: Record) -> tuple[str, int, int]:
+    return record.topic, record.partition, record.offset
 
 
 def _shared(tasks: dict[str, Task]) -> list[set[str]]:
