@@ -609,12 +609,15 @@ class AppWorker:
         mine = set(self._clients.consumer.assignment()) - paused
         try:
             lag = self._log.lag(self._app_id)
+            owned = paused | self._owned_by_others()
         except GroupNotFound:
-            lag = {}
+            lag, owned = {}, paused
         for topic in self._tasks:
             for partition in self._log.partitions_of(topic):
                 if partition in mine:
                     continue  # the step found no record
+                if partition not in owned:
+                    return False  # its next owner finds the records that wait
                 if partition in lag:
                     if lag[partition]:
                         return False
@@ -623,6 +626,11 @@ class AppWorker:
                 if offsets.last_stable > offsets.log_start:
                     return False
         return True
+
+    def _owned_by_others(self) -> set[TopicPartition]:
+        own = self._clients.consumer.group_metadata().member_id
+        members = self._log.describe_group(self._app_id).members
+        return {at for one in members if one.member_id != own for at in one.assigned}
 
     def waiting(self) -> int:
         """The number of records that wait for another attempt; any thread can call it."""

@@ -93,3 +93,33 @@ def test_a_forked_child_does_not_hold_the_number_of_its_parent(log):
     second.stop()
     os.write(released[1], b"1")
     os.waitpid(pid, 0)
+
+
+def test_a_run_does_not_end_before_a_record_that_waits_has_an_owner(log):
+    """Its owner is gone, and its partition is not yet assigned to the other worker."""
+
+    def app():
+        made = eoslog.App(log, "shop")
+
+        @made.task("one", to="out", retries=(3600.0,))
+        def work(record, ctx):
+            if ctx.attempt == 1:
+                raise ValueError("no")
+            return record.value
+
+        return made
+
+    first, second = app(), app()
+    first.create_topics()
+    with log.producer() as producer:
+        producer.produce("one", "value")
+    with first, second:
+        while first.step() == 0:
+            pass
+        while len(log.describe_group("shop").members) < 2:
+            second.step()
+        log._engine.use_clock(lambda: 1e12)
+        [gone] = [one for one in log.describe_group("shop").members if one.assigned]
+        log._engine.groups.leave("shop", gone.member_id)
+        second.run(until="caught_up")
+        assert [record.value for record in log.read("out")] == [b"value"]
