@@ -56,12 +56,17 @@ def check(run: Run) -> None:
             raise Wrong(f"{about}: given up early, after {run.failed[number]} failures")
         if not times and not (given_up and kind.on_error == "skip") and not _lost(run, number):
             raise Wrong(f"{about}: lost")
+    if "shop.retries" in log.topics():
+        states = {record.key: record.value for record in log.read("shop.retries")}
+        left = [key for key, value in states.items() if value is not None and b'"record"' in key]
+        if left and not (run.guarantee == "at_most_once" and _lost_some(run)):
+            raise Wrong(f"the retry topic has {left}")
     lines: dict[Any, list[int]] = defaultdict(list)
     for number in dict.fromkeys(done):
         kind, partition, offset, key = inputs[number]
         if key is not None:
             lines[kind.topic, partition, key].append(offset)
-    unfenced = run.guarantee != "exactly_once"  # an earlier owner may go on for a while
+    unfenced = run.guarantee != "exactly_once"  # an earlier owner may continue for a while
     for line, offsets in lines.items():
         if offsets != sorted(offsets) and not (unfenced and _lost_some(run)):
             raise Wrong(f"{line}: not in order: {offsets}")

@@ -305,15 +305,7 @@ class Run:
             for app in self.apps:
                 self._step(app)
             self.now += 10.0
-            if self._caught_up():
+            if all(app._worker and app._worker.caught_up() for app in self.apps):
                 return
             time.sleep(0.002)  # members that have left are noticed after some time
         raise Wrong(f"records are left after {LAST_STEPS} steps: {self.log.lag('shop')}")
-
-    def _caught_up(self) -> bool:
-        """Whether nothing is left, with all partitions assigned to members."""
-        members = self.log.describe_group("shop").members
-        assigned = sum(len(member.assigned) for member in members)
-        return assigned == self.partitions * len(self.kinds) and all(
-            app._worker and app._worker.caught_up() for app in self.apps
-        )
