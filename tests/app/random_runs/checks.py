@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.app.random_runs import Run
+    from tests.app.random_runs.runs import Run
 
 LOSSES = frozenset(["leave", "interrupt", "kill"])
 """After these, at_most_once may have lost any record."""

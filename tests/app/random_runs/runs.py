@@ -16,7 +16,7 @@ from eoslog.app.topology import described
 from eoslog.errors import TaskFailed
 from eoslog.storage.fs import files
 from tests.app.counting import ended, forked
-from tests.app.random_checks import Kind, Wrong, check
+from tests.app.random_runs.checks import Kind, Wrong, check
 
 KEYS = ("a", "b", "c", None)
 FAULTS = ("raise",) * 6 + ("slow", "after", "first", "leave", "stop", "produce", "end")

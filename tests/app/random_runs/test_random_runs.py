@@ -1,6 +1,6 @@
 """Random combinations of options and faults break no guarantee of an application.
 
-By hand: `python -m tests.app.test_random_runs --seeds A-B`.
+By hand: `python -m tests.app.random_runs.test_random_runs --seeds A-B`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.random_runs import Run
+from tests.app.random_runs.runs import Run
 
 SEEDS = (*range(1, 23), 88, 89, 277)
 
@@ -31,7 +31,7 @@ def test_a_random_run_keeps_the_guarantee(path: str, disarmed: None, seed: int) 
 
 def main() -> int:
     """Run seeds, and report each that fails."""
-    parser = argparse.ArgumentParser(prog="python -m tests.app.test_random_runs")
+    parser = argparse.ArgumentParser(prog="python -m tests.app.random_runs.test_random_runs")
     parser.add_argument("--seeds", default="1-100", help="A-B, or one [default: %(default)s]")
     parser.add_argument("--script", action="store_true", help="Show what happened in each run.")
     options = parser.parse_args()

@@ -1,0 +1,1 @@
+"""Applications with random options and faults."""
