@@ -42,7 +42,7 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 napoleon_custom_sections = ["Durability"]
 nitpick_ignore_regex = [
-    (r"py:.*", r"eoslog\.client\.producer\.transaction\.InputConsumer"),  # a protocol
+    (r"py:.*", r"eoslog\.client\.producer\.transactions\.transaction\.InputConsumer"),  # a protocol
     (r"py:.*", r"eoslog\.coordinator\.positions\.records\.Unchecked"),  # the type of a default
     (r"py:.*", r"eoslog\.(aio\.client\.[CT]|app\.app\.F)"),  # type variables
     # The options of a call: its page lists them, and the configuration has each key.
