@@ -21,7 +21,7 @@ import contextlib
 import contextvars
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -189,28 +189,18 @@ class AppWorker:
                     (consumer.resume if whole else consumer.pause)(partition)
         self._failures.hold(self._clients.consumer.paused() if self._shared else ())
 
-    def _restored(self, record: Record) -> bool:
-        """Restore the tables of a record, outside of a transaction.
+    def _restored(self, tables: Sequence[AppTable], partition: int, read: Record | None) -> bool:
+        """Restore tables of a partition, outside of a transaction.
 
         Returns:
-            False if the application stops; the record is read again.
+            False if the application stops; the record that was `read` is read again.
         """
         restored = False
         try:
-            restored = self._tables.take(self._tasks[record.topic].tables, record.partition)
+            restored = self._tables.take(tables, partition)
         finally:
-            if not restored:
-                self._clients.put_back([record])
-        return restored
-
-    def _restored_for(self, due: tuple[Task, int], record: Record | None) -> bool:
-        """Restore the tables of a record that is due, before a record that was read."""
-        restored = False
-        try:
-            restored = self._tables.take(due[0].tables, due[1])
-        finally:
-            if not restored and record is not None:
-                self._clients.put_back([record])
+            if not restored and read is not None:
+                self._clients.put_back([read])
         return restored
 
     # Transactions.
@@ -273,9 +263,11 @@ class AppWorker:
         if record is None and first_due is None:
             self.idle = True
             return 0
-        if record is not None and not self._restored(record):
-            return 0
-        if first_due is not None and not self._restored_for(first_due, record):
+        if record is not None:
+            tables = self._tasks[record.topic].tables
+            if not self._restored(tables, record.partition, record):
+                return 0
+        if first_due is not None and not self._restored(first_due[0].tables, first_due[1], record):
             return 0
         done = self._forgotten = 0
         deadline = time.monotonic() + self._commit_interval
