@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tests.app.random_runs.runs import Run
+from tests.app.random_runs.runs import Run, Wrong
 
 LOSSES = frozenset(["leave", "interrupt", "kill"])
 """After these, at_most_once may have lost any record."""
-
-
-class Wrong(AssertionError):
-    """A run broke a guarantee."""
-
-
-@dataclass
-class Kind:
-    """The options of a task."""
-
-    topic: str
-    batch: int | None
-    retries: tuple[float, ...]
-    on_error: str
-    counts: bool
 
 
 def check(run: Run) -> None:

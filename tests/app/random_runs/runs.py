@@ -1,4 +1,4 @@
-"""Random runs of an application, and what must be true after each of them."""
+"""Random runs of an application."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import eoslog
@@ -16,7 +17,6 @@ from eoslog.app.topology import described
 from eoslog.errors import TaskFailed
 from eoslog.storage.fs import files
 from tests.app.counting import ended, forked
-from tests.app.random_runs.checks import Kind, Wrong, check
 
 KEYS = ("a", "b", "c", None)
 FAULTS = ("raise",) * 6 + ("slow", "after", "first", "leave", "stop", "produce", "end")
@@ -28,6 +28,21 @@ POINTS = (
 POISON = 99
 EVENTS_OF_A_RUN = 25
 LAST_STEPS = 3000
+
+
+class Wrong(AssertionError):
+    """A run broke a guarantee."""
+
+
+@dataclass
+class Kind:
+    """The options of a task."""
+
+    topic: str
+    batch: int | None
+    retries: tuple[float, ...]
+    on_error: str
+    counts: bool
 
 
 class Ended(BaseException):
@@ -277,7 +292,7 @@ class Run:
             self.failed[number] += POISON  # its calls are not known
         self.open()
 
-    def run(self) -> None:
+    def run(self, check: Callable[[Run], None]) -> None:
         """Run the script, remove all causes, process what is left, and check.
 
         Raises:

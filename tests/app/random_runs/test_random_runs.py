@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.app.random_runs.checks import check
 from tests.app.random_runs.runs import Run
 
 SEEDS = (*range(1, 23), 88, 89, 277)
@@ -23,7 +24,7 @@ SEEDS = (*range(1, 23), 88, 89, 277)
 def test_a_random_run_keeps_the_guarantee(path: str, disarmed: None, seed: int) -> None:
     run = Run(seed, path)
     try:
-        run.run()
+        run.run(check)
     except Exception as error:
         error.add_note(f"seed {seed}: {run}")
         raise
@@ -42,7 +43,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             run = Run(seed, str(Path(folder) / "log"))
             try:
-                run.run()
+                run.run(check)
             except BaseException as error:
                 failed += 1
                 print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
