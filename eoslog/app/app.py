@@ -31,6 +31,7 @@ from eoslog.reports import RunReport
 
 if TYPE_CHECKING:
     from eoslog.app.supervisor import Supervisor, Watch
+    from eoslog.app.task_calls import TaskCalls
     from eoslog.options import BatchFormat, Format, Guarantee, OnError
 
 __all__ = ["App"]
@@ -99,7 +100,7 @@ class App(Closing):
         self._opened: Log | None = None
         self._worker: AppWorker | None = None
         self._supervisor: Supervisor | None = None
-        self._watch: Callable[[AppWorker], AbstractContextManager[None]] = watched
+        self._watch: Callable[[TaskCalls], AbstractContextManager[None]] = watched
         self._pid = os.getpid()
         self._running = False
         self._stopping = threading.Event()
@@ -339,7 +340,7 @@ class App(Closing):
         wait = _WAIT_S if until is None else _CAUGHT_UP_WAIT_S
         self._running = True
         try:
-            with self._signals(), self._watch(worker):
+            with self._signals(), self._watch(worker.calls):
                 while not self._stopping.is_set():
                     worker.step(wait, linger=until is None)
                     if until is not None and worker.caught_up():

@@ -41,7 +41,7 @@ from eoslog.shown_paths import get_logger
 from eoslog.storage.directory.processes import is_stopped
 
 if TYPE_CHECKING:
-    from eoslog.app.worker import Overdue
+    from eoslog.app.task_calls import Overdue
 
 __all__ = ["ProcessStatus", "Supervisor", "Watch"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from eoslog.shown_paths import get_logger
 
 if TYPE_CHECKING:
-    from eoslog.app.worker import AppWorker, Overdue
+    from eoslog.app.task_calls import Overdue, TaskCalls
 
 __all__ = ["SharedTime", "watched"]
 
@@ -35,14 +35,14 @@ class SharedTime(Protocol):
 
 @contextlib.contextmanager
 def watched(
-    worker: AppWorker,
+    calls: TaskCalls,
     on_overdue: Callable[[Overdue], object] | None = None,
     clock: SharedTime | None = None,
 ) -> Iterator[None]:
-    """Watch the calls of a worker in the block.
+    """Watch calls of tasks in the block.
 
     Args:
-        worker: the worker.
+        calls: those of a worker.
         on_overdue: called in another thread after the message, once for each call.
         clock: set at each look.
     """
@@ -56,7 +56,7 @@ def watched(
         before = None
         while not ended.wait(_TICK_S):
             look()
-            overdue = worker.overdue()
+            overdue = calls.overdue()
             if overdue is not None and overdue.began != before:
                 before = overdue.began
                 logger.error("%s", overdue.error)

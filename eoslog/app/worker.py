@@ -16,24 +16,19 @@ it owns are paused.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import contextvars
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import AsyncGeneratorType, GeneratorType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from eoslog.app.batches import Batches, argument_of
+from eoslog.app.batches import Batches
 from eoslog.app.clients import Clients, OutputTransaction, clients_of
-from eoslog.app.context import Context
-from eoslog.app.error_policy import delay_after
 from eoslog.app.failures import Failure, Failures
-from eoslog.app.log_context import running
 from eoslog.app.tables.owned import OwnedTables
-from eoslog.app.tasks import NEVER_RUNS, Task
+from eoslog.app.task_calls import TaskCalls
+from eoslog.app.tasks import Task
 from eoslog.app.topology import check_topics
 from eoslog.errors import (
     CommitFailed,
@@ -48,7 +43,6 @@ from eoslog.errors import (
     SerializationError,
     StorageError,
     TaskFailed,
-    TaskTimeout,
     UnknownTopicOrPartition,
 )
 from eoslog.model import TopicPartition
@@ -62,7 +56,7 @@ if TYPE_CHECKING:
     from eoslog.client.consumer.consumer import Consumer
     from eoslog.log import Log
 
-__all__ = ["AppWorker", "Overdue"]
+__all__ = ["AppWorker"]
 
 logger = get_logger("eoslog.app")
 
@@ -74,9 +68,6 @@ _OUTPUT_ERRORS = (
 _NEW_CLIENTS = (CommitFailed, CommitOutcomeUnknown)
 """The group has removed the consumer; or the positions may be committed."""
 _RECOVERIES = 5
-_GRACE_S = 0.5
-"""How much later than `task_timeout` a call is overdue: a coroutine is cancelled before."""
-
 RejectedCall = tuple[str, int, int, int]
 """Topic, partition, first offset and attempt; the attempt is 0 for a batch of several records."""
 
@@ -90,20 +81,12 @@ class _OutputRejected(Exception):
         self.error = error
 
 
-class Overdue(NamedTuple):
-    """A call that runs for too long."""
-
-    error: TaskTimeout
-    began: float
-    stops: bool
-    """Whether the application must stop."""
-
-
 class AppWorker:
     """One member of the application's group; used by one thread.
 
     Attributes:
         report: what the worker has done.
+        calls: the calls of tasks; any thread can ask for an overdue one.
         idle: whether the last step has found no record.
     """
 
@@ -142,9 +125,7 @@ class AppWorker:
         self._recoveries = 0
         self._rebalanced = False
         """Whether partitions came or went, because a topic was deleted or grew, for example."""
-        self._runner: asyncio.Runner | None = None
-        self._calling: tuple[float, Task, Record, int] | None = None
-        """When the call that runs began, its task, first record and attempt."""
+        self.calls = TaskCalls(app_id)
         self._clients = self._open()
 
     def _open(self) -> Clients:
@@ -369,7 +350,7 @@ class AppWorker:
         try:
             if not self._doubtful:
                 self._tables.send(self._clients.producer)
-                self._clients.producer.flush()
+                self._clients.output_first()
         except EoslogError as error:
             logger.warning(
                 "app %r: changes of tables were not written: %s; at_most_once does not repeat "
@@ -380,7 +361,7 @@ class AppWorker:
             self._tables.release_all()
         if self._failures.settles:
             with contextlib.suppress(EoslogError):  # the next transaction stores it again
-                self._clients.producer.flush()
+                self._clients.output_first()
                 self._failures.settle(self._clients.producer)
                 self._clients.producer.flush()
 
@@ -455,9 +436,9 @@ class AppWorker:
             try:
                 if task.tables:
                     with self._tables.call(task.tables, first.partition):
-                        outputs = self._call(task, records, attempt)
+                        outputs = self.calls.run(task, records, attempt)
                 else:
-                    outputs = self._call(task, records, attempt)
+                    outputs = self.calls.run(task, records, attempt)
             except StorageError:
                 notes.end(note)
                 raise  # of a table's file; the record is not the cause
@@ -498,74 +479,6 @@ class AppWorker:
                 if error is not None:
                     return error
         return None
-
-    def _call(self, task: Task, records: list[Record], attempt: int) -> list[Any]:
-        """Call the function of a task, and return its output."""
-        first = records[0]
-        began = time.monotonic()
-        self._calling = (began, task, first, attempt)
-        try:
-            if task.batch is None:
-                argument = about = task.decoded(first)
-            else:
-                argument, about = argument_of(task, records), first
-            ctx = Context(self._app_id, task, about, attempt)
-            token = running.set(ctx)
-            try:
-                result = task.handler(argument, ctx)
-                if result is not None:
-                    if hasattr(result, "__await__"):
-                        result = self._awaited(task, first, result)
-                    elif type(result) is AsyncGeneratorType and task.to is not None:
-                        result = _each(self._awaited(task, first, _all_of(result)))
-                    if task.to is not None:
-                        ctx._send_result(task.to, result, first.key)
-                    elif type(result) in (GeneratorType, AsyncGeneratorType):
-                        raise ConfigError(NEVER_RUNS)
-            finally:
-                running.reset(token)
-                outputs = ctx._end()
-        finally:
-            self._calling = None
-        took = time.monotonic() - began
-        if took > task.task_timeout:
-            raise self._timed_out(task, first, f"took {took:.1f} s")
-        return outputs
-
-    def _awaited(self, task: Task, record: Record, result: Any) -> Any:
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-
-        async def wait() -> Any:
-            try:
-                async with asyncio.timeout(task.task_timeout) as limit:
-                    return await result
-            except TimeoutError as error:
-                if not limit.expired():
-                    raise
-                raise self._timed_out(task, record, "was cancelled") from error
-
-        return self._runner.run(wait(), context=contextvars.copy_context())
-
-    def overdue(self) -> Overdue | None:
-        """A call that runs for longer than its `task_timeout`; any thread can call it."""
-        calling = self._calling
-        if calling is None:
-            return None
-        began, task, record, attempt = calling
-        seconds = time.monotonic() - began
-        if seconds < task.task_timeout + _GRACE_S:
-            return None
-        stops = task.on_error == "stop" and delay_after(task, attempt) is None
-        return Overdue(self._timed_out(task, record, f"has run for {seconds:.1f} s"), began, stops)
-
-    def _timed_out(self, task: Task, record: Record, what: str) -> TaskTimeout:
-        return TaskTimeout(
-            f"app {self._app_id!r}, task {task.name!r}: {record.topic}-{record.partition} at "
-            f"offset {record.offset} {what}, task_timeout is {task.task_timeout:g} s; set a longer "
-            "task_timeout, or let the task do less",
-            self._app_id, task.name, record.topic, record.partition, record.offset,
-        )  # fmt: skip
 
     def _produce(
         self, call: RejectedCall, outputs: list[Any], transaction: OutputTransaction
@@ -639,8 +552,7 @@ class AppWorker:
     def close(self) -> None:
         """Leave the group, and free the number of the worker."""
         try:
-            if self._runner is not None:
-                self._runner.close()
+            self.calls.close()
             self._clients.close()
             self._failures.close()
         finally:
@@ -663,14 +575,6 @@ def _shared(tasks: dict[str, Task]) -> list[set[str]]:
             tables |= group[1]
         groups.append((topics, tables))
     return [topics for topics, _ in groups if len(topics) > 1]
-
-
-async def _all_of(results: AsyncGeneratorType[Any, None]) -> list[Any]:
-    return [result async for result in results]
-
-
-def _each(results: list[Any]) -> Iterator[Any]:
-    yield from results
 
 
 def _names(partitions: list[TopicPartition]) -> str:

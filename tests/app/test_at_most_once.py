@@ -13,6 +13,8 @@ import pytest
 
 import eoslog
 from eoslog.errors import TaskFailed
+from eoslog.storage.fs import files
+from tests.app.counting import ended, forked
 
 SHORT = 0.02
 RETRYING = """
@@ -289,6 +291,47 @@ def test_changes_of_tables_stay_with_the_output_of_their_calls(log, fails):
         app.run(until="caught_up")
     changed = [int(record.key) for record in log.read("counts")]
     assert changed == ([0, 1, 2, 3] if fails else [0, 1, 2, 3, 5])
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_kill_in_an_interrupted_step_repeats_no_call(log, nth):
+    """It dies after the table changes of the step, or before the ends of its attempts."""
+
+    log.create_topic("one")
+    with log.producer() as producer:
+        for number in range(20):
+            producer.produce("one", str(number), str(number))
+    log.close()
+
+    def counting(log, last):
+        app = eoslog.App(log, "shop", "at_most_once", max_records=10)
+        table = app.table("counts", default=int)
+
+        @app.task("one", key="string", value="json", to="out", tables=[table], retries=(0.0,))
+        def work(record, ctx):
+            if record.value == 4 and ctx.attempt == 1:
+                raise ValueError("no")
+            if record.value == last:
+                files.arm_failpoint("app.output_first", "kill", nth)
+                raise KeyboardInterrupt
+            table[str(record.value)] += 1
+            return record.value
+
+        app.create_topics()
+        app.run(until="caught_up")
+
+    def work():
+        with eoslog.open(log.path) as log_of_child:
+            counting(log_of_child, 10)
+
+    assert ended(forked(work)) == -signal.SIGKILL
+    with eoslog.open(log.path) as log:
+        counting(log, None)
+        for topic in ("out", "counts"):
+            found = [int(record.key or record.value) for record in log.read(topic)]
+            assert found.count(4) == 1
+            assert len(found) == len(set(found))
 
 
 def test_an_attempt_that_ended_is_not_named_as_dropped(log, caplog):
