@@ -345,7 +345,7 @@ class AppWorker:
             self._failures.aborted()
 
     def _end_interrupted(self) -> None:
-        """Write what calls that have returned leave, because at_most_once does not repeat them."""
+        """Write what the calls leave, because at_most_once does not repeat them."""
         self._failures.interrupted()
         try:
             if not self._doubtful:

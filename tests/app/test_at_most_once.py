@@ -296,7 +296,7 @@ def test_changes_of_tables_stay_with_the_output_of_their_calls(log, fails):
 @pytest.mark.process
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_kill_in_an_interrupted_step_repeats_no_call(log, nth):
-    """It dies after the table changes of the step, or before the ends of its attempts."""
+    """It dies after the table changes, or before the ends of its attempts."""
 
     log.create_topic("one")
     with log.producer() as producer:
