@@ -105,14 +105,15 @@ def test_field_A6_a_raised_base_offset_after_a_kill_is_rejected(
 
 @pytest.mark.parametrize("known", [True, False], ids=["flushed", "flush-unknown"])
 @pytest.mark.parametrize("number", [0, 2, LAST])
+@pytest.mark.parametrize("by", [1 << 8, 1 << 37], ids=["near", "too-far-for-an-index"])
 def test_field_A6_recovery_cuts_no_batch_with_a_raised_base_offset(
-    number: int, known: bool, directory: Path
+    by: int, number: int, known: bool, directory: Path
 ) -> None:
     if not known:  # nothing says that the batches were durable
         os.remove(directory / "eoslog.control")
-    at = raise_base(active(directory), number)
+    at = raise_base(active(directory), number, by)
     before = active(directory).read_bytes()
-    said = f"the batch at byte {at} is damaged: expected {EACH * number}, got {EACH * number + 256}"
+    said = f"the batch at byte {at} is damaged: expected {EACH * number}, got {EACH * number + by}"
     for read_only in (True, False):
         with (
             pytest.raises(CorruptRecord, match=said),

@@ -126,13 +126,13 @@ cdef tuple scan_segment(PartitionState* state, int64_t end_position, bint verify
         if b.base_offset < state.next_offset:
             reason = f"base offset {b.base_offset} below {state.next_offset}"
             break
+        if b.base_offset > state.next_offset:
+            gap_at, gap_begin, gap_end = position, state.next_offset, b.base_offset
         if b.last_offset - state.segment.base > 0x7FFFFFFF:
             reason = f"offset {b.last_offset} too far from base {state.segment.base}"
             break
         if table_reserve(&state.table, 16) < 0:
             raise MemoryError()
-        if b.base_offset > state.next_offset:
-            gap_at, gap_begin, gap_end = position, state.next_offset, b.base_offset
         fold_batch(state, &b, position, &e)
         position += size
         if e.indexed:
