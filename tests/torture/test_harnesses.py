@@ -121,7 +121,7 @@ def test_the_counts_of_runs_add_up(tmp_path):
 def test_a_run_selects_the_parts_that_no_run_has_done(tmp_path):
     page, taken = (
         tmp_path / "report.md",
-        [part for part in range(Flipped.whole) if part not in (95, 127)],
+        [part for part in range(Flipped.whole) if part not in (5, 127)],
     )
     page.with_suffix(".json").write_text(
         json.dumps([{"counts": {}, "parts": {"flipped bits": taken}, "seconds": 1, "violations": [],
@@ -145,7 +145,7 @@ def test_a_run_selects_the_parts_that_no_run_has_done(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     last = json.loads(page.with_suffix(".json").read_text())[-1]
-    assert last["parts"] == {"flipped bits": [95, 127]}
+    assert last["parts"] == {"flipped bits": [5, 127]}
 
 
 def test_a_violation_stays_open_until_its_fix_is_recorded(tmp_path):

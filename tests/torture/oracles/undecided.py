@@ -30,12 +30,10 @@ from eoslog.errors import (
     PreparedTransactionPending,
     UnknownToken,
 )
-from eoslog.model import POSITIONS_TOPIC
 from tests.torture.oracles.results import Known, Wrong, same
 
 Row = tuple[str, int, int, bytes | None, bytes | None]
 
-PARTITIONS = (*(TopicPartition("d", n) for n in (0, 1)), *(TopicPartition("e", n) for n in (0, 1)))
 NAME, SOURCE, STAGED_GROUP = "n", "source", "s"
 IDS = range(10, 190, 10)
 READ = TopicPartition("b", 0)
@@ -88,8 +86,6 @@ def fill(log: eoslog.Log) -> dict[str, Outcome]:
         tokens[decided.token] = Outcome.COMMIT
         tokens[_prepared(till, "inline", 20, meta={"number": 20}).token] = Outcome.UNKNOWN
         tokens[_prepared(other, "inline", 21, resolver="half").token] = Outcome.UNKNOWN
-    for tp in (*PARTITIONS, TopicPartition(POSITIONS_TOPIC, 0)):
-        log._engine.partition(tp.topic, tp.partition).flush()
     return tokens
 
 
