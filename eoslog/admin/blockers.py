@@ -300,10 +300,10 @@ class _Look:
         typed = []
         if owner is not None and owner.stopped and owner.visible_pid is not None:
             typed.append(to_continue(owner.visible_pid))
-        if name is not None:
-            typed.append(self._command("txn", "abort", name))
-        else:
+        if name is None or (decided and self._engine.session.private):
             typed.append(self._command("stats"))  # opens each partition, and finishes what is due
+        else:
+            typed.append(self._command("txn", "abort", name))
         at = "" if since is None or since < 0 else f" since {_time(since)}"
         return self._made(
             "decided_transaction" if decided else "open_transaction", group_id, tp, waiting, owner,

@@ -33,7 +33,10 @@ class PartitionEvents:
     """The engine's callbacks for partitions that are opened or dropped."""
 
     recovered: Callable[[PartitionLog], object]
-    """Called after the recovery of a data partition, to end its open transactions."""
+    """Called after the recovery of a data partition, or its scan for a reader without writers.
+
+    A writer ends the open transactions; a reader reports one of them.
+    """
     carried: Callable[[TopicPartition, bytes], CarriedAbove]
     """Called before the recovery of a data partition with a topic id, for what decisions carry."""
     forgotten: Callable[[PartitionLog], object]
@@ -153,7 +156,7 @@ class OpenPartitions:
             if self._gated:
                 log.core.gate()
             self._partitions[topic, partition] = log
-        if recovered and topic != TRANSACTION_STATE_TOPIC:
+        if (recovered or self.session.private) and topic != TRANSACTION_STATE_TOPIC:
             self._events.recovered(log)
         return log
 

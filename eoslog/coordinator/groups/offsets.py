@@ -347,14 +347,18 @@ class GroupOffsets:
                 raise error_for(
                     ErrorCode.UNSTABLE_OFFSET_COMMIT,
                     f"group {group_id!r}: the offset of {sorted(unstable)[0]} is part of a "
-                    f"transaction that is undecided after {timeout} s; retry, or see "
-                    "log.blockers()",
+                    f"transaction that has not ended after {timeout} s; {self._remedy()}",
                 )
             shard.log.wait(end, min(_STABLE_POLL_S, left), of=PublishedEnd.LOG_END)
         if found and not self._host.read_only:
             # The caller acts on the offset, so a power loss must not take it back.
             shard.log.flush(end)
         return found
+
+    def _remedy(self) -> str:
+        if self._host.read_only:
+            return "a read-only log ends no transaction: see log.blockers(), or open it for writing"
+        return "retry, or see log.blockers()"
 
     def _held(self, group_id: str) -> Iterator[HeldOffset]:
         """The offsets in staged transactions whose topics still exist."""
