@@ -4,6 +4,7 @@ The process reads commands as lines of JSON, and answers each with a line [pid, 
 
     ["move", LOG, [DSN, DSN], AMOUNT, POINT, NTH, ACTION]  fork, move money
     ["pay", LOG, LOG, DSN, AMOUNT, POINT, NTH]             fork, pay; killed at the point
+    ["settle", LOG, LOG, DSN, POINT]                       fork, recover what "pay" has left
     ["recover", LOG, [DSN, ...], OLDER_THAN, POINT, NTH]   fork, recover; killed at the point
     ["resume", PID]                                        continue a stopped process, and wait
 """
@@ -86,6 +87,21 @@ def pay(path: str, other: str, database: str, amount: int, point: str, nth: int)
     return 0
 
 
+def settle(path: str, other: str, database: str, point: str) -> int:
+    """Recover what `pay` has left; here too, nothing but a call flushes."""
+    Background.note_append = lambda self, log: None  # type: ignore[method-assign]
+    arm_failpoint(point, "kill")
+    with (
+        eoslog.open(path) as log,
+        eoslog.open(other) as sales,
+        eoslog.tpc.Coordinator(log) as coordinator,
+        sales.producer(transactional_id="mover") as producer,
+        connect(database) as bank,
+    ):
+        coordinator.recover(bank, producer)
+    return 0
+
+
 def recover(path: str, databases: list[str], older_than: float | None, point: str, nth: int) -> int:
     if point:
         arm_failpoint(point, "kill", nth)
@@ -104,7 +120,7 @@ def main() -> None:
             pid = arguments[0]
             os.kill(pid, signal.SIGCONT)
         else:
-            call = {"move": work, "pay": pay, "recover": recover}[command]
+            call = {"move": work, "pay": pay, "settle": settle, "recover": recover}[command]
             pid = child(lambda call=call, arguments=arguments: call(*arguments))
         print(json.dumps([pid, ended(pid)]), flush=True)
 
@@ -132,6 +148,9 @@ class Mover:
 
     def pay(self, other: str, amount: int, point: str = "", nth: int = 1) -> int:
         return self._ask("pay", self.path, other, self.databases[0], amount, point, nth)
+
+    def settle(self, other: str, point: str) -> int:
+        return self._ask("settle", self.path, other, self.databases[0], point)
 
     def recover(self, older_than: float | None = None, point: str = "", nth: int = 1) -> int:
         return self._ask("recover", self.path, self.databases, older_than, point, nth)

@@ -4,6 +4,8 @@ A database and a producer take part, and a third place decides: a log that is no
 producer. A process is killed at a step. Then the segments of both logs lose what no flush has made
 durable. Pages are written in any order, so any of these batches can survive in each segment.
 At the first image of each step, PostgreSQL is also stopped without a checkpoint.
+
+Then the recovery is killed at a random step, too, and the power is lost a second time.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -37,6 +40,13 @@ DECIDED = [
     ("resolve.durable", 1), ("tpc.committed", 1), ("txn.prepared", 1), ("txn.decided", 1),
     ("txn.marked", 1), ("tpc.committed", 2), ("tpc.released", 1),
 ]  # fmt: skip
+
+SECOND_LOSSES, RESTARTS = 30, 0.2
+AMBIGUOUS = ("resolve.appended", 1)
+IN_A_RECOVERY = (
+    "tpc.recovered", "tpc.abort_decided", "resolve.appended", "resolve.durable", "txn.durable",
+    "txn.decided", "txn.marked",
+)  # fmt: skip
 
 
 class Logs:
@@ -71,13 +81,13 @@ class Logs:
         shutil.rmtree(self.place, ignore_errors=True)
         shutil.copytree(self.kept, self.place)
 
-    def lengths(self) -> dict[Path, list[int]]:
-        """What a power loss can leave of each changed segment; the shortest first."""
+    def lengths(self, before: Path) -> dict[Path, list[int]]:
+        """What a power loss can leave of each segment that has changed; the shortest first."""
         found = {}
         for file in sorted(self.place.glob("*/*/*.log")):
             name = file.relative_to(self.place)
             data = without_zeros(file.read_bytes())
-            kept = self.kept / name
+            kept = before / name
             if kept.exists() and without_zeros(kept.read_bytes()) == data:
                 continue
             log, partition = name.parts[:2]
@@ -106,7 +116,7 @@ def images(logs: Logs, server: Any, point: str, nth: int) -> Iterator[str]:
         logs.reset()
         create(*logs.mover.databases)
         assert logs.mover.pay(logs.sales, 7, point, nth) == KILLED
-        lengths = logs.lengths()
+        lengths = logs.lengths(logs.kept)
         every = list(itertools.product(*lengths.values()))
         count = len(every)
         for file, size in zip(lengths, every[number], strict=True):
@@ -149,7 +159,7 @@ def test_a_power_loss_before_the_decision_leaves_nothing(logs, server, point, nt
 
 
 def test_a_power_loss_after_the_append_of_the_decision_leaves_all_or_nothing(logs, server):
-    seen = [recovered(logs, image) for image in images(logs, server, "resolve.appended", 1)]
+    seen = [recovered(logs, image) for image in images(logs, server, *AMBIGUOUS)]
     assert {tuple(moves) for moves in seen} == {(), (7,)}
     assert logs.mover.pay(logs.sales, 5) == 0
 
@@ -159,3 +169,34 @@ def test_row_L05_a_power_loss_after_the_decision_leaves_all(logs, server, point,
     for image in images(logs, server, point, nth):
         assert recovered(logs, image) == [7], image
     assert logs.mover.pay(logs.sales, 5) == 0
+
+
+def test_a_second_power_loss_in_the_recovery_changes_no_outcome(logs, server, tmp_path):
+    expected = {step: [[]] for step in UNDECIDED} | {step: [[7]] for step in DECIDED}
+    expected[AMBIGUOUS] = [[], [7]]
+    draw, killed = Random(1), set()
+    for _ in range(SECOND_LOSSES):
+        logs.reset()
+        create(*logs.mover.databases)
+        step, second = draw.choice(list(expected)), draw.choice(IN_A_RECOVERY)
+        assert logs.mover.pay(logs.sales, 7, *step) == KILLED
+        said = f"{step}, left {lose(logs, logs.kept, draw)}"
+        before = shutil.copytree(logs.place, tmp_path / "before")
+        if logs.mover.settle(logs.sales, second) == KILLED:
+            killed.add(second)
+            said += f"; {second}, left {lose(logs, before, draw)}"
+            if draw.random() < RESTARTS:
+                server.stop("immediate")
+                server.start()
+        assert recovered(logs, said) in expected[step], said
+        shutil.rmtree(before)
+    assert len(killed) > 3
+    assert logs.mover.pay(logs.sales, 5) == 0
+
+
+def lose(logs: Logs, before: Path, draw: Random) -> dict[str, int]:
+    """Let each changed segment keep what it may keep; return how much."""
+    left = {file: draw.choice(sizes) for file, sizes in logs.lengths(before).items()}
+    for file, size in left.items():
+        lose_from(file, size)
+    return {str(file.relative_to(logs.place).parent): size for file, size in left.items()}
