@@ -142,6 +142,23 @@ def test_field_A6_a_log_with_a_repaired_base_offset_continues_after_a_kill(
     assert records(directory) == expected(*kept, BATCHES, BATCHES + 1)
 
 
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("mode", ["skip", "cut"])
+@pytest.mark.parametrize("number", [0, 2, LAST])
+def test_field_A6_a_repair_of_the_highest_base_offset_keeps_copies(
+    mode: str, number: int, clean: bool, directory: Path
+) -> None:
+    if clean:
+        eoslog.open(directory).close()
+    raise_base(active(directory), number, (1 << 63) - 1 - EACH * number)
+    (found,) = eoslog.repair(directory).damage
+    assert found.first_offset == EACH * number
+    report = eoslog.repair(directory, mode)
+    assert report.kept and not report.refused
+    kept = range(number) if mode == "cut" else [i for i in range(BATCHES) if i != number]
+    assert records(directory) == expected(*kept)
+
+
 def broker_directory(root: Path) -> Path:
     """A stopped broker whose active segment has gaps, like a compacted replica."""
     place = root / "t-0"

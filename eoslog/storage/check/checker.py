@@ -388,7 +388,7 @@ class Walk:
                 if expected < self.end and not self.preallocated(base, position, expected):
                     self._damaged(base, position, expected, fault)
                 break
-            if batch.base_offset >= self.end:
+            if self.end < _MAX and batch.base_offset >= self.end:
                 return expected
             fault = segment_files.fault_of(batch) or fault
             if not fault and batch.base_offset < expected:
