@@ -102,8 +102,9 @@ class Log(Closing):
     Thread-safe. After a fork, the child must open the path again.
 
     Raises:
-        IllegalState: from any method, if the log is closed or was inherited through a fork, or if
-            the log is read-only and the method writes.
+        IllegalState: from any method, if the log is closed or was inherited through a fork, if it
+            is read-only and the method writes, or if it is outdated (see `outdated`) and the
+            method reads.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -161,6 +162,12 @@ class Log(Closing):
             raise IllegalState(f"{self.path}: the log is closed; open it again")
         self._opened.check()
         return self._opened
+
+    @property
+    def _current(self) -> Engine:
+        """The engine, unless this is an outdated read-only log."""
+        self._engine.refuse_outdated()
+        return self._engine
 
     def close(self) -> None:
         """Close the producers and consumers of this log, then the log itself.
@@ -281,8 +288,7 @@ class Log(Closing):
         Raises:
             IllegalState: if this read-only log is outdated (see `outdated`).
         """
-        self._engine.session.refuse_outdated()
-        self._engine.metadata.refresh()
+        self._current.metadata.refresh()
         return sorted(self._engine.metadata.topics)
 
     def describe_topic(self, name: str) -> TopicDescription:
@@ -294,7 +300,7 @@ class Log(Closing):
         Raises:
             UnknownTopicOrPartition: if the topic does not exist.
         """
-        info = self._engine.topic(name)
+        info = self._current.topic(name)
         partitions = [
             PartitionDescription(
                 number, info.partitions[number].leader_epoch, self.offsets(name, number)
@@ -325,7 +331,7 @@ class Log(Closing):
         Raises:
             UnknownTopicOrPartition: if the topic does not exist.
         """
-        return [TopicPartition(topic, n) for n in sorted(self._engine.topic(topic).partitions)]
+        return [TopicPartition(topic, n) for n in sorted(self._current.topic(topic).partitions)]
 
     def match_topics(self, pattern: str) -> list[str]:
         """Return the topics whose complete name matches a regular expression.
@@ -360,8 +366,7 @@ class Log(Closing):
             UnknownTopicOrPartition: if the partition does not exist.
             IllegalState: if this read-only log is outdated (see `outdated`).
         """
-        self._engine.session.refuse_outdated()
-        return health.offsets_of_log(self._engine.partition(topic, partition))
+        return health.offsets_of_log(self._current.partition(topic, partition))
 
     def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset with a timestamp at or after a time.
@@ -378,7 +383,7 @@ class Log(Closing):
             UnknownTopicOrPartition: if the partition does not exist.
             IllegalState: if this read-only log is outdated (see `outdated`).
         """
-        log = self._engine.partition(topic, partition)
+        log = self._current.partition(topic, partition)
         end = log.high_watermark
         when = as_int("timestamp_ms", timestamp_ms, "ms since 1970 as int")
         found = log.offset_for_time(when, end)
@@ -401,12 +406,13 @@ class Log(Closing):
             UnknownTopicOrPartition: if a topic does not exist.
             EoslogError: if a partition of these topics cannot be opened.
         """
+        engine = self._current
         if topics is not None:
             topics = as_list_of(str, "topics", "names", topics)
             for name in topics:
-                self._engine.topic(name)
-        partitions = [TopicPartition(*key) for key in self._engine.user_partitions()]
-        return self._engine.transactions.snapshot(partitions, topics)
+                engine.topic(name)
+        partitions = [TopicPartition(*key) for key in engine.user_partitions()]
+        return engine.transactions.snapshot(partitions, topics)
 
     def scan(
         self,
@@ -467,7 +473,7 @@ class Log(Closing):
             columns=columns, batch_rows=batch_rows, binary=binary, key=key, value=value,
             schema=schema,
         )  # fmt: skip
-        return scan(self._engine, topic, options)
+        return scan(self._current, topic, options)
 
     def read(
         self,
@@ -505,7 +511,7 @@ class Log(Closing):
         from eoslog.client.scan.log_scan import ScanOptions, scan
 
         options = ScanOptions(partitions=partitions, start=start, end=end, isolation=isolation)
-        return scan(self._engine, topic, options).records(key=key, value=value)
+        return scan(self._current, topic, options).records(key=key, value=value)
 
     def last(
         self,
@@ -539,7 +545,7 @@ class Log(Closing):
         from eoslog.client.scan.last import last_records
 
         return last_records(
-            self._engine, topic, n, partition=partition, key=key, end=end, isolation=isolation
+            self._current, topic, n, partition=partition, key=key, end=end, isolation=isolation
         )
 
     def query(self, sql: str) -> pa.Table:
@@ -595,7 +601,7 @@ class Log(Closing):
         """
         from eoslog.client.table import Table
 
-        return Table(self._engine, self.snapshot, topic, key, value, follow)
+        return Table(self._current, self.snapshot, topic, key, value, follow)
 
     def process(
         self,
@@ -758,7 +764,7 @@ class Log(Closing):
         Args:
             resolver: only those of this resolver; None means all.
         """
-        return prepared.pending(self._engine, resolver)
+        return prepared.pending(self._current, resolver)
 
     def resolve(self, token: str, outcome: Outcome) -> None:
         """Decide a prepared transaction; the same decision again succeeds.
@@ -789,7 +795,7 @@ class Log(Closing):
         Returns:
             COMMIT or ABORT; UNKNOWN while it is undecided; None for an unknown token.
         """
-        return self._engine.transactions.prepared.outcome(str(token))
+        return self._current.transactions.prepared.outcome(str(token))
 
     def recheck(self, token: str) -> bool:
         """Begin the checks of a prepared transaction again; the next one is due now.
@@ -927,7 +933,7 @@ class Log(Closing):
         """
         from eoslog.client.producer.named.publishing_ids import last_publishing_id
 
-        return last_publishing_id(self._engine, name, topic, partition)
+        return last_publishing_id(self._current, name, topic, partition)
 
     @overload
     def sink(
@@ -1069,7 +1075,7 @@ class Log(Closing):
         Args:
             open_only: return only ids with an open transaction; False returns all ids.
         """
-        return diagnosis.transactions(self._engine, open_only=open_only)
+        return diagnosis.transactions(self._current, open_only=open_only)
 
     def abort_transaction(self, transactional_id: str) -> bool:
         """Abort the open transaction of a transactional id, and fence its producer.
@@ -1099,11 +1105,11 @@ class Log(Closing):
         Raises:
             UnknownTopicOrPartition: if the partition does not exist.
         """
-        return self._engine.partition(topic, partition).producers()
+        return self._current.partition(topic, partition).producers()
 
     def groups(self) -> list[str]:
         """Return the ids of all groups, in order."""
-        return self._engine.groups.list_groups()
+        return self._current.groups.list_groups()
 
     def describe_group(self, group_id: str) -> GroupDescription:
         """Describe a group, with its members, committed offsets and blockers.
@@ -1114,7 +1120,7 @@ class Log(Closing):
         Raises:
             GroupNotFound: if the group does not exist.
         """
-        return diagnosis.describe_group(self._engine, group_id)
+        return diagnosis.describe_group(self._current, group_id)
 
     def committed(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None
@@ -1133,7 +1139,7 @@ class Log(Closing):
         Raises:
             KafkaError: UNSTABLE_OFFSET_COMMIT, if a transaction is undecided after a minute.
         """
-        return self._engine.groups.fetch_offsets(group_id, partitions)
+        return self._current.groups.fetch_offsets(group_id, partitions)
 
     def lag(self, group_id: str) -> dict[TopicPartition, int]:
         """Return the lag of a group, up to the last stable offsets.
@@ -1147,7 +1153,7 @@ class Log(Closing):
         Raises:
             GroupNotFound: if the group does not exist.
         """
-        return health.lag(self._engine, group_id)
+        return health.lag(self._current, group_id)
 
     def reset_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | str | OffsetAndMetadata]
@@ -1205,8 +1211,7 @@ class Log(Closing):
             ConfigError: if the name is not a str of 1 to 1,024 bytes.
             IllegalState: if this read-only log is outdated (see `outdated`).
         """
-        self._engine.session.refuse_outdated()
-        return self._engine.positions.get(name)
+        return self._current.positions.get(name)
 
     def positions(self) -> dict[str, int | str | bytes]:
         """Return all committed positions by name, in the order of their names.
@@ -1214,8 +1219,7 @@ class Log(Closing):
         Raises:
             IllegalState: if this read-only log is outdated (see `outdated`).
         """
-        self._engine.session.refuse_outdated()
-        return self._engine.positions.all()
+        return self._current.positions.all()
 
     def delete_position(self, name: str) -> bool:
         """Delete a position, so that its source is read from the start again.
@@ -1251,7 +1255,7 @@ class Log(Closing):
         Raises:
             GroupNotFound: if the group does not exist.
         """
-        return diagnosis.blockers(self._engine, group_id)
+        return diagnosis.blockers(self._current, group_id)
 
     def processes(self) -> list[ProcessDescription]:
         """Return the processes that have the directory open, with their locks and groups.
@@ -1445,7 +1449,7 @@ class Log(Closing):
 
         The key `offline` lists the partitions that cannot be opened.
         """
-        return health.stats(self._engine)
+        return health.stats(self._current)
 
     def offline_partitions(self) -> dict[TopicPartition, EoslogError]:
         """Return the partitions that cannot be opened, with their errors.
