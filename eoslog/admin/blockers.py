@@ -101,8 +101,12 @@ class _Look:
 
     def run(self) -> list[Blocker]:
         found: list[Blocker] = []
-        if self._engine.session.private and self._engine.read_only:
-            return found + list(self._partitions())  # no process has it open
+        if self._engine.is_fixed:  # no process has it open
+            found += self._partitions()
+            for about, reads in self._groups.values():
+                lags = {tp: self._lag(about, tp) for tp in reads}
+                found += self._waiting_offsets(about, lags, {})
+            return found
         found += self._directory()
         found += self._partitions()
         for group in self._groups.values():
@@ -300,7 +304,7 @@ class _Look:
         typed = []
         if owner is not None and owner.stopped and owner.visible_pid is not None:
             typed.append(to_continue(owner.visible_pid))
-        if name is None or (decided and self._engine.session.private):
+        if name is None or self._engine.is_fixed:
             typed.append(self._command("stats"))  # opens each partition, and finishes what is due
         else:
             typed.append(self._command("txn", "abort", name))
@@ -346,7 +350,6 @@ class _Look:
         about, groups = group.about, self._engine.groups
         try:
             owners = groups.member_processes(about.group_id)
-            pending = groups.pending_offsets(about.group_id)
         except GroupNotFound:
             return
         lags = {tp: self._lag(about, tp) for tp in group.reads}
@@ -373,10 +376,23 @@ class _Look:
                 elif without or tp in wanted:
                     yield self._held(about, tp, lags.get(tp), member.member_id, process, without)
         holders = {tp: m.member_id for m in members for tp in m.assigned}
+        yield from self._waiting_offsets(
+            about, lags, {tp: owners[name] for tp, name in holders.items() if name in owners}
+        )
+
+    def _waiting_offsets(
+        self, about: GroupDescription, lags: Mapping[TopicPartition, int | None],
+        owners: Mapping[TopicPartition, tuple[int, int]],
+    ) -> Iterator[Blocker]:  # fmt: skip
+        """The transactions that hold offsets of a group; `owners` are of its partitions."""
+        try:
+            pending = self._engine.groups.pending_offsets(about.group_id)
+        except GroupNotFound:
+            return
         for tp, producer_id in sorted(pending.items()):
             metadata, decided = self._newest(producer_id)
             owner = None if metadata is None else self._processes.of_owner(metadata.owner)
-            mine = owners.get(holders.get(tp, ""))
+            mine = owners.get(tp)
             runs = owner is not None and not owner.stopped
             prepared = metadata is not None and metadata.state.undecided
             if (

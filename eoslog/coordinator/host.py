@@ -85,6 +85,10 @@ class Host(Protocol):
     read_only: bool
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether it is a fixed view: read-only, and opened while there was no writer."""
+
+    @property
     def process_number(self) -> int:
         """This process's entry in the process table."""
 

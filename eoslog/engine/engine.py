@@ -20,6 +20,8 @@ from eoslog.coordinator.producer_ids import ProducerIds
 from eoslog.coordinator.transactions.coordinator import TransactionCoordinator
 from eoslog.coordinator.transactions.deadlines import LOOK_EVERY_S, Deadlines
 from eoslog.engine import registry
+from eoslog.engine.blocked_warnings import LOOK_EVERY_S as WARNINGS_EVERY_S
+from eoslog.engine.blocked_warnings import FixedViewWarnings, PreparedWarnings
 from eoslog.engine.checkpointer import Checkpointer, LogStarts
 from eoslog.engine.cleaner_manager import Cleaning
 from eoslog.engine.dropped_clients import DroppedClients
@@ -28,8 +30,6 @@ from eoslog.engine.inline_limit import InlineLimit
 from eoslog.engine.log_manager import OpenPartitions, PartitionEvents
 from eoslog.engine.parallel_flush import flush_in_parallel
 from eoslog.engine.partition_opener import PartitionOpener, Place
-from eoslog.engine.prepared_warnings import LOOK_EVERY_S as WARNINGS_EVERY_S
-from eoslog.engine.prepared_warnings import PreparedWarnings
 from eoslog.engine.scheduler import Background
 from eoslog.engine.shards import shard_of
 from eoslog.engine.staged_transactions import StagedTransactions
@@ -126,6 +126,7 @@ class Engine:
                 events=PartitionEvents(
                     # The coordinator opens partitions, and each opening calls the coordinator.
                     recovered=lambda log: self.transactions.recover_partition(log),
+                    viewed=lambda log: self._view_warnings.look(log),
                     carried=lambda tp, topic_id: self.transactions.logs.carried(tp, topic_id),
                     forgotten=self._background.forget,
                 ),
@@ -150,6 +151,9 @@ class Engine:
                 outcome_retention_ms=config.outcome_retention_ms,
                 cluster_id=properties.cluster_id,
                 staged=self.staged,
+            )
+            self._view_warnings = FixedViewWarnings(
+                self.transactions, self.clock_ms, clean=self.partitions.last_run.clean
             )
             self._deadlines = Deadlines(
                 self,
@@ -312,6 +316,11 @@ class Engine:
         if self._closed:
             raise IllegalState(f"{self.path}: the log is closed; open it again")
         self.session.check()
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is a fixed view: read-only, and opened while there was no writer."""
+        return self.session.private
 
     def refuse_outdated(self) -> None:
         """Raise IllegalState if this read-only view is outdated."""

@@ -33,10 +33,9 @@ class PartitionEvents:
     """The engine's callbacks for partitions that are opened or dropped."""
 
     recovered: Callable[[PartitionLog], object]
-    """Called after the recovery of a data partition, or its scan for a reader without writers.
-
-    A writer ends the open transactions; a reader reports one of them.
-    """
+    """Called after the recovery of a data partition, to end its open transactions."""
+    viewed: Callable[[PartitionLog], object]
+    """Called after the scan of a data partition for a fixed view, which ends none."""
     carried: Callable[[TopicPartition, bytes], CarriedAbove]
     """Called before the recovery of a data partition with a topic id, for what decisions carry."""
     forgotten: Callable[[PartitionLog], object]
@@ -156,8 +155,11 @@ class OpenPartitions:
             if self._gated:
                 log.core.gate()
             self._partitions[topic, partition] = log
-        if (recovered or self.session.private) and topic != TRANSACTION_STATE_TOPIC:
-            self._events.recovered(log)
+        if topic != TRANSACTION_STATE_TOPIC:
+            if recovered:
+                self._events.recovered(log)
+            elif self.session.private:
+                self._events.viewed(log)
         return log
 
     def _may_lack_batches(self, topic: str, slot: int) -> bool:

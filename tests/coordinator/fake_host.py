@@ -200,6 +200,7 @@ class FakeHost:
     """One process that has the directory open."""
 
     read_only = False
+    is_fixed = False
 
     def __init__(self, disk: FakeDisk | None = None, number: int = 0) -> None:
         self.disk = disk or FakeDisk()

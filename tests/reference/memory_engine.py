@@ -241,7 +241,7 @@ class MemoryProcess:
 
     def __init__(self, directory: MemoryDirectory, number: int) -> None:
         self.directory = directory
-        self.read_only = False
+        self.read_only = self.is_fixed = False
         self.process_number, self.process_nonce = number, number * 1000
         self.producer_ids = ProducerIds(self._block)
 

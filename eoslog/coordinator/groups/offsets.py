@@ -343,22 +343,25 @@ class GroupOffsets:
             if shard.log.log_end != end and not late:
                 late = left <= 0  # other groups may append all the time
                 continue
+            if self._host.is_fixed:
+                raise error_for(
+                    ErrorCode.UNSTABLE_OFFSET_COMMIT,
+                    f"group {group_id!r}: the offset of {sorted(unstable)[0]} is part of a "
+                    "transaction that has not ended, and this read-only log ends none: open it for "
+                    "writing, or see log.pending()",
+                )
             if left <= 0:
                 raise error_for(
                     ErrorCode.UNSTABLE_OFFSET_COMMIT,
                     f"group {group_id!r}: the offset of {sorted(unstable)[0]} is part of a "
-                    f"transaction that has not ended after {timeout} s; {self._remedy()}",
+                    f"transaction that is undecided after {timeout} s; retry, or see "
+                    "log.blockers()",
                 )
             shard.log.wait(end, min(_STABLE_POLL_S, left), of=PublishedEnd.LOG_END)
         if found and not self._host.read_only:
             # The caller acts on the offset, so a power loss must not take it back.
             shard.log.flush(end)
         return found
-
-    def _remedy(self) -> str:
-        if self._host.read_only:
-            return "a read-only log ends no transaction: see log.blockers(), or open it for writing"
-        return "retry, or see log.blockers()"
 
     def _held(self, group_id: str) -> Iterator[HeldOffset]:
         """The offsets in staged transactions whose topics still exist."""

@@ -32,7 +32,6 @@ Source: protocol.md "Recovery", rows 17, 21, 22, 31, 39.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 
@@ -61,9 +60,6 @@ from eoslog.errors import (
     TransactionalIdNotFound,
 )
 from eoslog.model import TopicPartition
-from eoslog.shown_paths import get_logger
-
-logger = get_logger("eoslog.transactions")
 
 GRACE_S = 0.05
 """Seconds that other threads and processes leave to the decider before they write its markers."""
@@ -137,29 +133,6 @@ class Resolver:
         )
         return record is not None
 
-    def _report_unended(self, log: HostLog) -> None:
-        """Warn that readers stop before a transaction that a writer would end.
-
-        Prepared ones are left out: only their tokens end them.
-        """
-        rows = log.open_transactions()
-        if rows:
-            self._logs.all()
-        for producer_id, epoch, first, _ in rows:
-            key = (producer_id, epoch)
-            found = self._logs.of_producer(producer_id)
-            entry = None if found is None else found[0].prepared(key)
-            if entry is not None and entry.pending:
-                continue
-            decided = self._logs.decision(key) is not None
-            logger.warning(
-                "%s-%d: readers stop at offset %d, before a transaction of %s that %s; open the "
-                "log for writing once, which ends it", log.topic, log.partition, first,
-                f"producer id {producer_id}" if found is None else repr(found[1].transactional_id),
-                "is decided, but lacks its marker" if decided else "was not ended",
-            )  # fmt: skip
-            return
-
     # -- one open transaction of one partition
 
     def resolve_blockers(self, log: HostLog, *, grace_s: float = GRACE_S) -> int:
@@ -187,13 +160,7 @@ class Resolver:
         The engine calls this after the recovery of a log and before the first append to it.
         Completing a transaction may open further partitions, whose recovery calls this method
         again. Those are queued, because recursion could exceed the stack.
-
-        A read-only log logs a WARNING about one of them instead.
         """
-        if self._host.read_only:
-            with contextlib.suppress(EoslogError):  # each call that needs the decisions reports it
-                self._report_unended(log)
-            return 0
         waiting = getattr(self._recovering, "waiting", None)
         if waiting is not None:
             waiting.append(log)
