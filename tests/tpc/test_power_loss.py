@@ -119,12 +119,13 @@ def images(logs: Logs, server: Any, point: str, nth: int) -> Iterator[str]:
         lengths = logs.lengths(logs.kept)
         every = list(itertools.product(*lengths.values()))
         count = len(every)
-        for file, size in zip(lengths, every[number], strict=True):
+        left = every[min(number, count - 1)]  # there are fewer if more was durable this time
+        for file, size in zip(lengths, left, strict=True):
             lose_from(file, size)
         if number == 0:
             server.stop("immediate")
             server.start()
-        kept = zip(lengths, every[number], strict=True)
+        kept = zip(lengths, left, strict=True)
         yield f"{point} {nth} left " + ", ".join(
             f"{file.relative_to(logs.place).parent} {size}" for file, size in kept
         )
