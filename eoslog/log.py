@@ -1137,7 +1137,8 @@ class Log(Closing):
             The offsets, without partitions that have none.
 
         Raises:
-            KafkaError: UNSTABLE_OFFSET_COMMIT, if a transaction is undecided after a minute.
+            KafkaError: UNSTABLE_OFFSET_COMMIT, if a transaction is undecided after a minute, or
+                immediately if the log was opened read-only while there was no writer.
         """
         return self._current.groups.fetch_offsets(group_id, partitions)
 

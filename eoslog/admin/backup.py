@@ -55,7 +55,7 @@ def backup(
     engine: Engine, path: str, *, check: bool, progress: Callable[[int, int], None] | None
 ) -> BackupReport:
     """See `Log.backup`."""
-    if engine.read_only and not engine.session.private:
+    if engine.read_only and not engine.is_fixed:
         raise IllegalState(
             f"{engine.path}: another process has the log open, so a backup needs its append locks, "
             "and this log is read-only; open the log for writing"
@@ -140,7 +140,7 @@ def _unless_deleted(engine: Engine, log: PartitionLog) -> Iterator[None]:
 
 def _consistent_cut(engine: Engine, held: ExitStack) -> ConsistentCut:
     """List all partitions at one point in time; no cleaning runs until `held` closes."""
-    if engine.session.private:
+    if engine.is_fixed:
         return _unchanging(engine)
     found: dict[str, PartitionLog] = {}
     for _ in range(_TRIES):

@@ -286,6 +286,6 @@ def _still_absent(engine: Engine, problems: list[Problem]) -> list[Problem]:
         left = [problem for problem in problems if not files.is_dir(problem.path)]
         living = {f"{name}-{number}" for name, number in _living(engine)}
         problems = [one for one in left if os.path.basename(one.path) in living]
-        if not problems or engine.session.private or time.monotonic() > deadline:
+        if not problems or engine.is_fixed or time.monotonic() > deadline:
             return problems
         time.sleep(0.01)

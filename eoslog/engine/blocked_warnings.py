@@ -4,8 +4,8 @@ Readers with `read_committed` wait for an inline transaction, and only its token
 takes longer than a minute, each process with the partition open logs one WARNING. It names the
 token and the command that decides the transaction.
 
-A read-only log without writers is a fixed view, which ends no transaction. Where a writer would end
-one, the opening of its first partition logs a WARNING.
+A read-only log without writers is a fixed view, which ends no transaction. If readers stop at one
+that a writer would end, the fixed view logs one WARNING about it.
 """
 
 from __future__ import annotations
@@ -97,19 +97,23 @@ class FixedViewWarnings:
         self._transactions = transactions
         self._clock_ms = clock_ms
         self._named: set[TransactionKey] = set()
-        self._delivers = not clean  # then the decisions are read anyway
+        # After a clean close, finding them would read all decisions at each opening.
+        self._staged_unchecked = not clean
 
     def look(self, log: PartitionLog) -> None:
-        """Warn about committed transactions that readers of this partition do not see."""
+        """Warn about the transaction at which readers of this partition stop.
+
+        The first call also looks for committed staged transactions that are not delivered.
+        """
         rows = log.open_transactions()  # by first offset: the first one stops readers
-        if not rows and not self._delivers:
+        if not rows and not self._staged_unchecked:
             return
         try:
             self._transactions.logs.all()
             if rows:
                 self._check(log, *rows[0][:3])
-            if self._delivers:
-                self._delivers = False
+            if self._staged_unchecked:
+                self._staged_unchecked = False
                 self._check_deliveries()
         except EoslogError as error:
             at = f", which stops readers of {log.name} at offset {rows[0][2]}" if rows else ""
@@ -145,7 +149,7 @@ class FixedViewWarnings:
         ]
         if left:
             logger.warning(
-                "readers do not see %d committed staged transactions, the first of which is %s: "
-                "their process died before it delivered them; a process that has the log open for "
-                "writing delivers them within seconds", len(left), left[0],
+                "committed staged transactions that are not delivered, so that readers do not see "
+                "them: %d, the first of which is %s; a process that has the log open for writing "
+                "delivers them within seconds", len(left), left[0],
             )  # fmt: skip

@@ -329,7 +329,8 @@ class GroupCoordinator:
 
         Raises:
             IllegalState: if the caller closes.
-            KafkaError: UNSTABLE_OFFSET_COMMIT, if a transaction is still open; retriable.
+            KafkaError: UNSTABLE_OFFSET_COMMIT, if a transaction is still open; retriable. A fixed
+                view raises it immediately.
 
         Durability:
             The returned offsets are durable.
