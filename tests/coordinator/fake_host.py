@@ -182,6 +182,8 @@ class FakeTransactions:
     def held_offsets(self, group_id: str) -> list[Any]:
         return []
 
+    def await_appends(self, group_id: str, timeout_s: float) -> None: ...
+
     def resolve_blockers(self, log: FakeLog) -> None:
         self.resolve(log)
 

@@ -239,6 +239,8 @@ def test_an_append_releases_its_lock_after_every_result(tmp_path: Path) -> None:
             assert free()
             log.expire_producers(log.log_end, 0)
             assert free()
+            assert log.await_append(0.0)
+            assert free()
             log.core.poison()
             with pytest.raises(StorageError):
                 log.append(batch(1))

@@ -360,6 +360,10 @@ cdef class Partition:
             PyBuffer_Release(&view)
         return rc, result.base_offset, result.last_offset, result.timestamp, result.saved_errno, result.rolled
 
+    def await_append(self, double timeout):
+        """Wait for an append of any process that has begun. Returns (status, errno)."""
+        return self._change(AWAIT, 0, 0, timeout)
+
     def seal(self, double timeout):
         """Roll the active segment now, unless it is empty. Returns (status, errno)."""
         return self._change(SEAL, 0, 0, timeout)

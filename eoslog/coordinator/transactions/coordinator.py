@@ -545,6 +545,10 @@ class TransactionCoordinator:
         """See `PreparedTransactions.held_offsets`."""
         return self.prepared.held_offsets(group_id)
 
+    def await_appends(self, group_id: str, timeout_s: float) -> None:
+        """See `PreparedTransactions.await_appends`."""
+        self.prepared.await_appends(group_id, timeout_s)
+
     def recover_partition(self, log: HostLog) -> int:
         """End transactions in a partition after its recovery: see `Resolver`."""
         return self.resolver.recover_partition(log)

@@ -53,10 +53,12 @@ from eoslog.coordinator.transactions.state import (
     TransactionMetadata,
     TransactionState,
 )
+from eoslog.error_codes import ErrorCode
 from eoslog.errors import (
     ConcurrentTransactions,
     IllegalState,
     InvalidTxnState,
+    KafkaError,
     OutcomeConflict,
     PreparedTransactionPending,
     UnknownToken,
@@ -424,9 +426,7 @@ class PreparedTransactions:
         Durability:
             A decision that is returned is durable.
         """
-        if group_id.startswith(OWN_GROUPS) or not self._host.has_internal_topic(
-            STAGED_TRANSACTIONS_TOPIC
-        ):
+        if not self._has_offsets(group_id):
             return []
         found = []
         for clog in self._logs.all():
@@ -448,6 +448,37 @@ class PreparedTransactions:
                     for tp, one in newest.items()
                 ]  # fmt: skip
         return found
+
+    def await_appends(self, group_id: str, timeout_s: float) -> None:
+        """Wait until each append to C that has begun is published, or has failed.
+
+        A member that was given partitions calls this before `held_offsets`. Such an append may
+        have checked the group before that, and may be of a staged transaction with offsets of these
+        partitions. An append that begins later finds that the group has changed (see `stage`).
+
+        Args:
+            group_id: the group.
+            timeout_s: the longest wait for each C partition in seconds.
+
+        Raises:
+            KafkaError: UNSTABLE_OFFSET_COMMIT, if an append takes longer; retriable.
+        """
+        if self._host.read_only or not self._has_offsets(group_id):
+            return
+        for log in self._host.transaction_partitions():
+            if not log.await_append(timeout_s):
+                raise KafkaError(
+                    ErrorCode.UNSTABLE_OFFSET_COMMIT,
+                    f"group {group_id!r}: a process has been appending to {log.topic}-"
+                    f"{log.partition} for {timeout_s:g} s, perhaps offsets of this group; retry, "
+                    "or see log.blockers()",
+                )
+
+    def _has_offsets(self, group_id: str) -> bool:
+        """Whether there may be a staged transaction with offsets of a group."""
+        return not group_id.startswith(OWN_GROUPS) and self._host.has_internal_topic(
+            STAGED_TRANSACTIONS_TOPIC
+        )
 
     # -- checks
 

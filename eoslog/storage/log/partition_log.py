@@ -288,6 +288,18 @@ class PartitionLog:
             self.writer_files.resolve(status, error, wait)
         raise LockTimeout(f"{self.name}: nothing was appended in {MAX_REPEATS} attempts; retry")
 
+    def await_append(self, timeout: float) -> bool:
+        """Wait for an append of any process that has begun. Returns False on timeout (s).
+
+        An append that begins later checks its `expect` after this call.
+        """
+        status, error = self.core.await_append(timeout)
+        if status == AppendStatus.LOCKED_OUT:
+            return False
+        if status != _APPENDED:
+            self.writer_files.resolve(status, error, timeout)
+        return True
+
     def _duplicate(
         self, data: memoryview, base: int, last: int, timestamp: int, origin: AppendOrigin
     ) -> AppendResult:

@@ -88,7 +88,10 @@ NOTHING: dict[str, list[bytes]] = {"orders": [], "paid": []}
 
 def stopped(fn: Callable[..., None], path: str, point: str, *words: Any) -> Running:
     """Run `fn` in a process of its own until it stops at a failpoint."""
-    running = start(fn, path, *words, faults=((point, "stop", 1),))
+    return await_stop(start(fn, path, *words, faults=((point, "stop", 1),)))
+
+
+def await_stop(running: Running) -> Running:
     found = os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     assert found is not None
     assert found.si_code == os.CLD_STOPPED, running.end()

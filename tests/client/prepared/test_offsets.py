@@ -344,7 +344,7 @@ def test_a_look_ends_while_other_groups_commit_all_the_time(
         nonlocal looks
         looks += 1
         assert looks < 10
-        groups.commit_offsets("readers", "", -1, {TopicPartition("paid", 1): offset_of(looks)})
+        log.reset_offsets("readers", {TopicPartition("paid", 1): looks})
         return original(argument)
 
     monkeypatch.setattr(transactions, call, busy)
@@ -353,10 +353,6 @@ def test_a_look_ends_while_other_groups_commit_all_the_time(
     else:
         assert groups.fetch_offsets("readers", [wanted], timeout=0.0) == {}
     assert looks > 0
-
-
-def offset_of(offset: int) -> eoslog.OffsetAndMetadata:
-    return eoslog.OffsetAndMetadata(offset)
 
 
 def test_a_token_that_was_committed_before_the_second_check_is_returned(
