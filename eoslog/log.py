@@ -1254,7 +1254,7 @@ class Log(Closing):
             One entry for each cause, partition and group; `Blocker` lists the kinds.
 
         Raises:
-            GroupNotFound: if the group does not exist.
+            GroupNotFound: if the group does not exist, and no transaction has offsets of it.
         """
         return diagnosis.blockers(self._current, group_id)
 

@@ -87,9 +87,12 @@ class _Look:
                 about = engine.groups.view_group(name)
                 topics = engine.groups.subscribed_topics(name)
             except GroupNotFound:
-                if self._only:
+                if engine.groups.pending_offsets(name) or engine.groups.staged_offsets(name):
+                    about, topics = GroupDescription(name, "Empty"), set()
+                elif self._only:
                     raise
-                continue  # deleted in the meantime
+                else:
+                    continue  # deleted in the meantime
             reads = set(about.offsets).union(
                 *(member.assigned for member in about.members),
                 *(member.target for member in about.members),
@@ -351,7 +354,7 @@ class _Look:
         try:
             owners = groups.member_processes(about.group_id)
         except GroupNotFound:
-            return
+            owners = {}  # it has undecided offsets only
         lags = {tp: self._lag(about, tp) for tp in group.reads}
         processes = {
             member.member_id: self._processes.of_owner(owners.get(member.member_id))
@@ -385,10 +388,7 @@ class _Look:
         owners: Mapping[TopicPartition, tuple[int, int]],
     ) -> Iterator[Blocker]:  # fmt: skip
         """The transactions that hold offsets of a group; `owners` are of its partitions."""
-        try:
-            pending = self._engine.groups.pending_offsets(about.group_id)
-        except GroupNotFound:
-            return
+        pending = self._engine.groups.pending_offsets(about.group_id)
         for tp, producer_id in sorted(pending.items()):
             metadata, decided = self._newest(producer_id)
             owner = None if metadata is None else self._processes.of_owner(metadata.owner)
@@ -473,10 +473,11 @@ class _Look:
     ) -> Blocker:  # fmt: skip
         who = "a process that cannot be seen" if process is None else process.text
         waiting = ", ".join(without) or "the member that is to have it"
+        describe = self._command("group", "describe", about.group_id, option="--members")
         return self._made(
             "partition_held", about.group_id, tp, lag, process,
-            remedy=f"{self._command('group', 'describe', about.group_id, '--members')}  # stop a "
-            f"member, or add partitions: log.create_partitions({tp.topic!r}, N)",
+            remedy=f"{describe}  # stop a member, or add partitions: "
+            f"log.create_partitions({tp.topic!r}, N)",
             reason=f"{tp} is held by member {member_id} of group {about.group_id!r}, {who}; "
             f"without a partition: {waiting}",
         )  # fmt: skip
@@ -487,8 +488,12 @@ class _Look:
     def _place(self) -> str:
         return shlex.quote(self._engine.path)
 
-    def _command(self, *words: str) -> str:
-        return f"eoslog -d {self._place} " + " ".join(map(shlex.quote, words))
+    def _command(self, *words: str, option: str = "") -> str:
+        """A command line; its third word is a name, which may begin with a dash."""
+        line = [*words, option] if option else [*words]
+        if len(words) > 2 and words[2].startswith("-"):
+            line = [*words[:2], *([option] if option else []), "--", *words[2:]]
+        return f"eoslog -d {self._place} " + " ".join(map(shlex.quote, line))
 
     def _wake_or_end(self, process: Process | None) -> str:
         if process is None or process.visible_pid is None:

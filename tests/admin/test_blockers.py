@@ -326,6 +326,39 @@ sys.stdin.readline()
         assert "the committed offset of group 'g' in one-0 waits" in found.reason
 
 
+def test_field_C1_staged_offsets_of_a_group_without_another_trace_are_named(log: Log) -> None:
+    with pytest.raises(GroupNotFound):
+        log.blockers("g")
+    with log.producer(transactional_id="x") as producer:
+        producer.init_transactions()
+        producer.begin_transaction(mode="staged")
+        producer.send_offsets_to_transaction({ONE: 1}, "g")
+        token = producer.prepare_transaction().token
+    found = only(log.blockers("g"))
+    assert (found.kind, found.token) == ("prepared_transaction", token)
+    typed(found.remedy)
+    assert log.blockers("g") == []
+
+
+def test_field_C1_pending_offsets_of_a_group_without_another_trace_are_named(log: Log) -> None:
+    lines = """
+producer = log.producer(transactional_id="-x")
+producer.init_transactions()
+producer.begin_transaction()
+producer.send_offsets_to_transaction({eoslog.TopicPartition("one", 0): 1}, "g")
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+    with BlockingProcess(log.path, lines) as other:
+        other.stop()
+        found = only(log.blockers("g"))
+        assert (found.kind, found.pid) == ("open_transaction", other.pid)
+        assert found.remedy.endswith("txn abort -- -x"), "the id is no option"
+        typed(found.remedy.partition("# or: ")[2])
+    with pytest.raises(GroupNotFound):
+        log.blockers("g")
+
+
 def test_field_C1_a_suspended_member_is_named_for_each_partition_it_owns(
     log: Log, members: Callable[..., GroupProcess]
 ) -> None:

@@ -112,7 +112,11 @@ class GroupAdmin:
 
     def pending_offsets(self, group_id: str) -> dict[TopicPartition, int]:
         """See `GroupCoordinator.pending_offsets`."""
-        with self._shards.of(group_id).folded() as (table, _):
+        try:
+            shard = self._shards.of(group_id)
+        except NeverUsed:  # a read-only process creates no partitions
+            return {}
+        with shard.folded() as (table, _):
             return {
                 partition: producer_id
                 for producer_id, offsets in table.pending.items()
