@@ -39,7 +39,15 @@ from eoslog.storage.log.flusher import LogFlusher
 from eoslog.storage.log.segment_list import SegmentList
 from eoslog.storage.segment import seals
 from eoslog.storage.segment.producer_snapshots import newest_snapshot, write_snapshot
-from eoslog.storage.segment.segment import INDEX, LOG, PREPARED, TIME_INDEX, TXN_INDEX, file_name
+from eoslog.storage.segment.segment import (
+    INDEX,
+    LOG,
+    PREPARED,
+    SNAPSHOT,
+    TIME_INDEX,
+    TXN_INDEX,
+    file_name,
+)
 
 MAX_REPEATS = 10_000
 """Attempts of one call before it raises LockTimeout."""
@@ -367,10 +375,19 @@ class WriterFiles:
         ):
             if self._core.deleted:  # the directory may belong to another topic now
                 return
-            if snapshot is not None:
+            if snapshot is not None and not self._is_cleaned(new_base):
                 write_snapshot(folder, new_base, snapshot)
+                if self._is_cleaned(new_base):
+                    files.remove(os.path.join(folder, file_name(new_base, SNAPSHOT)))
             files.failpoint("log.rolled.snapshot")
             self._seal(folder, base, new_base)
+
+    def _is_cleaned(self, base: int) -> bool:
+        """Whether a cleaner went beyond the base of a segment without a snapshot.
+
+        It may have removed markers of transactions that are open there.
+        """
+        return self._core.cleaned_to > base
 
     def _seal(self, folder: str, base: int, end: int) -> None:
         """Seal a rolled segment, unless a cleaner works on it: the cleaner seals its result."""

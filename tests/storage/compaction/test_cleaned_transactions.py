@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+import eoslog
 from eoslog.storage.compaction.cleaner import clean_partition
 from eoslog.storage.log.partition_log import PartitionLog
+from eoslog.storage.segment.producer_snapshots import open_transactions_at
+from tests.client.prepared.helpers import resumed, stopped
+from tests.faults.harness import Child
 from tests.storage.compaction.test_compactor import NOW, Writer, committed, folded, layout
 from tests.storage.helpers import opened
 
@@ -81,3 +85,34 @@ def test_an_abort_index_is_used_after_an_older_transaction_was_compacted(tmp_pat
         clean(log, 1, 4000)
         assert log.segments.bases() == [0, 3, 14]
         assert folded(committed(log)) == writer.latest()
+
+
+def rolling(child: Child, path: str) -> None:
+    """Roll, and stop before the snapshot is written."""
+    with eoslog.open(path) as log:
+        child.armed()
+        log._engine.partition("t", 0).roll()
+
+
+@pytest.mark.process
+def test_a_late_snapshot_has_no_transaction_whose_marker_is_gone(tmp_path):
+    path = str(tmp_path / "d")
+    with eoslog.open(path) as log:
+        log.create_topic("t", config={"cleanup.policy": "compact", "delete.retention.ms": 0})
+        partition = log._engine.partition("t", 0)
+        with log.producer(transactional_id="x") as producer, log.producer() as plain:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.produce("t", b"1", b"a")
+            producer.flush()
+            late = stopped(rolling, path, "log.rolled")
+            producer.commit_transaction()
+            for key in (b"a", b"b"):
+                plain.produce("t", b"2", key)
+                plain.flush()
+                partition.roll()
+        for _ in range(4):
+            clean_partition(partition, 0, NOW, force=True)
+        assert markers(partition) == []
+        assert resumed(late).end().error is None
+        assert open_transactions_at(partition.path, 1) == {}
