@@ -60,8 +60,8 @@ class HostLog(FoldedLog, Protocol):
     def wait(self, beyond: int, timeout: float, *, of: PublishedEnd = ...) -> bool:
         """Wait until a published end is beyond an offset; False after `timeout` seconds."""
 
-    def await_append(self, timeout: float) -> bool:
-        """Wait for an append of any process that has begun. Returns False on timeout (s)."""
+    def await_append(self, deadline: float) -> bool:
+        """Wait until an append that is under way has ended; False at the deadline."""
 
     def repair(self) -> None:
         """Undo or complete the append of a process that exited with the append lock held."""
@@ -240,9 +240,6 @@ class OffsetTransactions(Protocol):
 
     def held_offsets(self, group_id: str) -> list[HeldOffset]:
         """Return a group's offsets in staged transactions that are not delivered."""
-
-    def await_appends(self, group_id: str, timeout_s: float) -> None:
-        """Wait until each append of a staged transaction that has begun is published."""
 
 
 class GroupHost(Host, Protocol):

@@ -182,7 +182,8 @@ class FakeTransactions:
     def held_offsets(self, group_id: str) -> list[Any]:
         return []
 
-    def await_appends(self, group_id: str, timeout_s: float) -> None: ...
+    def await_appends(self, group_id: str, timeout_s: float) -> bool:
+        return True
 
     def resolve_blockers(self, log: FakeLog) -> None:
         self.resolve(log)

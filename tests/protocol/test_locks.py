@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -239,12 +240,23 @@ def test_an_append_releases_its_lock_after_every_result(tmp_path: Path) -> None:
             assert free()
             log.expire_producers(log.log_end, 0)
             assert free()
-            assert log.await_append(0.0)
+            assert not log.core.append_under_way
             assert free()
             log.core.poison()
             with pytest.raises(StorageError):
                 log.append(batch(1))
             assert free()
+
+
+def test_an_append_that_is_under_way_ends_with_its_lock(tmp_path: Path) -> None:
+    with opened(str(tmp_path)) as log:
+        name, at = lock_of(log)
+        with beside(tmp_path, name) as fd:
+            assert _core.try_lock(fd, at)  # another process appends
+            assert not log.await_append(time.monotonic())
+            threading.Timer(0.05, _core.unlock, (fd, at)).start()
+            assert log.await_append(time.monotonic() + 60)
+            log.append(batch(1))
 
 
 @pytest.mark.parametrize(("call", "nth"), [("rename", 1), ("rename", 3), ("pwrite", 2)])

@@ -360,9 +360,21 @@ cdef class Partition:
             PyBuffer_Release(&view)
         return rc, result.base_offset, result.last_offset, result.timestamp, result.saved_errno, result.rolled
 
-    def await_append(self, double timeout):
-        """Wait for an append of any process that has begun. Returns (status, errno)."""
-        return self._change(AWAIT, 0, 0, timeout)
+    @property
+    def append_under_way(self):
+        """Whether an append of any process, or of another thread, may have begun and not ended.
+
+        Never waits."""
+        cdef bint busy
+        self.control.check()
+        with nogil:
+            busy = pthread_mutex_trylock(&self.state.mutex) != 0
+            if not busy:
+                busy = lock_partition(&self.state, 0) != 0
+                if not busy:
+                    unlock_partition(&self.state)
+                pthread_mutex_unlock(&self.state.mutex)
+        return busy
 
     def seal(self, double timeout):
         """Roll the active segment now, unless it is empty. Returns (status, errno)."""

@@ -239,19 +239,8 @@ cdef int mark_swap_locked(PartitionState* state, bint begins, int64_t cleaned_to
     return rc
 
 
-cdef int await_append_locked(PartitionState* state, uint64_t deadline) noexcept nogil:
-    """Wait for an append of any process that has begun. Returns the status.
-
-    The next append checks its conditions after this. Needs no fold, and no descriptors of the partition."""
-    cdef int rc = lock_partition(state, deadline)
-    if rc == 0:
-        unlock_partition(state)
-    return rc
-
-
 cdef enum Change:               # publications under the lock other than an append; GATE: no more writes
     GATE
-    AWAIT                       # publishes nothing
     SEAL
     ADVANCE
     SWAP
@@ -263,8 +252,6 @@ cdef int change_locked(PartitionState* state, Change what, int64_t first, int64_
     if what == GATE:
         state.gated = True
         return 0
-    if what == AWAIT:
-        return await_append_locked(state, deadline)
     if what == SEAL:
         return seal_locked(state, deadline)
     if what == ADVANCE:

@@ -503,8 +503,6 @@ class Consumer(_core.RecordPolling, Closing):
         Raises:
             CommitFailed: if this consumer is no longer a member of the group.
             FencedInstanceId: if another consumer took over the `group.instance.id`.
-            PreparedTransactionPending: if an undecided staged transaction has an offset of the
-                group in one of the partitions.
             IllegalState: if `processing.guarantee` is exactly_once, or the consumer has an offset
                 store. Commit in the transaction.
             KafkaError: INVALID_GROUP_ID, if there is no `group.id`.

@@ -52,6 +52,9 @@ logger = get_logger("eoslog.consumer")
 _DRIVE_AFTER_S = 0.05
 _DRIVE_EVERY_S = 0.25
 _LEAST_DECODED = 1000
+_AWAIT_APPENDS_S = 0.005
+"""Longest wait for other processes' appends; it suffices unless one of them is suspended."""
+_LOOK_AGAIN_S = 0.05
 """Records that are decoded in one step: few enough to stay in the processor's cache."""
 
 
@@ -80,6 +83,7 @@ class Fetcher:
             PublishedEnd.LAST_STABLE_OFFSET if self._committed_only else PublishedEnd.HIGH_WATERMARK
         )
         self._turn = 0
+        self._look_again = 0.0  # by `time.monotonic`: an append was under way for too long
         self._unfinished = False  # the current partition still has fetched records
         self.current: TopicPartitionState | None = None
         # A partition could not be read up to its end, so the next wait sleeps instead of polling.
@@ -189,6 +193,16 @@ class Fetcher:
         self, group_id: str, states: list[TopicPartitionState]
     ) -> tuple[dict[TopicPartition, OffsetAndMetadata], list[TopicPartitionState]]:
         """The committed offsets, and the partitions whose committed offset is decided."""
+        if time.monotonic() < self._look_again:
+            return {}, []
+        if not self._engine.transactions.await_appends(group_id, _AWAIT_APPENDS_S):
+            self._look_again = time.monotonic() + _LOOK_AGAIN_S
+            return {}, []
+        return self._decided_offsets(group_id, states)
+
+    def _decided_offsets(
+        self, group_id: str, states: list[TopicPartitionState]
+    ) -> tuple[dict[TopicPartition, OffsetAndMetadata], list[TopicPartitionState]]:
         partitions = [state.partition for state in states]
         try:
             return self._engine.groups.fetch_offsets(group_id, partitions, timeout=0.0), states
@@ -200,7 +214,7 @@ class Fetcher:
         # One undecided partition must not block the others.
         found, settled = {}, []
         for state in states:
-            offsets, decided = self._stable_offsets(group_id, [state])
+            offsets, decided = self._decided_offsets(group_id, [state])
             found.update(offsets)
             settled += decided
         return found, settled

@@ -133,7 +133,7 @@ class GroupAdmin:
             if group is not None and group.members:
                 raise non_empty_group(group)
         # If a member joins now, the commit itself is rejected, because it names no member.
-        self._offsets.commit(group_id, "", -1, None, offsets, by_hand=True)
+        self._offsets.commit(group_id, "", -1, None, offsets)
 
     def delete_group(self, group_id: str, *, force: bool = False) -> None:
         """See `GroupCoordinator.delete_group`."""

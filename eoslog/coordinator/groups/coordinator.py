@@ -213,8 +213,6 @@ class GroupCoordinator:
             IllegalGeneration: if a generation is given, but the group does not exist.
             UnknownTopicOrPartition: if a partition does not exist, or its topic was re-created;
                 nothing was committed.
-            PreparedTransactionPending: if an undecided staged transaction has an offset of one of
-                the partitions; nothing was committed.
             KafkaError: OFFSET_METADATA_TOO_LARGE; the other offsets were committed.
 
         Durability:

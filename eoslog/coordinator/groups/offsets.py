@@ -25,7 +25,7 @@ from eoslog.coordinator.groups.offset_records import (
     encode_offset_value,
 )
 from eoslog.coordinator.groups.rebalance import Change
-from eoslog.coordinator.groups.shard import Conditions, GroupShards
+from eoslog.coordinator.groups.shard import GroupShards
 from eoslog.coordinator.groups.state import Group, GroupTable
 from eoslog.coordinator.groups.validation import check_commit, group_not_found, unknown_member
 from eoslog.coordinator.host import HeldOffset, HostLog
@@ -76,13 +76,8 @@ class GroupOffsets:
         member_epoch: int,
         instance_id: str | None,
         offsets: OffsetMap,
-        *,
-        by_hand: bool = False,
     ) -> None:
-        """See `GroupCoordinator.commit_offsets`.
-
-        `by_hand`: an operator sets them, also while staged transactions are undecided.
-        """
+        """See `GroupCoordinator.commit_offsets`."""
         topics = self._check_partitions(offsets)
         fitting, too_large = self._split_by_metadata(offsets)
         shard = self._shards.of(group_id)
@@ -94,13 +89,8 @@ class GroupOffsets:
             self._check_topics(topics, UnknownTopicOrPartition)
             return self._commit_records(group_id, fitting)
 
-        def conditions() -> Conditions:
-            if not by_hand:
-                self._refuse_held(group_id, fitting)
-            return ()
-
         try:
-            result = shard.change(decide, conditions=conditions)
+            result = shard.change(decide)
         except (UnknownMember, StaleMemberEpoch, IllegalGeneration) as error:
             raise self._members.explained(error, group_id, member_id) from None
         if result is not None:
@@ -192,18 +182,15 @@ class GroupOffsets:
             group = table.groups.get(group_id)
             check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=True)
             self._check_owner(group, member_id, topics, offsets, IllegalGeneration)
-        self._refuse_held(group_id, offsets, token)
-        return shard.log, end
-
-    def _refuse_held(self, group_id: str, offsets: OffsetMap, token: str | None = None) -> None:
-        """Refuse to pass an offset whose abort would make its records be read again."""
-        for tp, other in self.staged(group_id).items():
-            if tp in offsets and other != token:
+        for held in self._held(group_id):
+            tp = held.partition
+            if tp in offsets and not held.decided and held.token != token:
                 raise PreparedTransactionPending(
                     f"group {group_id!r}: the offset of {tp} is part of the prepared transaction "
-                    f"{other!r}, which is not decided; decide it with log.resolve(token, "
-                    "outcome), then commit the offset again"
+                    f"{held.token!r}, which is not decided; decide it with log.resolve(token, "
+                    "outcome), then send the offsets again"
                 )
+        return shard.log, end
 
     def _commit_records(self, group_id: str, offsets: OffsetMap) -> Change:
         now = self._host.clock_ms()
@@ -337,8 +324,6 @@ class GroupOffsets:
                 found, unstable = _visible(table, group_id, wanted)
             if not require_stable:
                 break
-            transactions = self._host.transactions
-            transactions.await_appends(group_id, max(deadline - time.monotonic(), _STABLE_POLL_S))
             held = [
                 one for one in self._held(group_id) if wanted is None or one.partition in wanted
             ]

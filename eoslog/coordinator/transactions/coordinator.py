@@ -545,9 +545,9 @@ class TransactionCoordinator:
         """See `PreparedTransactions.held_offsets`."""
         return self.prepared.held_offsets(group_id)
 
-    def await_appends(self, group_id: str, timeout_s: float) -> None:
+    def await_appends(self, group_id: str, timeout_s: float) -> bool:
         """See `PreparedTransactions.await_appends`."""
-        self.prepared.await_appends(group_id, timeout_s)
+        return self.prepared.await_appends(group_id, timeout_s)
 
     def recover_partition(self, log: HostLog) -> int:
         """End transactions in a partition after its recovery: see `Resolver`."""

@@ -21,6 +21,7 @@ a process; KIP-939; RocketMQ's half messages.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
@@ -53,12 +54,10 @@ from eoslog.coordinator.transactions.state import (
     TransactionMetadata,
     TransactionState,
 )
-from eoslog.error_codes import ErrorCode
 from eoslog.errors import (
     ConcurrentTransactions,
     IllegalState,
     InvalidTxnState,
-    KafkaError,
     OutcomeConflict,
     PreparedTransactionPending,
     UnknownToken,
@@ -449,30 +448,24 @@ class PreparedTransactions:
                 ]  # fmt: skip
         return found
 
-    def await_appends(self, group_id: str, timeout_s: float) -> None:
-        """Wait until each append to C that has begun is published, or has failed.
+    def await_appends(self, group_id: str, timeout_s: float) -> bool:
+        """Wait until the appends to C that are under way have ended.
 
-        A member that was given partitions calls this before `held_offsets`. Such an append may
-        have checked the group before that, and may be of a staged transaction with offsets of these
-        partitions. An append that begins later finds that the group has changed (see `stage`).
+        A member that was given partitions calls this before it reads their offsets. Such an append
+        may be of a staged transaction with these offsets, and may have checked the group before the
+        change. An append that begins later finds that the group has changed (see `stage`).
 
         Args:
             group_id: the group.
-            timeout_s: the longest wait for each C partition in seconds.
+            timeout_s: the longest wait in seconds.
 
-        Raises:
-            KafkaError: UNSTABLE_OFFSET_COMMIT, if an append takes longer; retriable.
+        Returns:
+            False if one of them has not ended: its process may be suspended.
         """
         if self._host.read_only or not self._has_offsets(group_id):
-            return
-        for log in self._host.transaction_partitions():
-            if not log.await_append(timeout_s):
-                raise KafkaError(
-                    ErrorCode.UNSTABLE_OFFSET_COMMIT,
-                    f"group {group_id!r}: a process has been appending to {log.topic}-"
-                    f"{log.partition} for {timeout_s:g} s, perhaps offsets of this group; retry, "
-                    "or see log.blockers()",
-                )
+            return True
+        deadline = time.monotonic() + timeout_s
+        return all(log.await_append(deadline) for log in self._host.transaction_partitions())
 
     def _has_offsets(self, group_id: str) -> bool:
         """Whether there may be a staged transaction with offsets of a group."""

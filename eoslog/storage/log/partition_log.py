@@ -46,6 +46,7 @@ _CARRIED_BYTES = 256 << 10
 """Bytes that decisions carry between two flushes; the decisions are kept until the second one."""
 _WRITEBACK_BYTES = 1 << 20
 """Unflushed bytes after which the disk begins to write, while the producer encodes more."""
+_PAUSE_S = 0.0005
 _CLIENT, _APPENDED = AppendOrigin.CLIENT, int(AppendStatus.APPENDED)  # bound once: hot path
 _new = tuple.__new__  # makes a named tuple from all its fields, without its slower constructor
 
@@ -288,16 +289,22 @@ class PartitionLog:
             self.writer_files.resolve(status, error, wait)
         raise LockTimeout(f"{self.name}: nothing was appended in {MAX_REPEATS} attempts; retry")
 
-    def await_append(self, timeout: float) -> bool:
-        """Wait for an append of any process that has begun. Returns False on timeout (s).
+    def await_append(self, deadline: float) -> bool:
+        """Wait until the append that is under way, in any process, has ended.
 
         An append that begins later checks its `expect` after this call.
+
+        Args:
+            deadline: the end of the wait, by `time.monotonic`.
+
+        Returns:
+            False if the append has not ended by then.
         """
-        status, error = self.core.await_append(timeout)
-        if status == AppendStatus.LOCKED_OUT:
-            return False
-        if status != _APPENDED:
-            self.writer_files.resolve(status, error, timeout)
+        core, end = self.core, self.core.log_end
+        while core.append_under_way and core.log_end == end:  # published: it has ended
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_PAUSE_S)
         return True
 
     def _duplicate(

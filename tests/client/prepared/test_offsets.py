@@ -6,6 +6,7 @@ it does for an inline transaction.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 import eoslog
 from eoslog import Consumer, Log, Outcome, Producer, TopicPartition, errors
 from eoslog.engine.inline_limit import InlineLimit
-from tests.client.prepared.helpers import committed, created, resumed, stopped
-from tests.faults.harness import Child, live
+from eoslog.storage.fs import files
+from tests.client.prepared.helpers import await_stop, committed, created, resumed, stopped
+from tests.faults.harness import Child, live, start
 
 INPUT = TopicPartition("orders", 0)
 HOUR_MS = 3_600_000
@@ -344,7 +346,7 @@ def test_a_look_ends_while_other_groups_commit_all_the_time(
         nonlocal looks
         looks += 1
         assert looks < 10
-        log.reset_offsets("readers", {TopicPartition("paid", 1): looks})
+        groups.commit_offsets("readers", "", -1, {TopicPartition("paid", 1): offset_of(looks)})
         return original(argument)
 
     monkeypatch.setattr(transactions, call, busy)
@@ -353,6 +355,10 @@ def test_a_look_ends_while_other_groups_commit_all_the_time(
     else:
         assert groups.fetch_offsets("readers", [wanted], timeout=0.0) == {}
     assert looks > 0
+
+
+def offset_of(offset: int) -> eoslog.OffsetAndMetadata:
+    return eoslog.OffsetAndMetadata(offset)
 
 
 def test_a_token_that_was_committed_before_the_second_check_is_returned(
@@ -523,3 +529,57 @@ def test_a_suspended_member_and_its_successor_do_not_process_a_record_twice(
         assert life.of("token") == []
         assert log.pending() == []
         assert position(log) is None
+
+
+def stopping_in_the_append(child: Child, path: str) -> None:
+    """Stop while the token is appended, after the group was checked, and after that."""
+    with eoslog.open(path) as log, reader(log) as consumer:
+        groups = log._engine.groups
+        check, looks = groups.check_staged_offsets, 0
+
+        def looked(*about: Any, **more: Any) -> Any:
+            nonlocal looks
+            found = check(*about, **more)
+            looks += 1
+            if looks == 2:  # the condition of the append
+                files.arm_failpoint("pwrite", "stop")
+                files.arm_failpoint("stage.appended", "stop")
+            return found
+
+        groups.check_staged_offsets = looked  # type: ignore[method-assign]
+        assert len(consumer.consume(2, timeout=60)) == 2
+        with log.producer(transactional_id="till") as producer:
+            producer.init_transactions()
+            producer.begin_transaction(mode="staged")
+            producer.produce("paid", b"paid", partition=0)
+            producer.send_offsets_to_transaction({INPUT: 2}, consumer)
+            with contextlib.suppress(errors.CommitFailed):
+                producer.prepare_transaction()
+        child.tell("done", 1)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("outcome", [Outcome.COMMIT, Outcome.ABORT])
+def test_a_successor_waits_for_an_append_that_has_checked_the_group(
+    log: Log, outcome: Outcome
+) -> None:
+    late = start(stopping_in_the_append, log.path)
+    with contextlib.ExitStack() as stack:
+        stack.callback(late.kill)  # also if an assertion fails: it holds a lock
+        await_stop(late)
+        (member,) = log.describe_group("readers").members
+        log._engine.groups.remove_members("readers", [member.member_id])
+        successor = stack.enter_context(reader(log))
+        assert successor.consume(4, timeout=1) == []
+        assert successor.assignment() == [INPUT]
+        assert log.committed("readers") == {}, "only a member waits"
+        resumed(late)
+        await_stop(late)  # before its second look at the group
+        log.resolve(log.pending()[0].token, outcome)
+        wanted = [b"2", b"3"] if outcome is Outcome.COMMIT else [b"0", b"1", b"2", b"3"]
+        found: list[Any] = []
+        deadline = time.monotonic() + 60
+        while len(found) < len(wanted) and time.monotonic() < deadline:
+            found += [record.value for record in successor.consume(4, timeout=1)]
+        assert found == wanted
+        resumed(late).heard("done")

@@ -287,7 +287,7 @@ class TransactionManager:
         mine = (self.transactional_id, identity.producer_id, identity.producer_epoch)
         staging, check_members = self.staging, self._staged.check_members
         try:
-            self._staged.check_earlier(self._sent, staging, deadline, what)
+            self._staged.check_earlier(self._sent, deadline, what)
             if staging is None:
                 token, _ = self._coordinate(
                     lambda: prepared.prepare(
@@ -385,7 +385,7 @@ class TransactionManager:
             return
         if commit and not self.asked:
             try:
-                self._staged.check_earlier(self._sent, self.staging, deadline, what)
+                self._staged.check_earlier(self._sent, deadline, what)
             except (CommitFailed, PreparedTransactionPending) as error:
                 self.fail(error)
                 raise

@@ -70,16 +70,8 @@ class StagedOffsets:
         outcome = self._engine.transactions.prepared.outcome
         self._calls.until(partial(self._consumers.settle, outcome), deadline, what)
 
-    def check_earlier(
-        self, sent: _Sent, staging: StagingBuffer | None, deadline: float, what: str
-    ) -> None:
+    def check_earlier(self, sent: _Sent, deadline: float, what: str) -> None:
         """Check that earlier staged transactions of the same groups are committed.
-
-        Args:
-            sent: the offsets of this transaction.
-            staging: its records if it is staged. An earlier call may have prepared it already.
-            deadline: the end of the call, by `time.monotonic`.
-            what: the name of the producer's call, for the message.
 
         Raises:
             CommitFailed: if one was aborted: its records must be read again.
@@ -90,8 +82,6 @@ class StagedOffsets:
         if self._consumers.waiting:
             self._settle(deadline, what)
         found = self._consumers.earlier(sent, self._aborts)
-        if found is None and (staging is None or staging.entry is None):
-            found = self._of_other_processes(sent)
         if found is None:
             return
         token, outcome = found
@@ -106,13 +96,6 @@ class StagedOffsets:
             "abort this transaction: its records will be read again",
             abortable=True,
         )
-
-    def _of_other_processes(self, sent: _Sent) -> tuple[str, Outcome] | None:
-        for group_id, offsets in sent:
-            for partition, token in self._engine.groups.staged_offsets(group_id).items():
-                if partition in offsets:
-                    return token, Outcome.UNKNOWN
-        return None
 
     def check_members(
         self, staging: StagingBuffer, token: str | None, deadline: float
