@@ -289,6 +289,20 @@ def test_offsets_sent_by_hand_do_not_skip_the_records_of_an_aborted_one(
     assert position(log) == 4
 
 
+@pytest.mark.parametrize("mode", ["inline", "staged"])
+def test_a_later_transaction_is_not_prepared_before_the_decision(
+    log: Log, producer: Producer, consumer: Consumer, mode: str
+) -> None:
+    token = prepared_by(producer, consumer)
+    producer.begin_transaction(mode=mode)
+    assert len(consumer.consume(2, timeout=60)) == 2
+    producer.send_offsets_to_transaction({INPUT: 4}, consumer)
+    with pytest.raises(errors.PreparedTransactionPending, match=token):
+        producer.prepare_transaction()
+    producer.abort_transaction()
+    assert [one.token for one in log.pending()] == [token]
+
+
 @pytest.mark.parametrize("error", [errors.CorruptRecord("damaged"), KeyboardInterrupt()])
 def test_a_commit_that_cannot_read_an_earlier_outcome_can_be_aborted(
     log: Log,

@@ -316,8 +316,8 @@ class TransactionManager:
                         raise
         except RequestTimedOut:
             raise
-        except CommitFailed as moved:
-            self.fail(moved)
+        except (CommitFailed, PreparedTransactionPending) as refused:
+            self.fail(refused)
             raise
         except EoslogError as error:
             error = self.explained(error, ErrorCode.PRODUCER_FENCED)
