@@ -51,10 +51,11 @@ logger = get_logger("eoslog.consumer")
 
 _DRIVE_AFTER_S = 0.05
 _DRIVE_EVERY_S = 0.25
-_LEAST_DECODED = 1000
 _AWAIT_APPENDS_S = 0.005
 """Longest wait for other processes' appends; it suffices unless one of them is suspended."""
 _LOOK_AGAIN_S = 0.05
+"""Time between two such waits."""
+_LEAST_DECODED = 1000
 """Records that are decoded in one step: few enough to stay in the processor's cache."""
 
 
