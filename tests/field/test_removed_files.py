@@ -196,15 +196,20 @@ with eoslog.open(sys.argv[1]) as log:
             assert process.stdout.readline() == "ready\n"
             log.delete_topic("t")
             deadline = time.monotonic() + 60
-            while time.monotonic() < deadline and any(
-                one.endswith("(deleted)") for one in links(process.pid, path)
-            ):
+            while len(deleted(process.pid, path)) > 1:
+                assert time.monotonic() < deadline
                 time.sleep(0.05)
+            assert len(deleted(process.pid, path)) == 1, "the view keeps its file"
             print("go", file=process.stdin, flush=True)
             assert process.stdout.readline() == "True\n"
         finally:
             process.kill()
             process.communicate()
+
+
+def deleted(pid: int, path: str) -> list[str]:
+    """The descriptors of deleted files under `path`."""
+    return [one for one in links(pid, path) if one.endswith("(deleted)")]
 
 
 def links(pid: int, path: str) -> list[str]:
