@@ -257,6 +257,10 @@ def test_an_append_that_is_under_way_ends_with_its_lock(tmp_path: Path) -> None:
             threading.Timer(0.05, _core.unlock, (fd, at)).start()
             assert log.await_append(time.monotonic() + 60)
             log.append(batch(1))
+            files.arm_failpoint("lock", "ENOLCK")
+            with pytest.raises(StorageError, match="append lock"):
+                log.await_append(time.monotonic() + 60)
+            files.disarm_failpoints()
 
 
 @pytest.mark.parametrize(("call", "nth"), [("rename", 1), ("rename", 3), ("pwrite", 2)])

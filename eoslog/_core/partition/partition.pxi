@@ -364,17 +364,24 @@ cdef class Partition:
     def append_under_way(self):
         """Whether an append of any process, or of another thread, may have begun and not ended.
 
-        Never waits."""
-        cdef bint busy
+        Never waits. Takes the append lock for a moment if it is free.
+
+        Raises:
+            StorageError: the lock cannot be asked for.
+        """
+        cdef int rc = LOCKED_OUT, failed = 0
         self.control.check()
         with nogil:
-            busy = pthread_mutex_trylock(&self.state.mutex) != 0
-            if not busy:
-                busy = lock_partition(&self.state, 0) != 0
-                if not busy:
+            if pthread_mutex_trylock(&self.state.mutex) == 0:
+                rc = lock_partition(&self.state, 0)
+                if rc == IO_FAILED:
+                    failed = errno
+                elif rc == 0:
                     unlock_partition(&self.state)
                 pthread_mutex_unlock(&self.state.mutex)
-        return busy
+        if rc == IO_FAILED:
+            raise errors.StorageError("cannot take the append lock", failed, (<bytes>self.state.directory).decode())
+        return rc != 0
 
     def seal(self, double timeout):
         """Roll the active segment now, unless it is empty. Returns (status, errno)."""
