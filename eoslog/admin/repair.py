@@ -56,7 +56,7 @@ from eoslog.storage.segment.carried_batches import (
 )
 from eoslog.storage.segment.kept_copies import gap_at
 from eoslog.storage.segment.replacement import finish_renames, unfinished_swap
-from eoslog.storage.segment.segment import LOG, SEAL, file_name, offsets_in
+from eoslog.storage.segment.segment import LOG, SEAL, file_name, file_path, offsets_in
 
 __all__ = ["fix_indexes", "repair"]
 
@@ -209,7 +209,7 @@ class _Repair:
         if not missing:
             return False
         lacks = f"offsets {end} to {end_of(carried) - 1} are only in {TRANSACTION_STATE_TOPIC}"
-        log = os.path.join(walk.path, file_name(base, LOG))
+        log = file_path(walk.path, base, LOG)
         if self.mode == "report":
             text = "since a power loss; the next opening for writing adds them"
             self.problems.append(Problem(log, position, f"{lacks} {text}"))

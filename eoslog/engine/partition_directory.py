@@ -21,7 +21,7 @@ from eoslog.storage.fs import files
 from eoslog.storage.log import loader as log_loader
 from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.metadata.image import TopicInfo
-from eoslog.storage.segment.segment import LOG, file_name, offsets_in
+from eoslog.storage.segment.segment import LOG, file_path, offsets_in
 
 
 class DeletedTopics(Protocol):
@@ -218,7 +218,7 @@ class PartitionDirectory:
 
         The log is empty then, because no process writes before the partition is recovered.
         """
-        first = files.status(os.path.join(self._log.path, file_name(0, LOG)))
+        first = files.status(file_path(self._log.path, 0, LOG))
         return (first is None or first.st_size == 0) and self._recreated()
 
 

@@ -27,7 +27,7 @@ from eoslog.storage.log.retention import delete_records
 from eoslog.storage.segment import seals
 from eoslog.storage.segment.carried_batches import write_missing
 from eoslog.storage.segment.producer_snapshots import write_snapshot
-from eoslog.storage.segment.segment import SNAPSHOT, file_name
+from eoslog.storage.segment.segment import SNAPSHOT, file_name, file_path
 from tests.storage.helpers import batch, opened
 
 ROLLING = {"segment_bytes": 1000, "index_interval_bytes": 200}
@@ -149,7 +149,7 @@ def test_retention_syncs_a_snapshot_before_it_deletes(tmp_path: Path) -> None:
         while len(log.segments.bases()) < 3:
             log.append(batch(1, size=300))
             log.flush()
-        files.remove(os.path.join(log.path, file_name(log.segments.bases()[1], SNAPSHOT)))
+        files.remove(file_path(log.path, log.segments.bases()[1], SNAPSHOT))
         with syncs(1, 1):  # the snapshot at the new start, its name before the deletion
             delete_records(log, log.segments.bases()[1])
 

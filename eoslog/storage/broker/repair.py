@@ -27,7 +27,7 @@ from eoslog.storage.directory.session import CLEAN_SHUTDOWN_FILE, SESSION_FILE
 from eoslog.storage.format import checkpoints
 from eoslog.storage.fs import files
 from eoslog.storage.segment import segment_files
-from eoslog.storage.segment.segment import SEAL, file_name, offsets_in
+from eoslog.storage.segment.segment import SEAL, file_path, offsets_in
 
 __all__ = ["PRODUCER_EXPIRY_MS", "index_interval_of", "repair_as_kafka"]
 
@@ -126,7 +126,7 @@ def _targets(path: str, held: ExitStack) -> list[tuple[KafkaPartition, int]]:
         offset_checkpoints.write(path, checkpoints.RECOVERY_POINT_CHECKPOINT, {})
         for target, _ in targets:  # a broker's recovery does not update seals: remove them
             for offset in offsets_in(target.path, SEAL):
-                files.remove(os.path.join(target.path, file_name(offset, SEAL)))
+                files.remove(file_path(target.path, offset, SEAL))
         return targets
     parent = os.path.dirname(os.path.abspath(path))
     segment_files.list_segments(path)

@@ -44,7 +44,7 @@ from eoslog.storage.segment.segment import (
     SNAPSHOT,
     TIME_INDEX,
     TXN_INDEX,
-    file_name,
+    file_path,
     is_of_a_partition,
     offsets_in,
     read_snapshot,
@@ -261,9 +261,7 @@ class Walk:
         self._epochs = EpochCheck(path)
 
     def _problem(self, base: int, suffix: str, position: int, message: str) -> None:
-        self.problems.append(
-            Problem(os.path.join(self.path, file_name(base, suffix)), position, message)
-        )
+        self.problems.append(Problem(file_path(self.path, base, suffix), position, message))
 
     def run(self) -> None:
         """Read the partition, and set the attributes."""
@@ -332,7 +330,7 @@ class Walk:
             )  # fmt: skip
         for offset in offsets_in(self.path, SNAPSHOT):
             try:
-                valid = read_snapshot(os.path.join(self.path, file_name(offset, SNAPSHOT)))
+                valid = read_snapshot(file_path(self.path, offset, SNAPSHOT))
             except FileNotFoundError:
                 valid = None  # a link to a file that is missing
             if valid is None:
@@ -354,7 +352,7 @@ class Walk:
         clean = checkpoints.was_clean_shutdown(os.path.dirname(self.path))
         if not zeros_are_space(expected, following, durable=durable, clean=clean):
             return False
-        fd = files.open_file(os.path.join(self.path, file_name(base, LOG)), read_only=True)
+        fd = files.open_file(file_path(self.path, base, LOG), read_only=True)
         try:
             return is_blank(fd, position, os.fstat(fd).st_size)
         finally:
@@ -373,7 +371,7 @@ class Walk:
 
     def _identity(self, base: int, end: int) -> None:
         """Compare a sealed segment's file, whose batches are valid, with its seal."""
-        log = os.path.join(self.path, file_name(base, LOG))
+        log = file_path(self.path, base, LOG)
         seal = seals.read(self.path, end, base=base)
         wrong = None if seal is None or not seal.size else seals.fault(seal, log)
         if wrong is not None and all(problem.path != log for problem in self.problems):
@@ -414,7 +412,7 @@ class Walk:
             position = batch.position + batch.size
             expected = batch.last_offset + 1
         self._stop = base, position
-        self.problems += self._epochs.taken(os.path.join(self.path, file_name(base, LOG)))
+        self.problems += self._epochs.taken(file_path(self.path, base, LOG))
         # A segment below the log start is left from an interrupted deletion: no reader uses it.
         deleted = expected <= self._log_start
         if self.bad is None and not deleted and (self.end == _MAX or expected <= self.end):
@@ -428,7 +426,7 @@ class Walk:
 
     def _batches(self, base: int) -> Iterator[tuple[_core.Batch | None, str]]:
         """Yield (batch, "") for each batch of a segment, and (None, fault) before invalid bytes."""
-        path = os.path.join(self.path, file_name(base, LOG))
+        path = file_path(self.path, base, LOG)
         data, size = segment_files.log_bytes(path)
         position = 0
         try:
@@ -461,7 +459,7 @@ class Walk:
         lost = sum(batch.count for batch in behind if not batch.control)
         kept = f"offsets below {expected} are intact"
         tail = f"{lost} intact records follow" if lost else "no intact records follow"
-        path = os.path.join(self.path, file_name(base, LOG))
+        path = file_path(self.path, base, LOG)
         self.problems.append(Problem(path, position, f"{what}; {kept}, {tail}", lost))
 
     def _indexes(
@@ -471,7 +469,7 @@ class Walk:
         aborted: dict[tuple[int, int], int],
     ) -> None:
         for suffix in (INDEX, TIME_INDEX):
-            if not files.exists(os.path.join(self.path, file_name(base, suffix))):
+            if not files.exists(file_path(self.path, base, suffix)):
                 self._problem(base, suffix, 0, "missing; it is rebuilt from the batches")
         lasts = {last for last, _ in starts.values()}
         previous = -1
@@ -518,7 +516,7 @@ class Walk:
     ) -> Iterator[tuple[int, tuple[int, ...]]]:
         entry = struct.Struct(layout)
         try:
-            data = files.read_file(os.path.join(self.path, file_name(base, suffix)))
+            data = files.read_file(file_path(self.path, base, suffix))
         except FileNotFoundError:
             return
         if len(data) % entry.size:

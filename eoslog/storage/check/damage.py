@@ -19,7 +19,6 @@ were in it are found in the same way.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from eoslog.storage.check.truncation import reached
 from eoslog.storage.format import legacy_messages
 from eoslog.storage.log.torn_tails import valid_batch_after
 from eoslog.storage.segment import kept_copies
-from eoslog.storage.segment.segment import LOG, file_name, offsets_in
+from eoslog.storage.segment.segment import LOG, file_path, offsets_in
 from eoslog.storage.segment.segment_files import SegmentFiles, fault_of
 
 __all__ = ["Lost", "Marker", "Stretch", "filler", "find"]
@@ -209,7 +208,7 @@ class _Finder:
         expected, behind, sizes = 0, 0, {}
         for number, base in enumerate(bases):
             following = bases[number + 1] if number + 1 < len(bases) else None
-            data = kept_copies.bytes_of(os.path.join(self._path, file_name(base, LOG)))
+            data = kept_copies.bytes_of(file_path(self._path, base, LOG))
             sizes[base] = len(data)
             if number and self._cleaned is not None and base > max(expected, self._cleaned):
                 self._gap = Stretch(base, 0, 0, expected, base - 1, self._latest)
@@ -255,7 +254,7 @@ class _Finder:
         return self._allowed is not None and batch.base_offset > max(expected, self._allowed)
 
     def _refuse_legacy(self, base: int, position: int) -> None:
-        name = os.path.join(self._path, file_name(base, LOG))
+        name = file_path(self._path, base, LOG)
         segment = SegmentFiles(name, base)
         if legacy_messages.is_legacy(segment.data, position):
             try:

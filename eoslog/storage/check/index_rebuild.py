@@ -29,7 +29,7 @@ from eoslog.storage.segment.segment import (
     SNAPSHOT,
     TIME_INDEX,
     TXN_INDEX,
-    file_name,
+    file_path,
     offsets_in,
 )
 
@@ -108,7 +108,7 @@ def _replace(path: str, base: int, end: int | None, wanted: dict[str, bytes]) ->
     """Replace a segment's indexes that differ, and remove its seal if any does."""
     changed: list[str] = []
     for suffix, content in wanted.items():
-        name = os.path.join(path, file_name(base, suffix))
+        name = file_path(path, base, suffix)
         try:
             found: bytes | None = files.read_file(name)
         except FileNotFoundError:
@@ -116,7 +116,7 @@ def _replace(path: str, base: int, end: int | None, wanted: dict[str, bytes]) ->
         if found == content or (found is None and suffix == TXN_INDEX and not content):
             continue
         if not changed and end is not None:
-            files.remove(os.path.join(path, file_name(end, SEAL)))
+            files.remove(file_path(path, end, SEAL))
         files.write_atomically(name, content)
         changed.append(name)
     return changed
@@ -124,14 +124,14 @@ def _replace(path: str, base: int, end: int | None, wanted: dict[str, bytes]) ->
 
 def _drop_bad_seal(path: str, base: int, end: int, wanted: dict[str, bytes]) -> list[str]:
     """Remove a segment's seal that contradicts its files; the next opening makes a new one."""
-    name = os.path.join(path, file_name(end, SEAL))
+    name = file_path(path, end, SEAL)
     if not files.exists(name):
         return []
     seal = seals.read(path, end, base=base)
-    aborted = seals.checksum(seals.content(os.path.join(path, file_name(base, TXN_INDEX))))
+    aborted = seals.checksum(seals.content(file_path(path, base, TXN_INDEX)))
     times = seals.checksum(wanted[TIME_INDEX])
     if seal is not None and seal.times == times and aborted == seal.aborted:
-        log = os.path.join(path, file_name(base, LOG))
+        log = file_path(path, base, LOG)
         if seals.fault(seal, log) is None:
             return []
     files.remove(name)
@@ -140,7 +140,7 @@ def _drop_bad_seal(path: str, base: int, end: int, wanted: dict[str, bytes]) -> 
 
 def _demand_snapshot(path: str, base: int, end: int, core: _core.Partition) -> list[str]:
     """Write the producer snapshot at a segment's base if it is missing or damaged."""
-    name = os.path.join(path, file_name(base, SNAPSHOT))
+    name = file_path(path, base, SNAPSHOT)
     with contextlib.suppress(FileNotFoundError):
         if valid_snapshot(path, base) is not None:
             return []
@@ -155,7 +155,7 @@ def _drop_bad_snapshots(path: str) -> list[str]:
     """Remove damaged snapshots that are not at a segment's base, and cannot be rebuilt."""
     gone: list[str] = []
     for offset in offsets_in(path, SNAPSHOT):
-        name = os.path.join(path, file_name(offset, SNAPSHOT))
+        name = file_path(path, offset, SNAPSHOT)
         if valid_snapshot(path, offset) is None:
             files.remove(name)
             gone.append(name)

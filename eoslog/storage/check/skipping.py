@@ -20,7 +20,6 @@ Instead of a missing segment, `fill` writes one with its offsets and its markers
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
@@ -40,7 +39,7 @@ from eoslog.storage.segment.segment import (
     SNAPSHOT,
     TIME_INDEX,
     TXN_INDEX,
-    file_name,
+    file_path,
     offsets_in,
 )
 
@@ -70,7 +69,7 @@ def describe(path: str, stretch: Stretch, copy: str | None = None) -> Damage:
     """Return a stretch as an entry of a report."""
     topic, number = segment_files.partition_of_path(path)
     return Damage(
-        topic, number, os.path.join(path, file_name(stretch.base, LOG)), stretch.position,
+        topic, number, file_path(path, stretch.base, LOG), stretch.position,
         stretch.size, stretch.first, stretch.last, stretch.before_ms, stretch.after_ms,
         stretch.records_after, stretch.bytes_after, copy,
     )  # fmt: skip
@@ -177,7 +176,7 @@ def fill(path: str, gaps: list[Stretch], index_interval: int) -> None:
 @contextlib.contextmanager
 def _replacing(path: str, base: int) -> Iterator[int]:
     """Yield a new file, which replaces a segment's log when the block has written it."""
-    name = os.path.join(path, file_name(base, LOG))
+    name = file_path(path, base, LOG)
     temporary = f"{name}.tmp"
     fd = files.open_file(temporary, create=True)
     try:
@@ -196,7 +195,7 @@ def _drop_later(path: str, offset: int) -> None:
     for suffix in (SNAPSHOT, SEAL):
         for other in offsets_in(path, suffix):
             if other > offset:
-                files.remove(os.path.join(path, file_name(other, suffix)))
+                files.remove(file_path(path, other, suffix))
 
 
 def _drop_derived(path: str, stretches: list[Stretch]) -> None:
@@ -204,13 +203,13 @@ def _drop_derived(path: str, stretches: list[Stretch]) -> None:
     _drop_later(path, stretches[0].base)
     for base in {stretch.base for stretch in stretches}:
         for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
-            files.remove(os.path.join(path, file_name(base, suffix)))
+            files.remove(file_path(path, base, suffix))
     files.fsync_dir(path)
 
 
 def _write_segment(path: str, base: int, pairs: list[tuple[Stretch, bytes]]) -> None:
     """Write a segment again without its stretches, and replace the old one."""
-    data = bytes_of(os.path.join(path, file_name(base, LOG)))
+    data = bytes_of(file_path(path, base, LOG))
     with _replacing(path, base) as fd:
         written, position = 0, 0
         for stretch, made in pairs:

@@ -40,7 +40,7 @@ from eoslog.storage.segment.segment import (
     SNAPSHOT,
     TIME_INDEX,
     TXN_INDEX,
-    file_name,
+    file_path,
     offsets_in,
 )
 
@@ -83,7 +83,7 @@ def keep_producer_ids(
     value = ProducerIdsRecord(following).encode()
     now = time.time_ns() // 1_000_000
     batch = _core.build_batch([(now, None, value, ())], base_offset=offset)
-    name = os.path.join(path, file_name(base, LOG))
+    name = file_path(path, base, LOG)
     files.own(name)
     fd = files.open_file(name, create=True)
     try:
@@ -106,7 +106,7 @@ def _metadata_end(path: str, bad: LogPosition | None) -> tuple[LogPosition, int]
     place, following = (0, 0, 0), 0
     for base in offsets_in(path, LOG):
         place = base, 0, max(base, place[2])
-        for batch in batches_before_damage(os.path.join(path, file_name(base, LOG))):
+        for batch in batches_before_damage(file_path(path, base, LOG)):
             if bad is not None and (base, batch.position) >= bad[:2]:
                 return bad, following
             place = base, batch.position + batch.size, batch.last_offset + 1
@@ -129,7 +129,7 @@ def _ids(root: str) -> Iterator[int]:
                 entries = segment_files.read_snapshot(os.path.join(path, name))
                 yield from (entry.producer_id for entry in entries)
         for base in offsets_in(path, LOG):
-            for batch in batches_before_damage(os.path.join(path, file_name(base, LOG))):
+            for batch in batches_before_damage(file_path(path, base, LOG)):
                 yield batch.producer_id
                 if topic in _OF_TRANSACTIONS and not batch.control:
                     with contextlib.suppress(CorruptRecord):
@@ -181,7 +181,7 @@ def keep_offsets(path: str, bad: LogPosition, flushed: int) -> tuple[LogPosition
     last = min(reached(path, bad, flushed) - 1, base + _LAST_DELTA)
     if last < first:
         return bad, []
-    name = os.path.join(path, file_name(base, LOG))
+    name = file_path(path, base, LOG)
     body = _BODY.pack(0, last - first, -1, -1, -1, -1, -1, 0)
     head = _HEAD.pack(first, len(body) + 9, -1, 2, _core.crc32c(body))
     following = position + len(head) + len(body)
@@ -206,7 +206,7 @@ def keep_offsets(path: str, bad: LogPosition, flushed: int) -> tuple[LogPosition
 def reached(path: str, place: LogPosition, flushed: int) -> int:
     """Return the highest known end that a partition had before it was damaged at `place`."""
     base, position, offset = place
-    log = os.path.join(path, file_name(base, LOG))
+    log = file_path(path, base, LOG)
     whole = bytes_of(log)
     data = whole[position : position + _HEAD.size + _BODY.size]
     end = max([offset, flushed, *offsets_in(path, SNAPSHOT), *offsets_in(path, LOG)])
@@ -227,7 +227,7 @@ def batches_after(path: str, place: LogPosition) -> Iterator[_core.Batch]:
     """
     base, position, offset = place
     for later in offsets_in(path, LOG):
-        data = bytes_of(os.path.join(path, file_name(later, LOG)))
+        data = bytes_of(file_path(path, later, LOG))
         if later == base:
             yield from _whole_batches(data, position + 1, offset)
         elif later > base:
@@ -244,7 +244,7 @@ def _whole_batches(data: bytes | mmap.mmap, at: int, offset: int) -> Iterator[_c
 
 def bytes_after(path: str, base: int, position: int) -> int:
     """Return how many bytes a truncation at a position removes from a partition."""
-    logs = [os.path.join(path, file_name(b, LOG)) for b in offsets_in(path, LOG) if b >= base]
+    logs = [file_path(path, b, LOG) for b in offsets_in(path, LOG) if b >= base]
     return sum(map(os.path.getsize, logs)) - position
 
 
@@ -269,7 +269,7 @@ def cut_at(path: str, base: int, position: int, end: int, now_ms: int | None = N
 
     Durability: durable on return. The renames are durable before the truncation.
     """
-    log = os.path.join(path, file_name(base, LOG))
+    log = file_path(path, base, LOG)
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     copies = []
     for later in offsets_in(path, LOG):
@@ -277,7 +277,7 @@ def cut_at(path: str, base: int, position: int, end: int, now_ms: int | None = N
             aside = set_aside(path, later, now_ms)
             copies += [] if aside is None else [aside]
             for suffix in (INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT, SEAL):
-                files.remove(os.path.join(path, file_name(later, suffix)))
+                files.remove(file_path(path, later, suffix))
     files.fsync_dir(path)
     files.own(log)
     fd = files.open_file(log)
@@ -288,7 +288,7 @@ def cut_at(path: str, base: int, position: int, end: int, now_ms: int | None = N
     finally:
         files.close(fd)
     for suffix, layout in ((INDEX, ">ii"), (TIME_INDEX, ">qi"), (TXN_INDEX, ">hqqqq")):
-        name = os.path.join(path, file_name(base, suffix))
+        name = file_path(path, base, suffix)
         with contextlib.suppress(FileNotFoundError):
             data = files.read_file(name)
             entry = struct.Struct(layout)
@@ -303,6 +303,6 @@ def cut_at(path: str, base: int, position: int, end: int, now_ms: int | None = N
             files.write_file(name, kept, durable=True)
     for offset in offsets_in(path, SNAPSHOT):
         if offset > base:
-            files.remove(os.path.join(path, file_name(offset, SNAPSHOT)))
+            files.remove(file_path(path, offset, SNAPSHOT))
     files.fsync_dir(path)
     return copies

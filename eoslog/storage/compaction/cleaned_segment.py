@@ -5,13 +5,19 @@ After a crash, `replacement.finish_renames` removes incomplete files.
 
 from __future__ import annotations
 
-import os
 import struct
 from types import TracebackType
 
 from eoslog import _core
 from eoslog.storage.fs import files
-from eoslog.storage.segment.segment import CLEANED, INDEX, LOG, TIME_INDEX, TXN_INDEX, file_name
+from eoslog.storage.segment.segment import (
+    CLEANED,
+    INDEX,
+    LOG,
+    TIME_INDEX,
+    TXN_INDEX,
+    file_path,
+)
 from eoslog.storage.segment.segment_files import AbortedEntry
 
 _WRITE_SIZE = 1 << 20
@@ -30,7 +36,7 @@ class CleanedSegment:
         self.base = base
         self.size = 0
         self.next_offset = base
-        self._path = os.path.join(directory, file_name(base, ""))
+        self._path = file_path(directory, base, "")
         self._interval = index_interval
         self._buffer = bytearray()
         self._written = 0

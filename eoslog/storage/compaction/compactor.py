@@ -39,7 +39,7 @@ from eoslog.storage.fs import files
 from eoslog.storage.log.segment_swap import swap_in
 from eoslog.storage.log.settings import FOR_EVER
 from eoslog.storage.segment.producer_snapshots import open_transactions_at
-from eoslog.storage.segment.segment import LOG, TXN_INDEX, file_name
+from eoslog.storage.segment.segment import LOG, TXN_INDEX, file_path
 from eoslog.storage.segment.segment_files import AbortedEntry, read_txn_index
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _batches(path: str, base: int, following: int) -> Iterator[_core.Batch]:
     The CRC does not cover the base offset. The batch must begin after the batch before it, and end
     before the next segment, whose base is `following`.
     """
-    name = os.path.join(path, file_name(base, LOG))
+    name = file_path(path, base, LOG)
     with files.naming(name):
         size = files.size(name)
         if size == 0:

@@ -17,7 +17,7 @@ from eoslog.storage.format import checkpoints
 from eoslog.storage.fs import files
 from eoslog.storage.metadata.image import MetadataFold, TopicInfo, internal_topics
 from eoslog.storage.metadata.records import decode
-from eoslog.storage.segment.segment import LOG, file_name, offsets_in
+from eoslog.storage.segment.segment import LOG, file_path, offsets_in
 from eoslog.storage.segment.segment_files import SegmentFiles, offset_of_name
 
 __all__ = ["METADATA", "batches_before_damage", "durable_ends", "living_partitions"]
@@ -70,7 +70,7 @@ def _metadata(root: str) -> MetadataFold:
     path = os.path.join(root, METADATA)
     with contextlib.suppress(CorruptRecord):
         for base in offsets_in(path, LOG) if files.is_dir(path) else ():
-            for batch in batches_before_damage(os.path.join(path, file_name(base, LOG))):
+            for batch in batches_before_damage(file_path(path, base, LOG)):
                 for _, _, _, value, _ in () if batch.control else batch.records():
                     fold.apply(decode(value))
     return fold

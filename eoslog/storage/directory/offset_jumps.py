@@ -24,7 +24,7 @@ from eoslog.storage.format import checkpoints
 from eoslog.storage.fs import files
 from eoslog.storage.segment import seals
 from eoslog.storage.segment.scans import Gap, raised_base, zeros_are_space
-from eoslog.storage.segment.segment import LOG, file_name, offsets_in
+from eoslog.storage.segment.segment import LOG, file_path, offsets_in
 from eoslog.storage.segment.segment_files import (
     SegmentFiles,
     fault_of,
@@ -61,7 +61,7 @@ def gaps_in(segment: SegmentFiles, begin: int) -> Iterator[Gap]:
 
 def gap_before(directory: str, base: int, position: int) -> int:
     """Return the end offset of the last gap in a segment before a byte; 0 if there is none."""
-    segment = SegmentFiles(os.path.join(directory, file_name(base, LOG)), base)
+    segment = SegmentFiles(file_path(directory, base, LOG), base)
     end = 0
     with contextlib.suppress(CorruptRecord):
         for gap in gaps_in(segment, base):
@@ -77,7 +77,7 @@ def gap_before_damage(directory: str) -> int:
     Truncating the log there makes the sealed segment the last one.
     """
     for base in offsets_in(directory, LOG)[:-1]:
-        segment = SegmentFiles(os.path.join(directory, file_name(base, LOG)), base)
+        segment = SegmentFiles(file_path(directory, base, LOG), base)
         position = 0
         with contextlib.suppress(CorruptRecord):
             for batch in segment.batches():

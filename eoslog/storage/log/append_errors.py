@@ -22,7 +22,7 @@ from eoslog.storage.directory.processes import Processes
 from eoslog.storage.fs import files
 from eoslog.storage.log.append_status import AppendStatus
 from eoslog.storage.log.context import LogContext
-from eoslog.storage.segment.segment import LOG, file_name
+from eoslog.storage.segment.segment import LOG, file_path
 
 _OF_ITS_FILES = (AppendStatus.GONE, AppendStatus.IO_FAILED, AppendStatus.POISONED)
 """Statuses that a lost directory explains better."""
@@ -73,7 +73,7 @@ def append_error(context: LogContext, status: int, error: int, wait: float) -> E
     if status == AppendStatus.CORRUPT:
         base = context.core.current_files()[0]
         try:  # by name: another thread may close the descriptor at any time
-            size = files.size(os.path.join(context.path, file_name(base, LOG)))
+            size = files.size(file_path(context.path, base, LOG))
         except OSError:
             size = context.core.segment_position
         if size < context.core.segment_position:

@@ -41,7 +41,14 @@ from eoslog.storage.fs.timeouts import SLICE_S
 from eoslog.storage.log.context import LogContext
 from eoslog.storage.log.reader import LogReader, Slice
 from eoslog.storage.log.segment_list import SegmentList, SwapUnderWay
-from eoslog.storage.segment.segment import INDEX, LOG, TIME_INDEX, TXN_INDEX, file_name, offsets_in
+from eoslog.storage.segment.segment import (
+    INDEX,
+    LOG,
+    TIME_INDEX,
+    TXN_INDEX,
+    file_path,
+    offsets_in,
+)
 
 _REREAD_BYTES = 64 << 20
 _JOIN_S = 0.005
@@ -354,7 +361,7 @@ class LogFlusher:
         try:
             for base in sealed:
                 for suffix in (LOG, INDEX, TIME_INDEX, TXN_INDEX):
-                    self._sync_file(os.path.join(self._context.path, file_name(base, suffix)))
+                    self._sync_file(file_path(self._context.path, base, suffix))
             if sealed:
                 files.fsync_dir(self._context.path)
         except TooManyOpenFiles:
@@ -535,7 +542,7 @@ class LogFlusher:
         held = self._fds.get(base)
         if held is None:
             opened_at = self._core.log_end
-            path = os.path.join(self._context.path, file_name(base, LOG))
+            path = file_path(self._context.path, base, LOG)
             held = (files.open_file(path), opened_at)
             with self._changing:
                 if self._closed:

@@ -83,6 +83,7 @@ from eoslog.storage.segment.segment import (
     TIME_INDEX,
     TXN_INDEX,
     file_name,
+    file_path,
     is_of_a_partition,
     offsets_among,
     offsets_by_suffix,
@@ -165,7 +166,7 @@ def make_directory(log: PartitionLog) -> None:
     """Create a new partition's directory with its first segment."""
     files.make_dir(log.path)
     for suffix in (LOG, INDEX, TIME_INDEX):
-        files.close(files.open_file(os.path.join(log.path, file_name(0, suffix)), create=True))
+        files.close(files.open_file(file_path(log.path, 0, suffix), create=True))
     files.fsync_dir(log.path)
 
 
@@ -284,10 +285,10 @@ def scan_for_reader(
         if i and lost_before(log.context, base, last):
             break
         if i:
-            refuse_lost_markers(log.context, base, os.path.join(path, file_name(todo[i - 1], LOG)))
+            refuse_lost_markers(log.context, base, file_path(path, todo[i - 1], LOG))
         later = todo[i + 1 :]
         verify = distrust or (not last.clean and base >= verify_from)
-        where = os.path.join(path, file_name(base, LOG))
+        where = file_path(path, base, LOG)
         fd = files.open_file(where, read_only=True)
         try:
             core.use_segment(base, fd)
@@ -347,11 +348,11 @@ def recover_for_writer(
             _drop_segments(path, todo[i:])
             break
         if i:
-            refuse_lost_markers(log.context, base, os.path.join(path, file_name(todo[i - 1], LOG)))
+            refuse_lost_markers(log.context, base, file_path(path, todo[i - 1], LOG))
         later = todo[i + 1 :]
         verify = distrust or (not last.clean and base >= verify_from)
         doubtful = verify and not last.clean and (log.strict or last.poisoned)
-        where = os.path.join(path, file_name(base, LOG))
+        where = file_path(path, base, LOG)
         fds = log.writer_files.open(base)
         try:
             core.use_segment(base, fds[0])
@@ -448,7 +449,7 @@ def _make_first_segment(log: PartitionLog, last: LastSession) -> int:
     """
     first = _require_empty(log, last)
     for suffix in (LOG, INDEX, TIME_INDEX):
-        files.close(files.open_file(os.path.join(log.path, file_name(first, suffix)), create=True))
+        files.close(files.open_file(file_path(log.path, first, suffix), create=True))
     files.fsync_dir(log.path)
     return first
 
@@ -509,7 +510,7 @@ def _identify(log: PartitionLog, base: int, fd: int, last: LastSession) -> seals
     """
     seal = seals.read(log.path, last.recovery_point, log.topic_id, base)
     if seal is not None and seal.size and os.fstat(fd).st_size:
-        seals.identify(seal, fd, os.path.join(log.path, file_name(base, LOG)))
+        seals.identify(seal, fd, file_path(log.path, base, LOG))
     return seal
 
 
@@ -548,7 +549,7 @@ def _log_start(log: PartitionLog, bases: list[int], last: LastSession) -> int:
 def _drop_segments(path: str, bases: list[int]) -> None:
     for base in bases:
         for suffix in (*_SUFFIXES, SNAPSHOT, SEAL):
-            files.remove(os.path.join(path, file_name(base, suffix)))
+            files.remove(file_path(path, base, suffix))
 
 
 def _settle(

@@ -38,7 +38,7 @@ from eoslog.storage.segment import leader_epochs, seals
 from eoslog.storage.segment.carried_batches import CarriedBatches
 from eoslog.storage.segment.producer_snapshots import write_snapshot
 from eoslog.storage.segment.replacement import finish_renames
-from eoslog.storage.segment.segment import LOG, Segment, file_name
+from eoslog.storage.segment.segment import LOG, Segment, file_path
 
 _NO_LIMIT = 1 << 30  # bytes
 _REPEATS = range(MAX_REPEATS)
@@ -585,12 +585,12 @@ class PartitionLog:
     def _trim(self) -> None:
         """Truncate the preallocated space; no process writes any more."""
         active, end = self.core.active_base, self.core.end_position
-        path = os.path.join(self.path, file_name(active, LOG))
+        path = file_path(self.path, active, LOG)
         bases = self.segments.bases()
         if files.size(path) == end and (end or len(bases) == 1):
             return  # the flush of its first records has synced the segment before it
         for base in bases[-2:]:
-            path = os.path.join(self.path, file_name(base, LOG))
+            path = file_path(self.path, base, LOG)
             fd = files.open_file(path)
             try:
                 with files.naming(path):

@@ -14,7 +14,6 @@ Source: protocol.md row 10; Kafka ProducerStateManager.removeExpiredProducers.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -22,7 +21,7 @@ from eoslog.errors import EoslogError
 from eoslog.shown_paths import get_logger
 from eoslog.storage.fs import files
 from eoslog.storage.log.partition_log import PartitionLog
-from eoslog.storage.segment.segment import LOG, SNAPSHOT, file_name, offsets_in
+from eoslog.storage.segment.segment import LOG, SNAPSHOT, file_path, offsets_in
 
 logger = get_logger("eoslog.storage")
 
@@ -39,7 +38,7 @@ def written_before(path: str, end: int, time_s: float, listed: Sequence[int] | N
     bases = [base for base in (listed or offsets_in(path, LOG)) if base <= end]
 
     def young(i: int) -> bool:
-        found = files.status(os.path.join(path, file_name(bases[i], LOG)))
+        found = files.status(file_path(path, bases[i], LOG))
         # An empty file may have been prepared long before the roll that used it.
         return found is None or found.st_size == 0 or found.st_mtime >= time_s
 
@@ -59,7 +58,7 @@ def last_in_use(path: str, listed: Mapping[str, Sequence[int]]) -> float:
     newest = 0.0
     for suffix in (LOG, SNAPSHOT):
         for offset in listed[suffix][-1:]:
-            found = files.status(os.path.join(path, file_name(offset, suffix)))
+            found = files.status(file_path(path, offset, suffix))
             newest = max(newest, found.st_mtime if found is not None else 0.0)
     return newest
 

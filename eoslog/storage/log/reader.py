@@ -7,7 +7,6 @@ retention nor compaction has removed it, the read raises CorruptRecord instead o
 
 from __future__ import annotations
 
-import os
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -25,7 +24,13 @@ from eoslog.storage.fs import files
 from eoslog.storage.log.context import LogContext
 from eoslog.storage.log.derived_files import DerivedFiles
 from eoslog.storage.log.segment_list import SegmentList
-from eoslog.storage.segment.segment import HEADER_SIZE, LEAST_READ_SIZE, LOG, Segment, file_name
+from eoslog.storage.segment.segment import (
+    HEADER_SIZE,
+    LEAST_READ_SIZE,
+    LOG,
+    Segment,
+    file_path,
+)
 
 FOLD_READ_SIZE = 1 << 20
 _BATCH_START = struct.Struct(">qi4xb6xi")  # base offset, length, magic, last offset delta
@@ -50,7 +55,7 @@ class Slice:
     @property
     def path(self) -> str:
         """The segment's file."""
-        return os.path.join(self.directory, file_name(self.segment_base, LOG))
+        return file_path(self.directory, self.segment_base, LOG)
 
 
 class LogReader:

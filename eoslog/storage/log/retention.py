@@ -9,7 +9,6 @@ retention removes. Readers that meet a missing file read the list of segments ag
 from __future__ import annotations
 
 import contextlib
-import os
 from itertools import pairwise
 
 from eoslog.errors import EoslogError, OffsetOutOfRange, PolicyViolation, StorageError
@@ -26,7 +25,7 @@ from eoslog.storage.segment.segment import (
     SNAPSHOT,
     TIME_INDEX,
     TXN_INDEX,
-    file_name,
+    file_path,
 )
 
 
@@ -152,7 +151,7 @@ def _advance(log: PartitionLog, log_start: int) -> None:
     files.failpoint("log.start.advanced")
     for base in gone:
         for suffix in (INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT, SEAL, LOG):
-            path = os.path.join(log.path, file_name(base, suffix))
+            path = file_path(log.path, base, suffix)
             with contextlib.suppress(StorageError):
                 if files.exists(path):
                     files.rename(path, path + DELETED)

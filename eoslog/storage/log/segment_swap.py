@@ -22,7 +22,6 @@ Source: Kafka UnifiedLog.replaceSegments, LogLoader.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 
 from eoslog.errors import IllegalState, StorageError
@@ -30,7 +29,14 @@ from eoslog.storage.fs import files
 from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.segment import seals
 from eoslog.storage.segment.replacement import SEGMENT_SUFFIXES, remove_all
-from eoslog.storage.segment.segment import CLEANED, DELETED, SEAL, SNAPSHOT, SWAP, file_name
+from eoslog.storage.segment.segment import (
+    CLEANED,
+    DELETED,
+    SEAL,
+    SNAPSHOT,
+    SWAP,
+    file_path,
+)
 
 
 def swap_in(log: PartitionLog, base: int, old: Sequence[int], cleaned_to: int) -> None:
@@ -51,7 +57,7 @@ def swap_in(log: PartitionLog, base: int, old: Sequence[int], cleaned_to: int) -
     seal = seals.read(path, cleaned_to)
     # The seal describes the old segment. Step 2 makes its removal durable, so that no crash leaves
     # the seal with the new segment.
-    files.remove(os.path.join(path, file_name(cleaned_to, SEAL)))
+    files.remove(file_path(path, cleaned_to, SEAL))
     present = [s for s in SEGMENT_SUFFIXES if _exists(path, base, s + CLEANED)]
     for suffix in reversed(present):
         _rename(path, base, suffix + CLEANED, suffix + SWAP)
@@ -89,10 +95,8 @@ def swap_in(log: PartitionLog, base: int, old: Sequence[int], cleaned_to: int) -
 
 
 def _exists(path: str, base: int, suffix: str) -> bool:
-    return files.exists(os.path.join(path, file_name(base, suffix)))
+    return files.exists(file_path(path, base, suffix))
 
 
 def _rename(path: str, base: int, suffix: str, new_suffix: str) -> None:
-    files.rename(
-        os.path.join(path, file_name(base, suffix)), os.path.join(path, file_name(base, new_suffix))
-    )
+    files.rename(file_path(path, base, suffix), file_path(path, base, new_suffix))

@@ -46,7 +46,7 @@ from eoslog.storage.segment.segment import (
     SNAPSHOT,
     TIME_INDEX,
     TXN_INDEX,
-    file_name,
+    file_path,
 )
 
 MAX_REPEATS = 10_000
@@ -195,7 +195,7 @@ class WriterFiles:
 
     def open(self, base: int) -> tuple[int, int, int, int]:
         """Open a segment's log, offset, time and abort index (-1: it has no abort index)."""
-        segment = os.path.join(self._path, file_name(base, ""))
+        segment = file_path(self._path, base, "")
         fds = [files.open_file(segment + LOG)]
         try:
             for suffix in (INDEX, TIME_INDEX):
@@ -222,7 +222,7 @@ class WriterFiles:
         with self._prepare:
             self._finish_roll()
             opened_at = self._core.log_end
-            fd = files.open_file(os.path.join(self._path, file_name(base, LOG)))
+            fd = files.open_file(file_path(self._path, base, LOG))
             moved = self._core.use_segment(
                 base, fd, leaving=leaving, producers=producers, version=version
             )
@@ -378,7 +378,7 @@ class WriterFiles:
             if snapshot is not None and not self._is_cleaned(new_base):
                 write_snapshot(folder, new_base, snapshot)
                 if self._is_cleaned(new_base):
-                    files.remove(os.path.join(folder, file_name(new_base, SNAPSHOT)))
+                    files.remove(file_path(folder, new_base, SNAPSHOT))
             files.failpoint("log.rolled.snapshot")
             self._seal(folder, base, new_base)
 
@@ -403,7 +403,7 @@ class WriterFiles:
         with self._prepare:
             base, _, index, _, txn = self._core.current_files()
             if index >= 0 and txn < 0:  # otherwise another thread moved the fold: append again
-                path = os.path.join(self._path, file_name(base, TXN_INDEX))
+                path = file_path(self._path, base, TXN_INDEX)
                 with contextlib.ExitStack() as undo:
                     fd = files.open_file(path, create=True)
                     undo.callback(files.close, fd)

@@ -18,7 +18,7 @@ from eoslog.storage.directory.last_run import LastSession
 from eoslog.storage.fs import files
 from eoslog.storage.log.context import LogContext
 from eoslog.storage.segment.scans import SegmentScan, raised_base, zeros_are_space
-from eoslog.storage.segment.segment import HEADER_SIZE, LOG, file_name
+from eoslog.storage.segment.segment import HEADER_SIZE, LOG, file_path
 
 logger = get_logger("eoslog.storage")
 
@@ -129,7 +129,7 @@ def _known_durable(context: LogContext, last: LastSession) -> int:
 
 
 def _size(path: str, base: int) -> int:
-    return files.size(os.path.join(path, file_name(base, LOG)))
+    return files.size(file_path(path, base, LOG))
 
 
 def check_tail(context: LogContext, scan: SegmentScan, later: list[int], last: LastSession) -> None:

@@ -9,14 +9,13 @@ Source: protocol.md "Carry".
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from eoslog import _core
 from eoslog.errors import CorruptRecord
 from eoslog.storage.fs import files
-from eoslog.storage.segment.segment import LOG, file_name
+from eoslog.storage.segment.segment import LOG, file_path
 
 __all__ = [
     "CarriedAbove", "CarriedBatches", "end_of", "missing_bytes", "nothing_carried", "write_missing",
@@ -95,7 +94,7 @@ def write_missing(directory: str, base: int, position: int, missing: bytes) -> N
     """
     # A power loss must not bring back a removed segment, whose offsets would overlap with these.
     files.fsync_dir(directory)
-    path = os.path.join(directory, file_name(base, LOG))
+    path = file_path(directory, base, LOG)
     files.own(path)
     fd = files.open_file(path)
     try:

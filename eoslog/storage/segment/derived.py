@@ -13,7 +13,6 @@ checked, and used from memory. The files stay unchanged until a writer closes th
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -25,7 +24,7 @@ from eoslog.storage.fs import files
 from eoslog.storage.segment import seals
 from eoslog.storage.segment.producer_snapshots import newest_snapshot
 from eoslog.storage.segment.scans import scan_segments
-from eoslog.storage.segment.segment import INDEX, LOG, TIME_INDEX, TXN_INDEX, file_name
+from eoslog.storage.segment.segment import INDEX, LOG, TIME_INDEX, TXN_INDEX, file_path
 
 logger = get_logger("eoslog.storage")
 
@@ -111,7 +110,7 @@ class Derived:
         self.base, self.end = base, end
         self._directory = directory
         self._topic_id = topic_id
-        self._stem = os.path.join(directory, file_name(base, ""))
+        self._stem = file_path(directory, base, "")
         self._remake = remake
         self._remade: Remade | None = None
         self._aborted: list[Aborted] | None = None

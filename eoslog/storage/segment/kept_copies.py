@@ -18,7 +18,7 @@ from eoslog import _core
 from eoslog.errors import CorruptRecord
 from eoslog.reports import Problem
 from eoslog.storage.fs import files
-from eoslog.storage.segment.segment import HEADER_SIZE, LOG, file_name
+from eoslog.storage.segment.segment import HEADER_SIZE, LOG, file_name, file_path
 
 __all__ = [
     "MORE", "bytes_of", "gap_at", "is_gap", "keep", "kept_in", "name_without_mark", "note_of_gap",
@@ -60,7 +60,7 @@ def is_gap(batch: _core.Batch) -> bool:
 
 def gap_at(path: str, base: int, position: int) -> bool:
     """Whether a repair wrote the batch at a byte of a segment (see `is_gap`)."""
-    log = bytes_of(os.path.join(path, file_name(base, LOG)))
+    log = bytes_of(file_path(path, base, LOG))
     try:
         found = _core.iter_batches(log[position : position + HEADER_SIZE], strict=False)
     except CorruptRecord:
@@ -74,7 +74,7 @@ def note_of_gap(path: str, base: int, batch: _core.Batch) -> Problem:
         f"offsets {batch.base_offset} to {batch.last_offset} have no records, because a repair "
         f"removed them; readers continue at {batch.last_offset + 1}"
     )
-    return Problem(os.path.join(path, file_name(base, LOG)), batch.position, text)
+    return Problem(file_path(path, base, LOG), batch.position, text)
 
 
 def bytes_of(path: str) -> bytes | mmap.mmap:
@@ -105,7 +105,7 @@ def keep(path: str, base: int, position: int, end: int | None, now_ms: int) -> s
 
     Durability: bytes and name are durable on return.
     """
-    log = os.path.join(path, file_name(base, LOG))
+    log = file_path(path, base, LOG)
     data = bytes_of(log)
     end = len(data) if end is None else end
     first = data[position : position + 1]
@@ -141,7 +141,7 @@ def set_aside(path: str, base: int, now_ms: int) -> str | None:
 
     Durability: durable after `fsync_dir` of the directory.
     """
-    log = os.path.join(path, file_name(base, LOG))
+    log = file_path(path, base, LOG)
     if os.path.getsize(log) == 0:
         files.remove(log)
         return None

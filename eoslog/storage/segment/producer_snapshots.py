@@ -22,6 +22,7 @@ from eoslog.storage.segment.segment import (
     SEAL,
     SNAPSHOT,
     file_name,
+    file_path,
     offsets_in,
     snapshot_entries,
 )
@@ -38,7 +39,7 @@ def write_snapshot(directory: str, offset: int, entries: bytes) -> None:
     """
     body = struct.pack(">i", len(entries) // 46) + entries
     content = struct.pack(">hI", 1, _core.crc32c(body)) + body
-    name = os.path.join(directory, file_name(offset, SNAPSHOT))
+    name = file_path(directory, offset, SNAPSHOT)
     with contextlib.suppress(StorageError):
         if seals.content(name) == content:
             return  # durable already: the name came last
@@ -62,7 +63,7 @@ def valid_snapshot(path: str, offset: int) -> bytes | None:
     Raises:
         FileNotFoundError: if there is no such snapshot.
     """
-    data = files.read_file(os.path.join(path, file_name(offset, SNAPSHOT)))
+    data = files.read_file(file_path(path, offset, SNAPSHOT))
     entries = snapshot_entries(data)
     return None if seals.refutes_snapshot(seals.read(path, offset), data) else entries
 
@@ -90,7 +91,7 @@ def newest_snapshot(path: str, bases: list[int], *, delete_bad: bool) -> tuple[i
         if entries is not None:
             return base, entries
         if delete_bad:
-            files.remove(os.path.join(path, file_name(base, SNAPSHOT)))
+            files.remove(file_path(path, base, SNAPSHOT))
     return bases[0], b""
 
 
@@ -107,7 +108,7 @@ def agrees_with_snapshot(path: str, end: int, entries: bytes, seal: seals.Seal |
         seal: the seal at that offset, if any.
     """
     try:
-        data = files.read_file(os.path.join(path, file_name(end, SNAPSHOT)))
+        data = files.read_file(file_path(path, end, SNAPSHOT))
     except FileNotFoundError:
         return True
     closed = snapshot_entries(data)
@@ -153,7 +154,7 @@ def drop_torn_snapshots(path: str) -> None:
     """Remove invalid snapshots, for example those that a crash has left incomplete."""
     for offset in offsets_in(path, SNAPSHOT):
         if valid_snapshot(path, offset) is None:
-            files.remove(os.path.join(path, file_name(offset, SNAPSHOT)))
+            files.remove(file_path(path, offset, SNAPSHOT))
 
 
 def drop_stray_snapshots(path: str, listed: Mapping[str, Sequence[int]], end: int) -> bool:

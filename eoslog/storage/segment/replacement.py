@@ -21,7 +21,7 @@ from eoslog.storage.segment.segment import (
     SWAP,
     TIME_INDEX,
     TXN_INDEX,
-    file_name,
+    file_path,
     is_of_a_partition,
     offset_of,
     offsets_in,
@@ -83,7 +83,7 @@ def _remove_lost_indexes(path: str) -> None:
     for suffix in (INDEX, TIME_INDEX, TXN_INDEX):
         for offset in offsets_in(path, suffix):
             if offset not in present:
-                files.remove(os.path.join(path, file_name(offset, suffix)))
+                files.remove(file_path(path, offset, suffix))
 
 
 def _unfinished(names: Sequence[str]) -> bool:
@@ -109,7 +109,7 @@ def _remove_range(path: str, start: int, end: int, *, first_snapshot: bool) -> N
         for offset in offsets_in(path, suffix):
             kept = suffix in (SNAPSHOT, SEAL) and offset == start and not first_snapshot
             if start <= offset < end and not kept:
-                files.remove(os.path.join(path, file_name(offset, suffix)))
+                files.remove(file_path(path, offset, suffix))
 
 
 def end_of_swap(path: str) -> int | None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from eoslog import _core
 from eoslog.errors import CorruptRecord
 from eoslog.storage.fs import files
-from eoslog.storage.segment.segment import LOG, file_name
+from eoslog.storage.segment.segment import LOG, file_path
 
 _BLANK_STEP = 1 << 16
 
@@ -146,7 +146,7 @@ def scan_segments(
         StorageError: if a segment cannot be read.
     """
     for base in bases:
-        path = os.path.join(directory, file_name(base, LOG))
+        path = file_path(directory, base, LOG)
         fd = files.open_file(path, read_only=True)
         try:
             fold.use_segment(base, fd)

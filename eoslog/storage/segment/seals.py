@@ -26,7 +26,14 @@ from typing import NamedTuple
 from eoslog import _core
 from eoslog.errors import CorruptRecord, StorageError
 from eoslog.storage.fs import files
-from eoslog.storage.segment.segment import LOG, SEAL, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
+from eoslog.storage.segment.segment import (
+    LOG,
+    SEAL,
+    SNAPSHOT,
+    TIME_INDEX,
+    TXN_INDEX,
+    file_path,
+)
 
 NO_TIMESTAMP = -1
 _MAGIC, _VERSION = b"EOSS", 1
@@ -120,7 +127,7 @@ def read(
     Returns:
         None if the seal is missing, torn, or of another topic or segment.
     """
-    data = content(os.path.join(directory, file_name(end, SEAL)))
+    data = content(file_path(directory, end, SEAL))
     if data is None or len(data) != _BODY.size + _CRC.size:
         return None
     body = data[: _BODY.size]
@@ -144,7 +151,7 @@ def write(directory: str, seal: Seal) -> None:
     """
     body = _BODY.pack(_MAGIC, _VERSION, *seal[:7], *seal.times, *seal.aborted, *seal.snapshot)
     data = body + _CRC.pack(_core.crc32c(body))
-    name = os.path.join(directory, file_name(seal.end, SEAL))
+    name = file_path(directory, seal.end, SEAL)
     if content(name) == data:
         return
     temporary = f"{name}.{time.monotonic_ns():x}.tmp"  # another process may be writing its own
@@ -173,10 +180,10 @@ def seal_files(
         FileNotFoundError: if the segment was deleted in the meantime.
         StorageError: if a file cannot be read, or the seal cannot be written.
     """
-    stem = os.path.join(directory, file_name(base, ""))
+    stem = file_path(directory, base, "")
     times = content(stem + TIME_INDEX)
     if snapshot is None:
-        snapshot = checksum(content(os.path.join(directory, file_name(end, SNAPSHOT))))
+        snapshot = checksum(content(file_path(directory, end, SNAPSHOT)))
     fd = files.open_file(stem + LOG, read_only=True)
     try:
         with files.naming(stem + LOG):

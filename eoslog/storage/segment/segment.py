@@ -70,6 +70,13 @@ def file_name(offset: int, suffix: str) -> str:
     return f"{offset:020d}{suffix}"
 
 
+def file_path(directory: str, offset: int, suffix: str) -> str:
+    """Return the path of a file in a partition's directory."""
+    if directory and not directory.endswith("/"):
+        directory += "/"
+    return f"{directory}{offset:020d}{suffix}"
+
+
 def offset_of(name: str, suffix: str) -> int | None:
     """Return the offset in a file's name, or None for another kind of file."""
     return next(iter(offsets_among((name,), suffix)), None)
@@ -101,7 +108,7 @@ class Segment:
     def __init__(self, directory: str, base_offset: int) -> None:
         """Name the files, without opening them."""
         self.base_offset = base_offset
-        self._stem = os.path.join(directory, file_name(base_offset, ""))
+        self._stem = file_path(directory, base_offset, "")
         self.file: ReadFile | None = None
         self._index: bytes | None = None
         self._index_size = -1

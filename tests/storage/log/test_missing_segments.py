@@ -18,7 +18,7 @@ from eoslog.errors import CorruptRecord, UnknownTopicOrPartition
 from eoslog.storage.format import checkpoints
 from eoslog.storage.log.retention import apply_retention
 from eoslog.storage.segment import segment_files
-from eoslog.storage.segment.segment import LOG, file_name, offsets_in
+from eoslog.storage.segment.segment import LOG, file_name, file_path, offsets_in
 from tests.storage.helpers import batch, opened, payloads
 
 CONFIG = {"segment.bytes": "1000", "segment.index.bytes": "4096"}
@@ -159,7 +159,7 @@ def test_gaps_that_a_brokers_cleaner_left_are_skipped(tmp_path: Path) -> None:
         log.flush()
         place = os.path.realpath(log.path)
     assert segment_files.last_gap(place) == 0
-    os.truncate(os.path.join(place, file_name(0, LOG)), size)
+    os.truncate(file_path(place, 0, LOG), size)
     gap = segment_files.last_gap(place)
     assert gap == 6
     with (

@@ -23,7 +23,7 @@ from eoslog.storage.log.loader import open_partition
 from eoslog.storage.log.partition_log import LogSettings, PartitionLog
 from eoslog.storage.log.producer_expiry import ProducerExpiry, written_before
 from eoslog.storage.log.retention import delete_records
-from eoslog.storage.segment.segment import LOG, file_name, read_snapshot
+from eoslog.storage.segment.segment import LOG, file_path, read_snapshot
 from tests.storage.helpers import SLOT, TOPIC_ID, batch, opened
 
 DAY_S = 86_400
@@ -47,7 +47,7 @@ def begin(log: PartitionLog, producer: int, epoch: int = 0) -> None:
 def aged(log: PartitionLog, base: int, age_s: float) -> None:
     """Say that a segment was written to for the last time so long ago."""
     at = NOW - age_s
-    os.utime(os.path.join(log.path, file_name(base, LOG)), (at, at))
+    os.utime(file_path(log.path, base, LOG), (at, at))
 
 
 def test_only_producers_without_recent_batches_expire(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_snapshots_contain_no_expired_producer(tmp_path: Path) -> None:
         log.append(batch(1, producer_id=2, sequence=0))
         log.expire_producers(1, 0)
         log.roll()
-        entries = read_snapshot(os.path.join(log.path, file_name(2, ".snapshot")))
+        entries = read_snapshot(file_path(log.path, 2, ".snapshot"))
         assert entries is not None
         assert len(entries) == 46
         log.write_snapshot()
@@ -231,7 +231,7 @@ def test_a_new_session_drops_producers_that_expired_long_ago(tmp_path: Path) -> 
         log.roll()
         log.append(batch(1, producer_id=2, sequence=0))
         old = time.time() - 2 * DAY_S
-        os.utime(os.path.join(log.path, file_name(0, LOG)), (old, old))
+        os.utime(file_path(log.path, 0, LOG), (old, old))
     for age_ms, known in ((DAY_S * 1000, [2]), (3 * DAY_S * 1000, [1, 2])):
         session = Session(path)
         session.ensure_slot(SLOT)
@@ -254,7 +254,7 @@ def test_a_new_session_with_a_clock_ahead_expires_no_producer(
         log.roll()
         log.append(batch(1, producer_id=2, sequence=0))
         old = time.time() - 2 * DAY_S
-        os.utime(os.path.join(log.path, file_name(0, LOG)), (old, old))
+        os.utime(file_path(log.path, 0, LOG), (old, old))
     ahead = time.time() + 400 * DAY_S
     monkeypatch.setattr(time, "time", lambda: ahead)
     with closing(Session(path)) as session:

@@ -29,6 +29,7 @@ from eoslog.storage.segment.segment import (
     TIME_INDEX,
     TXN_INDEX,
     file_name,
+    file_path,
     offsets_in,
 )
 from tests.descriptors import opened_files
@@ -91,7 +92,7 @@ def test_a_roll_during_the_creation_of_an_abort_index_keeps_each_apart(
         other.over()
         assert (marker, offsets_in(log.path, LOG)) == (2, [0, 1])
         assert log.aborted(marker, marker + 1) == [(7, 0, marker)]
-        assert os.path.getsize(os.path.join(log.path, file_name(1, TXN_INDEX))) == 34
+        assert os.path.getsize(file_path(log.path, 1, TXN_INDEX)) == 34
 
 
 def test_a_roll_while_the_fold_enters_a_segment_is_kept(
@@ -116,7 +117,7 @@ def write_without_snapshots(log: PartitionLog) -> None:
         log.append(batch(1, producer_id=producer, sequence=0, size=800))
     assert len(offsets_in(log.path, LOG)) > 2
     for offset in offsets_in(log.path, SNAPSHOT):
-        os.remove(os.path.join(log.path, file_name(offset, SNAPSHOT)))
+        os.remove(file_path(log.path, offset, SNAPSHOT))
 
 
 def test_an_append_during_a_restart_of_the_fold_uses_the_folds_segment(
@@ -148,7 +149,7 @@ def test_a_fold_restarted_in_segments_that_a_swap_replaces_is_discarded(
             log.append(batch(1, producer_id=producer, sequence=0))
             log.roll()
         for offset in offsets_in(log.path, SNAPSHOT):
-            os.remove(os.path.join(log.path, file_name(offset, SNAPSHOT)))
+            os.remove(file_path(log.path, offset, SNAPSHOT))
         log.append(batch(1))
         again: list[AppendResult | None] = []
         real_open, real_newest = writers.open_file, writer_files.newest_snapshot
@@ -359,11 +360,11 @@ def test_opening_indexes_of_a_deleted_segment_moves_to_the_active_one(
         other.roll()
         other.publish_log_start(1, segments_changed=True)
         for suffix in (LOG, INDEX, TIME_INDEX):
-            os.unlink(os.path.join(log.path, file_name(0, suffix)))
+            os.unlink(file_path(log.path, 0, suffix))
         log.writer_files.open_indexes()
         result = log.append(batch(1))
         assert result is not None and result.base_offset == 1
-        assert not os.path.exists(os.path.join(log.path, file_name(0, INDEX)))
+        assert not os.path.exists(file_path(log.path, 0, INDEX))
 
 
 def test_indexes_that_another_thread_opened_first_are_kept(
