@@ -115,7 +115,8 @@ class Log(Closing):
         self._opened = engine
 
     def __repr__(self) -> str:
-        return f"Log({self.path!r}, durability={self.durability!r})"
+        state = ", closed" if self._closed else ""
+        return f"Log({self.path!r}, durability={self.durability!r}{state})"
 
     def _repr_html_(self) -> str:
         """Return a small table of the topics, for notebooks."""

@@ -298,8 +298,19 @@ class AsyncConsumer(AsyncClient[UndoableConsumer]):
         return found
 
     def __aiter__(self) -> Self:
-        """Iterate over the records as they come, until `stop`."""
+        """Iterate over the records as they come, until `stop`.
+
+        Raises:
+            IllegalState: if the consumer is not started, or stopped already.
+        """
+        self._demand_open()
         return self
+
+    def _demand_open(self) -> None:
+        """Raise if a loop would end without a record, and without a word."""
+        self._client()
+        if self.closed:
+            raise IllegalState("the consumer is closed; create a new one")
 
     async def __anext__(self) -> Record:
         """Return the next record; the iteration ends when the consumer stops."""
@@ -618,6 +629,7 @@ class _Batches:
         self._arrow = arrow
 
     def __aiter__(self) -> Self:
+        self._consumer._demand_open()
         return self
 
     async def __anext__(self) -> Any:

@@ -48,7 +48,8 @@ def test_an_iteration_returns_every_record_until_the_consumer_stops(
                             tasks.start_soon(consumer.stop)
 
                 tasks.start_soon(read)
-            assert [record async for record in consumer] == []
+            with pytest.raises(IllegalState, match="closed"):
+                aiter(consumer)
         assert values_of(got) == written
 
     run(main)

@@ -89,6 +89,23 @@ def test_a_closed_log_raises_illegal_state(path):
         log.topics()
 
 
+def test_the_repr_of_a_closed_log_and_producer_says_so(path):
+    log = open_log(path)
+    producer = log.producer()
+    assert "closed" not in f"{log!r} {producer!r}"
+    log.close()
+    assert repr(log) == f"Log({str(path)!r}, durability='strict', closed)"
+    assert repr(producer).endswith(", closed>")
+
+
+@pytest.mark.parametrize("number", ["0", None, 0.5])
+def test_a_partition_of_the_wrong_type_is_not_looked_up(path, number):
+    with open_log(path) as log:
+        log.create_topic("t")
+        with pytest.raises(ConfigError, match="partition: expected an int"):
+            log.offsets("t", number)
+
+
 def test_a_durability_other_than_the_stored_one_is_rejected(path):
     open_log(path, durability="os").close()
     with pytest.raises(ConfigError, match="os.*strict"):

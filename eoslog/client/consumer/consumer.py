@@ -458,8 +458,14 @@ class Consumer(_core.RecordPolling, Closing):
         """Yield records as they come, until `close` or `wakeup`.
 
         Raises:
+            IllegalState: if the consumer is closed already.
             EoslogError: as `poll`.
         """
+        if self.closed:  # a loop would end without a record, and without a word
+            raise IllegalState("the consumer is closed; create a new one")
+        return self._until_closed()
+
+    def _until_closed(self) -> Iterator[Record]:
         while not (self._use.closed or self._use.closing):
             try:
                 record = self.poll(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -9,7 +10,7 @@ from typing import Any
 
 from eoslog._util.arguments import as_seconds
 from eoslog._util.event_loops import signal
-from eoslog.errors import DeliveryTimeout, EoslogError
+from eoslog.errors import DeliveryTimeout, EoslogError, IllegalState
 from eoslog.model import RecordMetadata
 from eoslog.shown_paths import get_logger
 
@@ -22,6 +23,17 @@ OnDelivery = Callable[[EoslogError | None, RecordMetadata], Any]
 
 _ADDING = threading.Lock()
 """Held to register a waiter. The sender thread never takes it."""
+_forks = 0
+"""The number of forks from the first process to this one."""
+
+
+def _after_fork() -> None:
+    global _ADDING, _forks
+    _ADDING = threading.Lock()  # another thread of the parent may have held the inherited one
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Delivery:
@@ -34,12 +46,13 @@ class Delivery:
             print(delivery.result(timeout=10).offset)
     """
 
-    __slots__ = ("_done", "_error", "_metadata", "_waiters")
+    __slots__ = ("_done", "_error", "_forks", "_metadata", "_waiters")
 
     def __init__(self) -> None:
         """Start without a result."""
         self._done = False
         self._error: EoslogError | None = None
+        self._forks = _forks
         self._metadata: RecordMetadata | None = None
         self._waiters: deque[Callable[[Delivery], object]] | None = None
 
@@ -84,6 +97,7 @@ class Delivery:
 
         Raises:
             DeliveryTimeout: if there is no result within `timeout`. Calling again is safe.
+            IllegalState: in a forked child, which never gets a result that its parent waits for.
             EoslogError: if the record was not delivered; the error says why.
         """
         if not self._done:
@@ -122,7 +136,14 @@ class Delivery:
         """Call `fn` once when the result is known, which may be immediately.
 
         The sender thread calls `fn` in the middle of a cycle, so `fn` must not call the producer.
+
+        Raises:
+            IllegalState: in a forked child, to which the sender thread does not belong.
         """
+        if self._forks != _forks:
+            raise IllegalState(
+                "the delivery was inherited through fork; wait for it in the parent process"
+            )
         with _ADDING:
             if self._waiters is None:
                 self._waiters = deque()

@@ -946,4 +946,5 @@ class Producer(RecordAccumulator):
 
     def __repr__(self) -> str:
         name = self._config.transactional_id or "idempotent"
-        return f"<Producer {name} id={self.producer_id} epoch={self.producer_epoch}>"
+        state = ", closed" if self._gate == _CLOSED else ""
+        return f"<Producer {name} id={self.producer_id} epoch={self.producer_epoch}{state}>"

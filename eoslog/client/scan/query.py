@@ -5,6 +5,8 @@ DuckDB reads each topic through the Arrow C stream interface, as often as the qu
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["query"]
+
+_MISSING_TABLE = re.compile(r"Catalog Error: Table with name (.+) does not exist!")
 
 
 def query(
@@ -46,8 +50,13 @@ def query(
         except duckdb.Error as error:
             if failed:
                 raise failed[0] from error
-            if isinstance(error, duckdb.CatalogException):
-                raise UnknownTopicOrPartition(f"query: {error}") from error
+            missing = _MISSING_TABLE.match(str(error))
+            if missing is not None:
+                near = difflib.get_close_matches(missing[1], topics, 1)
+                hint = f"did you mean {near[0]!r}?" if near else "log.topics() lists all topics"
+                raise UnknownTopicOrPartition(
+                    f"query: topic {shown(missing[1])} does not exist; {hint}"
+                ) from error
             raise ConfigError(f"query: {error}") from error
 
 

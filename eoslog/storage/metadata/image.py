@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from eoslog._util.arguments import as_int
 from eoslog.config.keys import TopicConfig
 from eoslog.errors import UnknownTopicOrPartition
 from eoslog.model import (
@@ -75,9 +76,15 @@ class TopicInfo:
         return TopicConfig.of(self.config)
 
     def partition(self, number: int) -> PartitionInfo:
-        """Return one partition, or raise UnknownTopicOrPartition."""
+        """Return one partition.
+
+        Raises:
+            ConfigError: if the number is not an int.
+            UnknownTopicOrPartition: if there is no such partition.
+        """
         info = self.partitions.get(number)
         if info is None:
+            as_int("partition", number)
             raise UnknownTopicOrPartition(
                 f"topic {self.name!r}: partition {number} does not exist; use 0 to "
                 f"{len(self.partitions) - 1}, or add partitions"

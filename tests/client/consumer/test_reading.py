@@ -389,6 +389,8 @@ def test_iteration_ends_after_wakeup_or_close(host, log):
         c.close()
     with pytest.raises(IllegalState, match="closed"):
         c.poll(0)
+    with pytest.raises(IllegalState, match="closed"):
+        iter(c)
     c.close()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +100,40 @@ def test_every_waiting_thread_receives_the_result_of_a_delivery() -> None:
         for thread in threads:
             thread.join(60)
         assert sorted(map(str, called)) == sorted(map(str, [PLACE] * 4))
+
+
+@pytest.mark.parametrize("timeout", [None, 0.0])
+def test_a_forked_child_does_not_wait_for_its_parents_delivery(
+    log: eoslog.Log, timeout: float | None
+) -> None:
+    with log.producer(linger_ms=60_000) as producer:
+        delivery = producer.send("t", b"v")
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            status = 1
+            try:
+                delivery.result(timeout)
+            except IllegalState:
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        producer.flush()
+        assert delivery.result(0).offset == 0
+
+
+def test_a_forked_child_waits_for_its_own_delivery(log: eoslog.Log) -> None:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        status = 1
+        try:
+            with eoslog.open(log.path) as own, own.producer() as producer:
+                status = producer.send("t", b"v").result(20).offset
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_repr_shows_the_state_of_deliveries_and_transactions(log: eoslog.Log) -> None:

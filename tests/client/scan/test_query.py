@@ -61,12 +61,18 @@ def test_a_name_that_means_two_topics_is_refused(log):
         log.query('select count(*) from orders, "Orders"')
 
 
-def test_a_missing_topic_is_named(log):
-    with pytest.raises(errors.UnknownTopicOrPartition, match="payments"):
-        log.query("select * from payments")
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("payments", r"log\.topics\(\) lists all topics$"), ("ordesr", "did you mean 'orders'")],
+)
+def test_a_missing_topic_is_named_with_a_topic_of_the_log(log, name, hint):
+    with pytest.raises(errors.UnknownTopicOrPartition, match=f"'{name}' does not exist; {hint}"):
+        log.query(f"select * from {name}")
 
 
-@pytest.mark.parametrize("sql", ["selec", "select nothing from orders", "select 1; select 2", 7])
+@pytest.mark.parametrize(
+    "sql", ["select missing(1)", "selec", "select nothing from orders", "select 1; select 2", 7]
+)
 def test_an_invalid_statement_is_a_configuration_error(log, sql):
     with pytest.raises(errors.ConfigError, match="query: "):
         log.query(sql)
