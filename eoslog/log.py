@@ -1158,7 +1158,11 @@ class Log(Closing):
         return health.lag(self._current, group_id)
 
     def reset_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, int | str | OffsetAndMetadata]
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, int | str | OffsetAndMetadata],
+        *,
+        forward_only: bool = False,
     ) -> None:
         """Set committed offsets of a group that has no members.
 
@@ -1166,10 +1170,16 @@ class Log(Closing):
             group_id: the group, which may be new.
             offsets: the next offset to read of each partition, or "earliest" (the current log
                 start) or "latest" (the current last stable offset).
+            forward_only: set only offsets that are larger than those of the group. The comparison
+                and the write are one step. If a transaction has written offsets of the partitions
+                and is not decided, the call waits for its end.
 
         Raises:
             NonEmptyGroup: if the group has members.
-            UnknownTopicOrPartition: if a partition does not exist.
+            UnknownTopicOrPartition: if a partition does not exist, or an offset has the `topic_id`
+                of another topic.
+            KafkaError: UNSTABLE_OFFSET_COMMIT, if `forward_only` is True and a transaction is
+                undecided after a minute.
             PolicyViolation: if the group stores Spark write versions (`__eoslog-spark-...`) or
                 publishing ids (`__eoslog-ids-...`).
 
@@ -1177,7 +1187,8 @@ class Log(Closing):
             The offsets are durable when the call returns.
         """
         wanted = offsets_of(named_offsets(as_mapping("offsets", offsets), self.offsets))
-        self._engine.for_writing().groups.reset_offsets(group_id, wanted)
+        groups = self._engine.for_writing().groups
+        groups.reset_offsets(group_id, wanted, forward_only=forward_only)
 
     def delete_group(self, group_id: str, *, force: bool = False) -> None:
         """Delete a group that has no members, with its committed offsets.

@@ -124,7 +124,9 @@ class GroupAdmin:
                 if name == group_id
             }
 
-    def reset_offsets(self, group_id: str, offsets: OffsetMap) -> None:
+    def reset_offsets(
+        self, group_id: str, offsets: OffsetMap, *, forward_only: bool, timeout: float
+    ) -> None:
         """See `GroupCoordinator.reset_offsets`."""
         self._liveness.refresh(group_id)
         with self._shards.of(group_id).folded() as (table, _):
@@ -133,7 +135,10 @@ class GroupAdmin:
             if group is not None and group.members:
                 raise non_empty_group(group)
         # If a member joins now, the commit itself is rejected, because it names no member.
-        self._offsets.commit(group_id, "", -1, None, offsets)
+        if forward_only:
+            self._offsets.advance(group_id, offsets, timeout)
+        else:
+            self._offsets.commit(group_id, "", -1, None, offsets)
 
     def delete_group(self, group_id: str, *, force: bool = False) -> None:
         """See `GroupCoordinator.delete_group`."""

@@ -418,14 +418,33 @@ class GroupCoordinator:
         """Return the undecided staged transactions with offsets, as token by partition."""
         return self._offsets.staged(group_id)
 
-    def reset_offsets(self, group_id: str, offsets: OffsetMap) -> None:
+    def reset_offsets(
+        self,
+        group_id: str,
+        offsets: OffsetMap,
+        *,
+        forward_only: bool = False,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
         """Set the positions at which a group without members resumes reading.
+
+        Args:
+            group_id: the group.
+            offsets: the next offset to read of each partition.
+            forward_only: leave out offsets that are not larger than the group's. The comparison and
+                the write are one step. Transactions with offsets of these partitions are waited
+                for.
+            timeout: the longest wait for such a transaction, in seconds.
 
         Raises:
             NonEmptyGroup: if the group has members, which would not notice the change.
             PolicyViolation: if the group stores Spark write versions or publishing ids.
+            EoslogError: as `commit_offsets`, and `fetch_offsets` with `forward_only`.
+
+        Durability:
+            The offsets are durable on return, also those that were larger already.
         """
-        self._admin.reset_offsets(group_id, offsets)
+        self._admin.reset_offsets(group_id, offsets, forward_only=forward_only, timeout=timeout)
 
     def delete_group(self, group_id: str, *, force: bool = False) -> None:
         """Delete a group and its offsets (DeleteGroups).

@@ -1,6 +1,7 @@
 """Committed offsets of groups: plain and transactional commits, stable reads.
 
     commit       checks the membership; durable on return
+    advance      commits only larger offsets, and waits for undecided ones
     txn_commit   writes a transactional batch of the producer, pending until its marker
     fetch        returns decided offsets only: ends an overdue transaction, or waits
 
@@ -55,6 +56,10 @@ _MissingTopic = type[UnknownTopicOrPartition] | type[TransactionAbortable]
 OffsetMap = Mapping[TopicPartition, OffsetAndMetadata]
 
 
+class _Undecided(Exception):
+    """A transaction has an offset of one of the partitions, and is not decided."""
+
+
 class GroupOffsets:
     """Writes and reads committed offsets. Thread-safe."""
 
@@ -76,8 +81,10 @@ class GroupOffsets:
         member_epoch: int,
         instance_id: str | None,
         offsets: OffsetMap,
+        *,
+        forward_only: bool = False,
     ) -> None:
-        """See `GroupCoordinator.commit_offsets`."""
+        """See `GroupCoordinator.commit_offsets`, and `advance` for `forward_only`."""
         topics = self._check_partitions(offsets)
         fitting, too_large = self._split_by_metadata(offsets)
         shard = self._shards.of(group_id)
@@ -87,16 +94,32 @@ class GroupOffsets:
             check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=False)
             self._check_owner(group, member_id, topics, fitting, StaleMemberEpoch)
             self._check_topics(topics, UnknownTopicOrPartition)
-            return self._commit_records(group_id, fitting)
+            if not forward_only:
+                return self._commit_records(group_id, fitting)
+            ahead = _beyond(group, fitting)
+            if not ahead.keys().isdisjoint(table.pending_of(group_id)):
+                raise _Undecided  # the record of now would win over a larger offset
+            return self._commit_records(group_id, ahead)
 
         try:
             result = shard.change(decide)
         except (UnknownMember, StaleMemberEpoch, IllegalGeneration) as error:
             raise self._members.explained(error, group_id, member_id) from None
-        if result is not None:
-            shard.log.flush(result.last_offset + 1)
+        # Without a record, the call rests on offsets of other processes, which may not be durable.
+        shard.log.flush(shard.log.log_end if result is None else result.last_offset + 1)
         if too_large:
             raise self._too_large(too_large)
+
+    def advance(self, group_id: str, offsets: OffsetMap, timeout: float) -> None:
+        """Commit the offsets that are larger than the group's, without membership.
+
+        The comparison and the write are one conditional append. The call waits until transactions
+        with offsets of these partitions are decided, because one of them may be larger.
+        """
+        while True:
+            self.fetch(group_id, offsets, require_stable=True, timeout=timeout, closing=bool)
+            with contextlib.suppress(_Undecided):  # one came after the wait
+                return self.commit(group_id, "", -1, None, offsets, forward_only=True)
 
     def txn_commit(
         self,
@@ -141,9 +164,8 @@ class GroupOffsets:
             check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=True)
             self._check_owner(group, member_id, topics, offsets, IllegalGeneration)
             self._check_topics(topics, TransactionAbortable)
-            if forward_only and group is not None:
-                return self._commit_records(group_id, _beyond(group, offsets))
-            return self._commit_records(group_id, offsets)
+            wanted = _beyond(group, offsets) if forward_only else offsets
+            return self._commit_records(group_id, wanted)
 
         with events.request(
             "TxnOffsetCommit", transactional_id, producer_id, producer_epoch, group_id=group_id
@@ -400,12 +422,13 @@ class GroupOffsets:
             shard.log.flush(result.last_offset + 1)
 
 
-def _beyond(group: Group, offsets: OffsetMap) -> OffsetMap:
+def _beyond(group: Group | None, offsets: OffsetMap) -> OffsetMap:
     """The offsets that are larger than the group's."""
+    known = {} if group is None else group.offsets
     return {
         tp: one
         for tp, one in offsets.items()
-        if tp not in group.offsets or group.offsets[tp].value.offset < one.offset
+        if tp not in known or known[tp].value.offset < one.offset
     }
 
 

@@ -28,6 +28,7 @@ from eoslog.coordinator.groups.validation import check_group_id
 from eoslog.coordinator.host import GroupHost, HostLog
 from eoslog.errors import CorruptRecord
 from eoslog.model import AppendOrigin, AppendResult, TopicPartition
+from eoslog.storage.fs.files import failpoint
 
 _CALM_ATTEMPTS = 8
 _LONGEST_BACKOFF_S = 0.05
@@ -115,6 +116,7 @@ class GroupShard:
                 change = decide(self._table)
             if not change:
                 return None
+            failpoint("group.decided")
             now = self._clock_ms()
             batch = build_batch([(now, key, value, ()) for key, value in change], **header)
             result = self.log.append(

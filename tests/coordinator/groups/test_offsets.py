@@ -276,6 +276,18 @@ def test_deleting_a_topic_deletes_its_offsets(host, groups):
     assert groups.fetch_offsets("g") == {TopicPartition("u"): OffsetAndMetadata(2)}
 
 
+def overtake(log, change):
+    """Make a change of another process just before the next append."""
+    append = log.append
+
+    def overtaken(*arguments, **keywords):
+        log.append = append
+        change()
+        return append(*arguments, **keywords)
+
+    log.append = overtaken
+
+
 def make_again(host):
     """Delete "t" and make it again, as another process does."""
     old = host.metadata.topics.pop("t")
@@ -290,14 +302,7 @@ def make_again(host):
 )
 def test_a_commit_during_a_topic_deletion_gives_the_new_topic_no_offset(host, groups, write, error):
     log = host.group_partition("g")
-    append = log.append
-
-    def overtaken(*arguments, **keywords):
-        log.append = append
-        make_again(host)
-        return append(*arguments, **keywords)
-
-    log.append = overtaken
+    overtake(log, lambda: make_again(host))
     with pytest.raises(error, match="'t' was deleted and re-created"):
         write(groups, {0: 5})
     log.mark(PID, 0, commit=True)
@@ -332,8 +337,9 @@ def test_a_commit_after_a_topic_deletion_is_rejected(host, groups, write, error)
             lambda g, o: g.txn_offset_commit("g", "tx", PID, 0, "", -1, None, o),
             TransactionAbortable,
         ),
+        (lambda g, o: g.reset_offsets("g", o, forward_only=True), UnknownTopicOrPartition),
     ],
-    ids=["plain", "transactional"],
+    ids=["plain", "transactional", "forward"],
 )
 def test_offsets_with_the_id_of_a_deleted_topic_are_rejected(host, groups, call, error):
     mine = {T0: OffsetAndMetadata(5, topic_id=host.topic("t").topic_id)}
@@ -452,6 +458,61 @@ def test_a_change_of_committed_offsets_is_durable_on_return(host, groups, change
     end = log.log_end
     change(groups)
     assert log.log_end > end
+    assert log.flushed == log.log_end
+
+
+def test_a_reset_forward_leaves_out_offsets_that_are_not_larger(groups):
+    commit(groups, {0: 5, 1: 5, 2: 5})
+    groups.reset_offsets("g", at({0: 4, 1: 5, 2: 6, 3: 0}), forward_only=True)
+    assert visible(groups) == {0: 5, 1: 5, 2: 6, 3: 0}
+
+
+@pytest.mark.parametrize("theirs", [9, 2])
+def test_a_reset_forward_compares_again_after_a_commit_of_another_process(host, groups, theirs):
+    log = host.group_partition("g")
+    overtake(log, lambda: commit(FakeHost(host.disk).groups, {0: theirs}))
+    groups.reset_offsets("g", at({0: 4}), forward_only=True)
+    assert visible(groups) == {0: max(theirs, 4)}
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("late", [True, False])
+def test_a_reset_forward_waits_for_an_undecided_offset(host, groups, late, committed):
+    """A later record would win over the pending one, with its smaller offset."""
+    log = host.group_partition("g")
+
+    def send():
+        txn_commit(FakeHost(host.disk).groups, {0: 9})
+
+    if late:
+        overtake(log, send)
+    else:
+        send()
+    host.transactions.resolve = lambda log: log.mark(PID, 0, commit=committed)
+    groups.reset_offsets("g", at({0: 4}), forward_only=True)
+    log.mark(PID, 0, commit=committed)
+    assert visible(groups) == {0: 9 if committed else 4}
+
+
+def test_a_reset_forward_past_an_open_transaction_raises_a_timeout(groups):
+    txn_commit(groups, {0: 2})
+    with pytest.raises(KafkaError, match="t-0") as caught:
+        groups.reset_offsets("g", at({0: 4}), forward_only=True, timeout=0.0)
+    assert caught.value.code == ErrorCode.UNSTABLE_OFFSET_COMMIT
+    groups.reset_offsets("g", at({1: 4}), forward_only=True, timeout=0.0)
+    assert visible(groups) == {1: 4}
+
+
+def test_a_larger_offset_is_durable_when_a_reset_forward_leaves_it(host, groups):
+    """Another process has committed it, and not flushed it yet."""
+    log = host.group_partition("g")
+
+    def commit_unflushed():
+        commit(FakeHost(host.disk).groups, {0: 9})
+        log.flushed = 0
+
+    overtake(log, commit_unflushed)
+    groups.reset_offsets("g", at({0: 4}), forward_only=True)
     assert log.flushed == log.log_end
 
 
