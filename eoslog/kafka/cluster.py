@@ -373,16 +373,26 @@ class KafkaCluster:
                 raise
         return _offsets(found)
 
-    def set_group_offsets(self, group: str, offsets: GroupOffsets) -> None:
-        """Set the committed offsets of a group without members.
+    def advance_group(self, group: str, offsets: GroupOffsets, ids: Mapping[str, str]) -> None:
+        """Set the offsets that are larger than the group's; without one, do nothing.
+
+        Kafka has no conditional commit for a group without members. A commit of the group, or a
+        re-creation of a topic, between the reads and the write is not noticed.
 
         Raises:
             NonEmptyGroup: if the group has members, which would not see the change.
+            IllegalState: if a topic was re-created.
+            UnknownTopicOrPartition: if a topic was deleted.
         """
+        names = {tp.topic for tp in offsets}
+        if self.topic_ids(names) != {name: ids[name] for name in names if name in ids}:
+            raise re_created(group)
         wanted = [
             self.kafka.TopicPartition(tp.topic, tp.partition, at.offset, at.metadata or "")
-            for tp, at in offsets.items()
+            for tp, at in larger(offsets, self.group_offsets(group)).items()
         ]
+        if not wanted:
+            return
         asked = [self.kafka.ConsumerGroupTopicPartitions(group, wanted)]
         with kafka_errors(f"setting the offsets of group {group!r}"):
             answer = self._admin.alter_consumer_group_offsets(asked)
@@ -406,6 +416,19 @@ def _offsets(found: Iterable[Any]) -> dict[TopicPartition, OffsetAndMetadata]:
         for tp in found
         if tp.offset >= 0
     }
+
+
+def larger(offsets: GroupOffsets, known: GroupOffsets) -> GroupOffsets:
+    """Return the offsets that are larger than the known ones."""
+    return {tp: at for tp, at in offsets.items() if tp not in known or known[tp].offset < at.offset}
+
+
+def re_created(group: str) -> IllegalState:
+    """The error for offsets of a topic that the target does not have any more."""
+    return IllegalState(
+        f"group {group!r}: a topic of the target was deleted or re-created during the run, so no "
+        "offset of the group was set; run this again"
+    )
 
 
 def check_empty(

@@ -6,19 +6,23 @@ source, the group resumes at the k-th last record of the target. Those k records
 one, by timestamp, key, value and headers. No state is kept between runs, and a target that was
 compacted or that another program wrote to is detected.
 
-A group at the target is never moved back, because it may have begun to read there.
+A group at the target is never moved back, because it may have begun to read there. A log compares
+and sets in one step. A cluster cannot, so there the offset is read just before it is set.
+
+Offsets count in the topics whose records were compared. If one was re-created since, they are not
+set.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from eoslog.errors import ConfigError, GroupNotFound, IllegalState
-from eoslog.kafka.cluster import WAIT_S, GroupOffsets, MoveOptions
+from eoslog.errors import ConfigError, GroupNotFound, IllegalState, UnknownTopicOrPartition
+from eoslog.kafka.cluster import WAIT_S, GroupOffsets, MoveOptions, larger, re_created
 from eoslog.kafka.log import MovedLog
 from eoslog.model import (
     NO_RESET,
@@ -27,6 +31,7 @@ from eoslog.model import (
     OffsetAndMetadata,
     TopicPartition,
 )
+from eoslog.storage.format.checkpoints import id_bytes, id_text
 from eoslog.storage.fs.files import failpoint
 
 JOBS = ("eoslog-export-", "eoslog-import")
@@ -53,11 +58,20 @@ class Side(Protocol):
     def group_offsets(self, group: str) -> GroupOffsets:
         """Return the stable committed offsets of a group."""
 
-    def set_group_offsets(self, group: str, offsets: GroupOffsets) -> None:
-        """Set the committed offsets of a group.
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return the ids of topics, without those that have none."""
+
+    def advance_group(self, group: str, offsets: GroupOffsets, ids: Mapping[str, str]) -> None:
+        """Set the offsets that are larger than the group's; without one, do nothing.
+
+        Args:
+            group: the group.
+            offsets: the offsets.
+            ids: the topics that the offsets count in, as `topic_ids` returned them.
 
         Raises:
             NonEmptyGroup: if the group has members.
+            IllegalState: if a topic has another id.
         """
 
 
@@ -100,13 +114,27 @@ class LogSide:
         """Return the committed offsets of a group, waiting for undecided ones."""
         return self._log.committed(group)
 
-    def set_group_offsets(self, group: str, offsets: GroupOffsets) -> None:
-        """Set the committed offsets of a group.
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return the ids of topics."""
+        return {name: id_text(self._log.topic_id(name)) for name in topics}
+
+    def advance_group(self, group: str, offsets: GroupOffsets, ids: Mapping[str, str]) -> None:
+        """Set the offsets that are larger than the group's; without one, do nothing.
 
         Raises:
             NonEmptyGroup: if the group has members.
+            IllegalState: if a topic was deleted or re-created.
         """
-        self._log.reset_offsets(group, offsets)
+        ahead = {
+            tp: replace(at, topic_id=id_bytes(ids[tp.topic]))
+            for tp, at in larger(offsets, self.group_offsets(group)).items()
+        }
+        if not ahead:
+            return
+        try:  # the group may have read on since the look
+            self._log.reset_offsets(group, ahead, forward_only=True)
+        except UnknownTopicOrPartition as error:
+            raise re_created(group) from error
 
 
 class MovedGroups:
@@ -163,12 +191,16 @@ class MovedGroups:
 
         Raises:
             IllegalState: if the target does not end with the source's records; no offset is set.
+                Or if a topic of the target was re-created since; its groups are not set.
             NonEmptyGroup: if a group has members at the target.
         """
+        if not self._offsets:
+            return {}
         wanted: dict[TopicPartition, set[int]] = {}
         for offsets in self._offsets.values():
             for tp, at in offsets.items():
                 wanted.setdefault(tp, set()).add(at.offset)
+        ids = self._target.topic_ids({tp.topic for tp in wanted})
         told = {
             tp: _translate(self._source, self._target, tp, sorted(found), positions[tp])
             for tp, found in wanted.items()
@@ -176,21 +208,14 @@ class MovedGroups:
         failpoint("groups.told")
         done: dict[str, dict[TopicPartition, int]] = {}
         for group, offsets in self._offsets.items():
-            there = self._target.group_offsets(group)
             new = {
                 tp: replace(at, offset=told[tp][at.offset], leader_epoch=-1)
                 for tp, at in offsets.items()
             }
-            forward = {
-                tp: at for tp, at in new.items() if tp not in there or there[tp].offset < at.offset
-            }
-            if forward:
-                self._target.set_group_offsets(group, forward)
-                failpoint("groups.set")
-            done[group] = {
-                tp: max(at.offset, there[tp].offset) if tp in there else at.offset
-                for tp, at in new.items()
-            }
+            self._target.advance_group(group, new, ids)
+            failpoint("groups.set")
+            there = self._target.group_offsets(group)
+            done[group] = {tp: there[tp].offset for tp in new if tp in there}
         return done
 
 

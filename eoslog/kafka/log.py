@@ -56,7 +56,11 @@ class MovedLog(Protocol):
         """The committed offsets of a group."""
 
     def reset_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, int | str | OffsetAndMetadata]
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, int | str | OffsetAndMetadata],
+        *,
+        forward_only: bool = False,
     ) -> None:
         """Set the committed offsets of a group without members."""
 

@@ -35,10 +35,14 @@ def essence(rows: list[Row]) -> list[tuple[object, ...]]:
 
 
 def run(direction: str, path: Path, broker: Broker, *words: str, fail: str = "") -> int:
-    """Run `eoslog export|import kafka` as a process of its own.
+    """Run a move to its end; return its exit code, or minus its signal."""
+    return started(direction, path, broker, *words, fail=fail).wait(120)
 
-    Returns its exit code, or minus its signal.
-    """
+
+def started(
+    direction: str, path: Path, broker: Broker, *words: str, fail: str = ""
+) -> subprocess.Popen[bytes]:
+    """Start `eoslog export|import kafka` as a process of its own."""
     environment = {**os.environ, "EOSLOG_FAILPOINTS": fail}
     command = [
         sys.executable,
@@ -51,13 +55,9 @@ def run(direction: str, path: Path, broker: Broker, *words: str, fail: str = "")
         "--bootstrap",
         broker.bootstrap,
     ]
-    return subprocess.run(
-        [*command, *words],
-        env=environment,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    ).returncode
+    return subprocess.Popen(
+        [*command, *words], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
 
 
 @pytest.fixture(scope="module")
@@ -148,14 +148,14 @@ def make_again(log: eoslog.Log, topic: str, count: int) -> None:
         producer.produce_many(topic, [b"%d" % n for n in range(count)])
 
 
-def make_again_there(broker: Broker, topic: str, count: int) -> None:
+def make_again_there(broker: Broker, topic: str, count: int, partitions: int = 1) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     if topic in admin.list_topics(timeout=30).topics:
         for future in admin.delete_topics([topic]).values():
             future.result(30)
         while topic in admin.list_topics(timeout=30).topics:
             pass
-    create_topics(broker, {topic: 1})
+    create_topics(broker, {topic: partitions})
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for n in range(count):
         producer.produce(topic, b"%d" % n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import eoslog
 from eoslog.errors import ConfigError, GroupNotFound, IllegalState, NonEmptyGroup
 from eoslog.model import OffsetAndMetadata, TopicPartition
 from tests.kafka.broker import Broker
-from tests.kafka.moving.test_moving import fill, run
+from tests.kafka.moving.test_moving import fill, make_again_there, run, started
 
 PARTITIONS = 3
 Left = list[tuple[bytes | None, bytes | None]]
@@ -179,6 +180,20 @@ def test_a_target_that_lost_records_is_detected_and_no_group_is_set(
         log.export_kafka(broker.bootstrap, [topic], groups=["begun"])
     assert committed(broker, "begun", topic) == [(-1001, "")] * 3
     assert log.export_kafka(broker.bootstrap, [topic]).positions == moved.positions
+
+
+def test_no_group_is_set_in_a_topic_that_was_re_created_at_the_cluster(
+    source: tuple[eoslog.Log, str], broker: Broker
+) -> None:
+    log, topic = source
+    path = Path(log.path)
+    log.close()
+    export = started("export", path, broker, topic, "--group", "middle", fail="groups.told=stop")
+    os.waitid(os.P_PID, export.pid, os.WSTOPPED | os.WNOWAIT)
+    make_again_there(broker, topic, 0, PARTITIONS)
+    export.send_signal(signal.SIGCONT)
+    assert export.wait(120) == 1
+    assert committed(broker, "middle", topic) == [(-1001, "")] * PARTITIONS
 
 
 def test_groups_that_cannot_be_moved_are_rejected(
