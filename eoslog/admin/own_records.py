@@ -69,6 +69,7 @@ def _entry(entry: PreparedEntry) -> dict[str, Any]:
         "deliver_at": entry.deliver_at_ms,
         "checks": entry.checks,
         "owner": list(entry.owner),
+        "takeovers": entry.takeovers,
         "records": entry.records,
         "bytes": entry.size,
         "spans": [

@@ -113,7 +113,7 @@ class InlineLimit:
         )  # fmt: skip
         staged = replace(
             written, state=entry.state, prepared_at_ms=entry.prepared_at_ms, checks=entry.checks,
-            owner=entry.owner,
+            owner=entry.owner, takeovers=entry.takeovers,
         )  # fmt: skip
         failpoint("inline.copied")
 

@@ -434,8 +434,9 @@ class Producer(RecordAccumulator):
         Args:
             timeout: the longest wait in seconds; None means `max.block.ms`. After a timeout, call
                 it again.
-            keep_prepared: leave a prepared transaction of this id undecided. Then
-                `begin_transaction` raises PreparedTransactionPending until it is decided.
+            keep_prepared: leave a prepared transaction of this id undecided, and fence the
+                producers that prepared or kept it before. Then `begin_transaction` raises
+                PreparedTransactionPending until it is decided.
 
         Returns:
             The outcome of the last transaction of this id that reached the log, or None if there

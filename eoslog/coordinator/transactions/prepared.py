@@ -15,6 +15,10 @@ There are two modes. The records of an *inline* transaction are in their topics,
 PREPARE_* of the id and the outcome in one batch. The records of a *staged* transaction are in
 `__staged_transactions`. Their topics are untouched, and the id is free for its next transaction.
 
+A new producer that keeps the inline transaction of its id takes it over: one batch writes the id
+and the transaction's record, with `takeovers` one higher. The epoch is that of the data and stays.
+So `takeovers` fences earlier producers of the id. After the decision, the last one initialises.
+
 Source: across systems, protocol D: the decision is durable in the log or in the database, never in
 a process; KIP-939; RocketMQ's half messages.
 """
@@ -60,6 +64,7 @@ from eoslog.errors import (
     InvalidTxnState,
     OutcomeConflict,
     PreparedTransactionPending,
+    ProducerFenced,
     UnknownToken,
 )
 from eoslog.model import (
@@ -195,6 +200,7 @@ class PreparedTransactions:
             )
             known = clog.prepared(key)
             if current.state.undecided and known is not None:
+                self._check_last(clog, known, 0)
                 clog.make_durable(end - 1)
                 return self.index.token_of(known, clog), known
             if self._resolver.end_overdue(clog, current):
@@ -290,15 +296,18 @@ class PreparedTransactions:
 
     # -- deciding
 
-    def resolve(self, token: str, commit: bool) -> None:
+    def resolve(self, token: str, commit: bool, takeovers: int | None = None) -> None:
         """Decide a prepared transaction, or complete a decided one.
 
         Args:
             token: the transaction.
             commit: True commits, False aborts.
+            takeovers: the number of take-overs up to that of the calling producer; None: any
+                process may decide.
 
         Raises:
             UnknownToken: if this directory knows no such transaction.
+            ProducerFenced: if a later producer has taken over the transaction.
             OutcomeConflict: if it was decided the other way.
             ConcurrentTransactions: if it is decided as requested, but markers are missing, or
                 another process delivers it; retriable.
@@ -312,6 +321,8 @@ class PreparedTransactions:
         attempts = None
         while True:
             clog, entry = self.index.find(token)
+            if takeovers is not None:
+                self._check_last(clog, entry, takeovers)
             if entry.commit is not None:
                 clog.make_durable(entry.offset)
                 if entry.commit != commit:
@@ -332,7 +343,7 @@ class PreparedTransactions:
     def _decide_inline(self, clog: TransactionLog, entry: PreparedEntry, commit: bool) -> bool:
         def still(current: TransactionMetadata) -> bool:
             now = clog.prepared(entry.key)
-            return now is not None and now.mode == INLINE and waits_for_decision(now, current)
+            return now == entry and waits_for_decision(now, current)
 
         try:
             record = self._endings.end(
@@ -547,20 +558,39 @@ class PreparedTransactions:
             "init_transactions(keep_prepared=True) and decide it later"
         )
 
+    def _check_last(self, clog: TransactionLog, entry: PreparedEntry, takeovers: int) -> None:
+        """Check that no producer has taken over a transaction after the calling one."""
+        if entry.takeovers > takeovers:
+            raise ProducerFenced(
+                f"transactional id {entry.transactional_id!r} is fenced: a later producer has "
+                f"taken over its prepared transaction {self.index.token_of(entry, clog)!r}; close "
+                "this producer and create a new one"
+            )
+
     def identity_after(
-        self, transactional_id: str, producer_id: int, producer_epoch: int
+        self, transactional_id: str, producer_id: int, producer_epoch: int, takeovers: int
     ) -> tuple[int, int]:
-        """Return the identity that follows a prepared transaction of a producer.
+        """Return the identity that follows a prepared transaction.
+
+        Args:
+            transactional_id: the id.
+            producer_id: the producer id of its data.
+            producer_epoch: the epoch of its data.
+            takeovers: the number of take-overs up to that of the calling producer.
 
         Raises:
             PreparedTransactionPending: if it is undecided.
-            ProducerFenced: if another producer has taken over the id.
+            ProducerFenced: if a later producer has taken over the transaction or the id.
             ConcurrentTransactions: if markers are missing; retriable.
         """
         clog = self._logs.of(transactional_id)
         while True:
             clog.refresh()
             current = clog.get(transactional_id)
+            # Read after the id: if that is decided, no take-over follows.
+            entry = clog.prepared((producer_id, producer_epoch))
+            if entry is not None:
+                self._check_last(clog, entry, takeovers)
             if current is not None:
                 self.check_none(transactional_id, current)
                 if current.state.preparing:
@@ -576,11 +606,13 @@ class PreparedTransactions:
             self._identify(transactional_id, current, producer_id, producer_epoch)
             return producer_id, producer_epoch
 
-    def take_over(self, transactional_id: str) -> str | None:
-        """Make this process the owner of an id's undecided inline transaction.
+    def take_over(self, transactional_id: str) -> tuple[str, PreparedEntry] | None:
+        """Take over an id's undecided inline transaction for a new producer.
+
+        Earlier producers of the id are fenced; see `takeovers` of the record.
 
         Returns:
-            Its token; None if it has none.
+            The token and the record; None if the id has no such transaction.
 
         Durability:
             The record is durable on return.
@@ -597,10 +629,15 @@ class PreparedTransactions:
             if entry is None:
                 return None
             now = self._host.clock_ms()
-            offset = clog.append(current.undecided(current.state, now, owner), end, now)
+            taken = replace(entry, takeovers=entry.takeovers + 1)
+            record = current.undecided(current.state, now, owner)
+            failpoint("takeover.read")
+            offset = clog.append_rows([entry_row(taken)], end, now, value=record)
             if offset is not None:
-                clog.make_durable(offset)
-                return self.index.token_of(entry, clog)
+                failpoint("takeover.appended")
+                clog.make_durable(offset + 1)
+                failpoint("takeover.durable")
+                return self.index.token_of(taken, clog), taken
             attempts = again(attempts, "init of", transactional_id)
 
     # -- expiry
@@ -622,6 +659,7 @@ class PreparedTransactions:
                 if (entry := ended_elsewhere(known, clog.get(known.transactional_id)))
                 and entry.state.complete
                 and entry.decided_at_ms <= now - self._retention_ms
+                and not _fences(entry, clog.get(known.transactional_id))
             ][:_FORGET_AT_ONCE]
             if not done:
                 return count
@@ -632,3 +670,11 @@ class PreparedTransactions:
                 attempts = again(attempts, "expiry of outcomes")
             else:
                 count += len(done)
+
+
+def _fences(entry: PreparedEntry, current: TransactionMetadata | None) -> bool:
+    """Return whether the record of a transaction must fence earlier producers.
+
+    Once a producer has raised the epoch of the id, that epoch fences them.
+    """
+    return entry.takeovers > 0 and current is not None and current.is_retry_of(*entry.key)

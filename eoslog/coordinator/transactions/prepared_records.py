@@ -5,13 +5,14 @@ begins. A prepared transaction must be found until it is decided, and its outcom
 after that, so it has a record of its own, named by producer id and epoch of its data:
 
     key      version i16 = 100, producer id i64, epoch i16
-    value    version i16 = 1, mode i8 (0 inline, 1 staged), state i8, records i32, bytes i64,
+    value    version i16 = 2, mode i8 (0 inline, 1 staged), state i8, records i32, bytes i64,
              prepared at, due at, decided at, deliver at i64 (ms, -1: none), checks i32,
              transactional id, resolver, meta (compact, nullable), owner: process number i32 and
              nonce u64; payload: producer id i64 and epoch i16, -1 and -1 if inline; spans: compact
              array of (topic compact string, topic id uuid, partition i32, first i64, last i64);
              offsets: compact array of (group compact string, topic compact string, topic id uuid,
-             partition i32, offset i64, leader epoch i32, metadata compact string)
+             partition i32, offset i64, leader epoch i32, metadata compact string); takeovers i32,
+             which version 1 lacks
 
 The spans of an inline transaction are those of its partitions. Those of a staged one are in
 `__staged_transactions`. State is PREPARED or PARKED; PREPARE_COMMIT for a staged transaction whose
@@ -55,7 +56,7 @@ _KEY, _HEAD = struct.Struct(">hqh"), struct.Struct(">hbbiqqqqqi")
 _CHECK, _OWNER = struct.Struct(">qhb"), struct.Struct(">iQ")
 _PAYLOAD = struct.Struct(">qh")
 _MODES = (INLINE, STAGED)
-_VERSION = 1
+_VERSION = 2
 _S = TransactionState
 
 
@@ -93,6 +94,7 @@ class PreparedEntry:
         size: the number of bytes of its payload.
         spans: its records: in its partitions (inline), or in `__staged_transactions`.
         offsets: the offsets that a staged one commits.
+        takeovers: how many producers have taken over its id while it was inline and undecided.
         offset: the offset of its newest record in C, without checks; -1 before the append.
     """
 
@@ -113,6 +115,7 @@ class PreparedEntry:
     size: int = 0
     spans: tuple[tuple[TopicPartition, OffsetSpan], ...] = ()
     offsets: tuple[PendingOffset, ...] = ()
+    takeovers: int = 0
     offset: int = field(default=-1, compare=False)
 
     @property
@@ -196,7 +199,7 @@ def encode_entry(entry: PreparedEntry) -> bytes:
     for one in entry.offsets:
         out.compact_string(one.group_id).compact_string(one.topic).uuid(one.topic_id)
         out.i32(one.partition).i64(one.offset).i32(one.leader_epoch).compact_string(one.metadata)
-    return out.take()
+    return out.i32(entry.takeovers).take()
 
 
 def entry_row(entry: PreparedEntry) -> tuple[bytes, bytes]:
@@ -214,11 +217,11 @@ def decode_entry(key: TransactionKey, data: bytes, offset: int = -1) -> Prepared
     version, mode, state, records, size, prepared, due, decided, deliver, checks = reader.unpack(
         _HEAD
     )
-    if version != _VERSION or not 0 <= mode < len(_MODES):
+    if not 1 <= version <= _VERSION or not 0 <= mode < len(_MODES):
         raise CorruptRecord(
             f"prepared transaction of producer {key[0]}, epoch {key[1]}: unknown version or mode; "
             "read it with the eoslog version that wrote it",
-            expected=f"version {_VERSION}",
+            expected=f"version 1 to {_VERSION}",
             found=f"version {version}, mode {mode}",
         )
     name, resolver = reader.compact_string(), reader.compact_nullable_string()
@@ -241,7 +244,7 @@ def decode_entry(key: TransactionKey, data: bytes, offset: int = -1) -> Prepared
     return PreparedEntry(
         key, _MODES[mode], _state(state, key), name, resolver, meta, prepared, due, decided,
         deliver, checks, (owner[0], owner[1]), (payload[0], payload[1]), records, size,
-        tuple(spans), tuple(offsets), offset,
+        tuple(spans), tuple(offsets), reader.i32() if version > 1 else 0, offset,
     )  # fmt: skip
 
 

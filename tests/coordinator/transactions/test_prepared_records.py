@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from eoslog import errors
@@ -28,7 +30,7 @@ TOPIC_ID = bytes(range(16))
 ENTRY = PreparedEntry(
     KEY, "staged", PARKED, "till-é", "db", b"j{}", 1, 2, -1, 4, 5, (6, 2**64 - 1), (9, 1), 7, 8,
     ((TopicPartition("orders", 3), OffsetSpan(9, 10, TOPIC_ID)),),
-    (PendingOffset("g", "orders", TOPIC_ID, 3, 11, -1, "note"),),
+    (PendingOffset("g", "orders", TOPIC_ID, 3, 11, -1, "note"),), 12,
 )  # fmt: skip
 PART = StagedBatches(TopicPartition("orders", 3), TOPIC_ID, b"batches", 2)
 HEADERS = staged_records.encode_headers(PART, (6, 2**64 - 1))
@@ -43,6 +45,12 @@ def test_an_entry_is_read_as_it_was_written(entry: PreparedEntry) -> None:
 def test_a_truncated_entry_is_corrupt(size: int) -> None:
     with pytest.raises(errors.CorruptRecord):
         decode_entry(KEY, encode_entry(ENTRY)[:size])
+
+
+def test_an_entry_of_version_1_was_never_taken_over() -> None:
+    data = bytearray(encode_entry(ENTRY)[:-4])
+    data[1] = 1
+    assert decode_entry(KEY, bytes(data)) == replace(ENTRY, takeovers=0)
 
 
 @pytest.mark.parametrize(("place", "what"), [(1, "version"), (2, "mode"), (3, "state")])

@@ -59,6 +59,7 @@ from eoslog.model import (
     Outcome,
     TopicPartition,
 )
+from eoslog.storage.fs.files import failpoint
 from eoslog.storage.log.ingest import StagedSegment
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ class TransactionManager:
         self._sent: list[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]] = []  # (group, ..)
         self.staging: StagingBuffer | None = None  # set in a staged transaction
         self.token: str | None = None  # of an undecided inline transaction of this id
+        self.takeovers = 0  # of that transaction, up to the one by this producer
         self.calls = CoordinatorCalls()
         self._coordinate = self.calls.until
         self._staged = StagedOffsets(engine, consumers, self.calls)
@@ -221,19 +223,25 @@ class TransactionManager:
     # -- the user's calls ---------------------------------------------------------------------
 
     def take_over(self) -> bool:
-        """Initialize without an identity, if the id has an undecided inline transaction.
+        """Take over the undecided inline transaction of the id, if it has one.
 
-        The next `begin` gets the identity, once that transaction is decided.
+        Earlier producers of the id are fenced. The next `begin` raises the epoch, once that
+        transaction is decided.
         """
         self.transition(ClientState.INITIALIZING, "init_transactions")
         try:
-            self.token = self._engine.transactions.prepared.take_over(self.transactional_id)
+            taken = self._engine.transactions.prepared.take_over(self.transactional_id)
         except BaseException:
             self.state = ClientState.UNINITIALIZED
             raise
-        kept = self.token is not None
-        self.state = ClientState.PREPARED if kept else ClientState.UNINITIALIZED
-        return kept
+        if taken is None:
+            self.state = ClientState.UNINITIALIZED
+            return False
+        self.token, entry = taken
+        self.takeovers = entry.takeovers
+        self._identity.take(*entry.key)
+        self.state = ClientState.PREPARED
+        return True
 
     def initialize(self, deadline: float) -> TransactionOutcome | None:
         """Fence the previous producer, end its transaction, and get an id and epoch.
@@ -342,19 +350,25 @@ class TransactionManager:
         transactions, identity = self._engine.transactions, self._identity
 
         def follow() -> tuple[int, int]:
-            if identity.producer_id < 0:  # it was prepared by an earlier producer
-                result = transactions.init_producer_id(self.transactional_id, self.timeout_ms)
-                return result.producer_id, result.producer_epoch
-            return transactions.prepared.identity_after(
-                self.transactional_id, identity.producer_id, identity.producer_epoch
+            found = transactions.prepared.identity_after(
+                self.transactional_id,
+                identity.producer_id,
+                identity.producer_epoch,
+                self.takeovers,
             )
+            if self.takeovers == 0:
+                return found
+            # The producer that prepared it would continue with the same epoch.
+            failpoint("takeover.identified")
+            result = transactions.init_producer_id(self.transactional_id, self.timeout_ms, *found)
+            return result.producer_id, result.producer_epoch
 
         try:
             identity.take(*self._coordinate(follow, deadline, what))
         except (ProducerFenced, InvalidProducerIdMapping) as error:
             self._give_up(error)
             raise
-        token, self.token = self.token, None
+        token, self.token, self.takeovers = self.token, None, 0
         if token is not None and transactions.prepared.outcome(token) is not Outcome.COMMIT:
             # Another process may have aborted it, so what it has read must be read again.
             self._consumers.aborted(self)
@@ -450,9 +464,14 @@ class TransactionManager:
         token, prepared = self.token, self._engine.transactions.prepared
         assert token is not None
         try:
-            self._coordinate(lambda: prepared.resolve(token, commit), deadline, what)
+            self._coordinate(
+                lambda: prepared.resolve(token, commit, self.takeovers), deadline, what
+            )
         except (OutcomeConflict, UnknownToken):
             self.state = ClientState.PREPARED
+            raise
+        except ProducerFenced as error:
+            self._give_up(error)
             raise
         sent = list(self._sent) if commit else []
         self.state = ClientState.PREPARED
