@@ -26,8 +26,8 @@ __all__ = ["ConsumerRegistry", "ProducerTransaction", "WeakItems", "registry_of"
 T = TypeVar("T")
 GroupOffsets: TypeAlias = Sequence[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]]
 """Pairs of a group's id and its offsets."""
-Place: TypeAlias = tuple[str, TopicPartition]
-"""A group's id, and a partition in which it has an offset."""
+Place: TypeAlias = tuple[str, TopicPartition, bytes | None]
+"""A group's id, a partition in which it has an offset, and the id of the topic."""
 
 
 class ProducerTransaction(Protocol):
@@ -148,7 +148,8 @@ class ConsumerRegistry:
     def _note_abort(self, token: str, sent: GroupOffsets) -> None:
         self.aborts += 1
         for group, offsets in sent:
-            self._aborted.update(((group, tp), (self.aborts, token)) for tp in offsets)
+            for place in _places([(group, offsets)]):
+                self._aborted[place] = (self.aborts, token)
             for consumer in self._consumers.living():
                 consumer.dropped(group)
 
@@ -158,7 +159,8 @@ class ConsumerRegistry:
         Call `settle` before.
 
         Args:
-            offsets: what a transaction commits. It continues after the staged transactions.
+            offsets: what a transaction commits. It continues after the staged transactions, unless
+                its topic has another id.
             aborts: `aborts` when that transaction began.
 
         Returns:
@@ -168,19 +170,23 @@ class ConsumerRegistry:
         """
         if not self._staged and not self._aborted:
             return None
-        places = {(group, tp) for group, named in offsets for tp in named}
+        places = _places(offsets)
         waiting = [
             token
             for token, sent in list(self._staged.items())
-            if any((group, tp) in places for group, named in sent for tp in named)
+            if not places.isdisjoint(_places(sent))
         ]
         for place in places:
             number, token = self._aborted.get(place, (0, ""))
             if token:
-                skips = [consumer.take_dropped(*place) for consumer in self._consumers.living()]
+                skips = [consumer.take_dropped(*place[:2]) for consumer in self._consumers.living()]
                 if number > aborts or any(skips):
                     return token, Outcome.ABORT
         return (waiting[0], Outcome.UNKNOWN) if waiting else None
+
+
+def _places(offsets: GroupOffsets) -> set[Place]:
+    return {(group, tp, one.topic_id) for group, named in offsets for tp, one in named.items()}
 
 
 _registries: weakref.WeakKeyDictionary[Any, ConsumerRegistry] = weakref.WeakKeyDictionary()

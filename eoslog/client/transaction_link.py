@@ -259,7 +259,8 @@ class ConsumerLink:
             return
         for partition, offset in offsets.items():
             state = self._reading.states.get(partition)
-            if state is not None:
+            # A topic that was deleted and re-created has another id.
+            if state is not None and state.topic_id == offset.topic_id:
                 state.committed = offset.offset
 
     def dropped(self, group_id: str) -> None:

@@ -452,6 +452,94 @@ def test_a_topic_that_is_created_again_has_no_held_offset(log: Log) -> None:
     assert position(log) is None
 
 
+def recreated(log: Log) -> None:
+    """Give the name of the input to a new topic with four records."""
+    log.delete_topic("orders")
+    log.create_topic("orders")
+    filled(log)
+
+
+@pytest.mark.parametrize("mode", ["inline", "staged"])
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_staged_offset_of_a_deleted_topic_refuses_none_of_the_new_topic(
+    log: Log, producer: Producer, mode: str, outcome: Outcome
+) -> None:
+    """Plain numbers count in the topic that has the name when they are sent."""
+    with producer.transaction(mode="staged") as tx:
+        tx.send_offsets({INPUT: 2}, "readers")
+        token = producer.prepare_transaction().token
+    recreated(log)
+    if outcome is not Outcome.UNKNOWN:
+        log.resolve(token, outcome)
+    with producer.transaction(mode=mode) as tx:
+        tx.send_offsets({INPUT: 1}, "readers")
+    assert position(log) == 1
+    if outcome is Outcome.UNKNOWN:
+        log.resolve(token, Outcome.COMMIT)
+        assert position(log) == 1
+
+
+@pytest.mark.parametrize("mode", ["inline", "staged"])
+def test_a_reader_of_the_new_topic_does_not_wait_for_the_deleted_one(
+    log: Log, producer: Producer, mode: str
+) -> None:
+    with reader(log) as old:
+        token = prepared_by(producer, old)
+    recreated(log)
+    with reader(log) as consumer, producer.transaction(mode=mode) as tx:
+        assert len(consumer.consume(3, timeout=60)) == 3
+        tx.commit_offsets(consumer)
+    assert position(log) == 3
+    log.resolve(token, Outcome.ABORT)
+    assert position(log) == 3
+
+
+def test_an_undecided_offset_of_the_new_topic_still_refuses_later_ones(
+    log: Log, producer: Producer
+) -> None:
+    for _ in range(2):
+        with producer.transaction(mode="staged") as tx:
+            tx.send_offsets({INPUT: 2}, "readers")
+            token = producer.prepare_transaction().token
+        with (
+            pytest.raises(errors.PreparedTransactionPending, match=token),
+            producer.transaction() as tx,
+        ):
+            tx.send_offsets({INPUT: 4}, "readers")
+        recreated(log)
+    assert position(log) is None
+
+
+def test_a_staged_commit_of_offsets_of_a_deleted_topic_is_refused(
+    log: Log, producer: Producer
+) -> None:
+    with pytest.raises(errors.TransactionAbortable), producer.transaction(mode="staged") as tx:
+        tx.send_offsets({INPUT: 2}, "readers")
+        recreated(log)
+    assert position(log) is None
+
+
+def test_a_staged_commit_of_a_deleted_topic_is_none_of_the_new_topic(
+    log: Log, producer: Producer
+) -> None:
+    """An abort rewinds the reader, although both topics have the same offset."""
+    with reader(log) as old:
+        token = prepared_by(producer, old)
+    recreated(log)
+    log.resolve(token, Outcome.COMMIT)
+    with reader(log) as consumer:
+        assert len(consumer.consume(1, timeout=60)) == 1
+        producer.begin_transaction()  # notices the commit
+        assert len(consumer.consume(1, timeout=60)) == 1
+        producer.abort_transaction()
+        with pytest.raises(errors.CommitFailed), producer.transaction() as tx:
+            tx.commit_offsets(consumer)
+        with producer.transaction() as tx:
+            assert [one.value for one in consumer.consume(2, timeout=60)] == [b"0", b"1"]
+            tx.commit_offsets(consumer)
+    assert position(log) == 2
+
+
 def test_metadata_that_no_delivery_could_commit_is_refused(log: Log) -> None:
     producer = log.producer(transactional_id="till")
     producer.init_transactions()

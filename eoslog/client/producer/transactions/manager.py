@@ -29,6 +29,7 @@ from eoslog.client.producer.transactions.staged_offsets import (
     NOT_OFFSETS,
     StagedOffsets,
     moved_on,
+    with_topic_ids,
 )
 from eoslog.client.producer.transactions.staging_buffer import StagingBuffer
 from eoslog.coordinator.positions.records import PositionChange
@@ -575,6 +576,7 @@ class TransactionManager:
         if not offsets:
             return
         if self.staging is not None:
+            offsets = with_topic_ids(self._engine, offsets)
             self.staging.add_offsets(self._engine, group, offsets)
             self._sent.append((group.group_id, offsets))
             return
@@ -592,6 +594,7 @@ class TransactionManager:
         self.partitions.listed.add(TopicPartition(log.topic, log.partition))
         also = self.partitions.listed_early(coming)
         try:
+            named = with_topic_ids(self._engine, offsets)
             place = self._coordinate(
                 lambda: self._engine.groups.txn_offset_commit(
                     group.group_id,
@@ -601,7 +604,7 @@ class TransactionManager:
                     group.member_id,
                     group.generation_id,
                     group.instance_id,
-                    offsets,
+                    named,
                     also,
                     partial(self.partitions.confirm, also),
                 ),
@@ -620,7 +623,7 @@ class TransactionManager:
             error = self.explained(error, ErrorCode.PRODUCER_FENCED)
             failure = self.fail(error, _FATAL_AT_COORDINATOR)
             raise failure from failure.__cause__
-        self._sent.append((group.group_id, offsets))
+        self._sent.append((group.group_id, named))
         if place.offset is not None and place.offset >= 0:
             name = self.partitions.name((place.topic, place.partition))
             self.partitions.widen(name, place.offset, place.offset + len(offsets) - 1, log.topic_id)

@@ -8,6 +8,7 @@ of a partition may prepare an offset of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from eoslog.model import OffsetAndMetadata, Outcome, TopicPartition
 if TYPE_CHECKING:
     from eoslog.engine.engine import Engine
 
-__all__ = ["GROUP_MOVED_ON", "NOT_OFFSETS", "StagedOffsets", "moved_on"]
+__all__ = ["GROUP_MOVED_ON", "NOT_OFFSETS", "StagedOffsets", "moved_on", "with_topic_ids"]
 
 GROUP_MOVED_ON = (UnknownMember, IllegalGeneration, StaleMemberEpoch, FencedMemberEpoch)
 """Errors of a member whose partitions another one may own now."""
@@ -122,6 +123,22 @@ class StagedOffsets:
             except GROUP_MOVED_ON as error:
                 raise moved_on(group, error) from error
         return ends
+
+
+def with_topic_ids(
+    engine: Engine, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return the offsets, each with the id of its topic.
+
+    An offset without one counts in the topic that has the name now.
+
+    Raises:
+        UnknownTopicOrPartition: if such a topic does not exist.
+    """
+    return {
+        tp: one if one.topic_id else replace(one, topic_id=engine.topic(tp.topic).topic_id)
+        for tp, one in offsets.items()
+    }
 
 
 def moved_on(group: GroupMetadata, error: EoslogError) -> CommitFailed:

@@ -50,20 +50,25 @@ class StagingBuffer:
     ) -> None:  # fmt: skip
         """Keep offsets that the delivery commits for a group.
 
+        Args:
+            engine: the open directory.
+            group: the group and its member.
+            offsets: the offsets, with the ids of their topics.
+
         Raises:
             UnknownTopicOrPartition: if a partition does not exist.
         """
         for tp, one in sorted(offsets.items(), key=lambda item: item[0]):
-            topic = engine.topic(tp.topic)
-            if tp.partition not in topic.partitions:
+            if tp.partition not in engine.topic(tp.topic).partitions:
                 raise UnknownTopicOrPartition(
                     f"send_offsets_to_transaction: {tp} does not exist; log.topics() lists the "
                     "topics"
                 )
+            assert one.topic_id is not None  # `with_topic_ids` has added it
             self.offsets.append(
                 PendingOffset(
-                    group.group_id, tp.topic, one.topic_id or topic.topic_id, tp.partition,
-                    one.offset, one.leader_epoch, one.metadata or "",
+                    group.group_id, tp.topic, one.topic_id, tp.partition, one.offset,
+                    one.leader_epoch, one.metadata or "",
                 )
             )  # fmt: skip
         self.groups.append((group, offsets))
