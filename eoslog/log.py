@@ -1308,8 +1308,9 @@ class Log(Closing):
 
         Raises:
             ProducerFenced: if another run of the same job took over.
-            IllegalState: if the target has records but the job has no position; or if the target
-                was cleaned, so that a group's offset cannot be translated.
+            IllegalState: if the target has records but the job has no position; if a topic of the
+                source or target was re-created; or if the target was cleaned, so that a group's
+                offset cannot be translated.
             NonEmptyGroup: if a group that is moved has members at the target.
             ConfigError: if a topic differs at the target, or a timestamp cannot be sent.
             KafkaError: if the cluster reports an error.

@@ -146,6 +146,22 @@ def retried(call: Callable[[], T]) -> T:
         time.sleep(_RETRY_S)
 
 
+def once_known(call: Callable[[], T]) -> T:
+    """Call again while a broker does not know a new topic or its leader yet.
+
+    Raises:
+        KafkaError: if the error is not retriable, or TIMEOUT_S has passed.
+    """
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return call()
+        except KafkaError as error:
+            if not error.retriable or time.monotonic() > deadline:
+                raise
+        time.sleep(_RETRY_S)
+
+
 class KafkaCluster:
     """A Kafka cluster, reached through its bootstrap servers.
 
@@ -194,9 +210,11 @@ class KafkaCluster:
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return the ids of topics as Kafka prints them; a cluster before 2.8 has none."""
-        with kafka_errors("describing topics"):
-            asked = self._admin.describe_topics(self.kafka.TopicCollection(list(topics)))
-            found = {name: str(answer.result(TIMEOUT_S).topic_id) for name, answer in asked.items()}
+        asked = self._admin.describe_topics(self.kafka.TopicCollection(list(topics)))
+        found = {}
+        for name, answer in asked.items():
+            with kafka_errors(f"topic {name!r} of the cluster"):
+                found[name] = str(answer.result(TIMEOUT_S).topic_id)
         return {name: text for name, text in found.items() if text != _NO_ID}
 
     def ensure_topics(
@@ -275,19 +293,16 @@ class KafkaCluster:
         asked = {kafka.TopicPartition(tp.topic, tp.partition): spec for tp in partitions}
         levels = kafka.IsolationLevel
         level = levels.READ_COMMITTED if committed else levels.READ_UNCOMMITTED
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:
-            try:
-                with kafka_errors("listing offsets"):
-                    answers = self._admin.list_offsets(asked, isolation_level=level).items()
-                    return {
-                        TopicPartition(tp.topic, tp.partition): future.result(TIMEOUT_S).offset
-                        for tp, future in answers
-                    }
-            except KafkaError as error:  # a new topic may have no leader yet
-                if not error.retriable or time.monotonic() > deadline:
-                    raise
-            time.sleep(_RETRY_S)
+
+        def listed() -> dict[TopicPartition, int]:
+            with kafka_errors("listing offsets"):
+                answers = self._admin.list_offsets(asked, isolation_level=level).items()
+                return {
+                    TopicPartition(tp.topic, tp.partition): future.result(TIMEOUT_S).offset
+                    for tp, future in answers
+                }
+
+        return once_known(listed)
 
     def committed(
         self, consumer: confluent_kafka.Consumer, partitions: Collection[TopicPartition]
@@ -451,6 +466,6 @@ def check_empty(
         how = f"set the offsets of group {job!r}" if resume is None else resume(full[0])
         raise IllegalState(
             f"target partition {full[0]} already holds records (end offset {ends[full[0]]}), but "
-            f"job {job!r} has no saved position: another program wrote them, or the position "
-            f"expired; use an empty topic, or {how}"
+            f"job {job!r} has no saved position: another program wrote them, the position "
+            f"expired, or the topic was re-created; use an empty topic, or {how}"
         )

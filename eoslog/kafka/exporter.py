@@ -7,16 +7,20 @@ the positions and resumes. Order, partition, key, value, headers and timestamp a
 target. Offsets may differ, because markers and gaps are not copied. Transactions of the source are
 not preserved.
 
+A target topic that is re-created during the run lacks the earlier records. Its id is compared after
+the records of a transaction are acknowledged, and before the transaction commits. If the topic is
+re-created after that, the position with the id of the old topic does not count in the new one.
+
 Source: KIP-98, KIP-447.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from eoslog.errors import ConfigError
+from eoslog.errors import ConfigError, EoslogError, IllegalState
 from eoslog.kafka.cluster import (
     COPIED,
     TIMEOUT_S,
@@ -26,11 +30,12 @@ from eoslog.kafka.cluster import (
     MoveOptions,
     check_empty,
     kafka_errors,
+    once_known,
     retried,
 )
 from eoslog.kafka.group_offsets import LogSide, MovedGroups
 from eoslog.kafka.log import MovedLog
-from eoslog.kafka.positions import check_ends, check_topics, positions_in
+from eoslog.kafka.positions import check_ends, check_topics, of_targets, positions_in
 from eoslog.model import NO_RESET, NO_TIMESTAMP, OffsetAndMetadata, TopicPartition
 from eoslog.storage.format.checkpoints import id_text
 from eoslog.storage.fs.files import failpoint
@@ -81,6 +86,7 @@ class _Export:
 
     def run(self) -> Moved:
         self._cluster.ensure_topics(self._counts, self._configs)
+        self._targets = once_known(lambda: self._cluster.topic_ids(self._counts))
         self._producer = self._cluster.producer(self.job, self._counts)
         groups = MovedGroups(LogSide(self._log), self._cluster, self._partitions, self._options)
         with kafka_errors(f"export job {self.job!r}"):
@@ -111,7 +117,8 @@ class _Export:
 
         A partition that is new to the job gets a position before its first record.
         """
-        found = self._cluster.committed(self._group, self._partitions)
+        stored = self._cluster.committed(self._group, self._partitions)
+        found = of_targets(stored, self._targets)
         missing = [tp for tp in self._partitions if tp not in found]
         self._check(found)
         positions = {tp: at.offset for tp, at in found.items()}
@@ -137,7 +144,7 @@ class _Export:
                 try:
                     self._transaction(batch, positions)
                     return
-                except ConfigError:  # of a record: what came before it must not stay open
+                except EoslogError:  # of a record or topic: the transaction must not stay open
                     retried(lambda: self._producer.abort_transaction(TIMEOUT_S))
                     raise
                 except kafka.KafkaException as error:
@@ -149,13 +156,17 @@ class _Export:
         producer, kafka = self._producer, self._cluster.kafka
         offsets = [
             kafka.TopicPartition(*_key(tp), at.offset, at.metadata)
-            for tp, at in positions_in(positions, self._ids).items()
+            for tp, at in positions_in(positions, self._ids, self._targets).items()
         ]
         failpoint("export.begin")
         producer.begin_transaction()
         for record in batch:
             self._produce(record)
         failpoint("export.produced")
+        while producer.flush(TIMEOUT_S):  # what is on its way may reach a topic created later
+            pass
+        self._check_targets({record.topic for record in batch})
+        failpoint("export.checked")
         retried(
             lambda: producer.send_offsets_to_transaction(
                 offsets, self._group.consumer_group_metadata(), TIMEOUT_S
@@ -164,6 +175,16 @@ class _Export:
         failpoint("export.offsets")
         retried(lambda: producer.commit_transaction(TIMEOUT_S))
         failpoint("export.committed")
+
+    def _check_targets(self, topics: Collection[str]) -> None:
+        now = self._cluster.topic_ids(topics)
+        for name in topics:
+            if now.get(name) != self._targets.get(name):
+                raise IllegalState(
+                    f"job {self.job!r}: topic {name!r} of the cluster was deleted and re-created "
+                    "during the export, and lacks the earlier records; delete it, then run the "
+                    "export again"
+                )
 
     def _produce(self, record: Any) -> None:
         timestamp = _timestamp(record)

@@ -2,30 +2,65 @@
 
 A position counts offsets of one topic. If the source topic was deleted and re-created under the
 same name, resuming at the old position would leave records out. The metadata of each committed
-position therefore records the topic's id. A position without an id is from an older run, or a user
-set it; it is accepted.
+position therefore records the topic's id. A position at a cluster records the id of the target
+topic too: if that topic was deleted, the new one lacks the records before the position. A position
+without an id is from an older run, or a user set it; it is accepted.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from eoslog.errors import IllegalState, OffsetOutOfRange
 from eoslog.model import OffsetAndMetadata, TopicPartition
 
-_TOPIC = "eoslog topic id "
+_IDS = re.compile("eoslog topic id ([^ ]+)(?:, at the target ([^ ]+))?")
 
 Resume = Callable[[TopicPartition], str]
 
 
 def positions_in(
-    offsets: Mapping[TopicPartition, int], ids: Mapping[str, str]
+    offsets: Mapping[TopicPartition, int],
+    ids: Mapping[str, str],
+    targets: Mapping[str, str] | None = None,
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return the positions to commit, with ids of the source's topics as metadata."""
+    """Return the positions to commit, with ids of the topics as metadata.
+
+    Args:
+        offsets: the next offset to copy, by source partition.
+        ids: ids of the source's topics.
+        targets: ids of the target's topics; None if they are recorded elsewhere.
+    """
+
+    def metadata(topic: str) -> str:
+        source, target = ids.get(topic), (targets or {}).get(topic)
+        text = f"eoslog topic id {source}" if source else ""
+        return f"{text}, at the target {target}" if text and target else text
+
+    return {tp: OffsetAndMetadata(at, metadata=metadata(tp.topic)) for tp, at in offsets.items()}
+
+
+def of_targets(
+    found: Mapping[TopicPartition, OffsetAndMetadata], targets: Mapping[str, str]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return the positions without those of deleted target topics.
+
+    Args:
+        found: the positions of a job.
+        targets: ids of the topics that the target has now.
+    """
     return {
-        tp: OffsetAndMetadata(at, metadata=f"{_TOPIC}{ids[tp.topic]}" if ids.get(tp.topic) else "")
-        for tp, at in offsets.items()
+        tp: at
+        for tp, at in found.items()
+        if (known := _ids(at)[1]) == "" or known == targets.get(tp.topic, known)
     }
+
+
+def _ids(at: OffsetAndMetadata) -> tuple[str, str]:
+    """Return the ids of the source topic and the target topic; empty text if unknown."""
+    match = _IDS.fullmatch(at.metadata or "")
+    return (match[1], match[2] or "") if match else ("", "")
 
 
 def check_topics(
@@ -44,9 +79,8 @@ def check_topics(
         IllegalState: if a topic was re-created since.
     """
     for tp, at in sorted(found.items()):
-        text, now = at.metadata or "", ids.get(tp.topic, "")
-        known = text.removeprefix(_TOPIC)
-        if text.startswith(_TOPIC) and now and known != now:
+        known, now = _ids(at)[0], ids.get(tp.topic, "")
+        if known and now and known != now:
             raise IllegalState(
                 f"job {job!r} has copied {tp} up to offset {at.offset} of topic id {known}, but "
                 f"the source topic {tp.topic!r} now has id {now}: it was deleted and re-created; "

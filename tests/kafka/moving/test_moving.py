@@ -253,6 +253,7 @@ def points(direction: str, seed: int) -> list[str]:
         "export": (
             "export.begin",
             "export.produced",
+            "export.checked",
             "export.offsets",
             "export.committed",
             "export.record",
