@@ -1293,15 +1293,16 @@ class Log(Closing):
 
         A second run of the same job continues where the last one stopped. Partition, order, key,
         value, headers and timestamp stay the same; offsets may differ. Missing topics are created
-        with the same configuration. This needs the extra `[kafka]`.
+        with the same configuration, and missing partitions are added. This needs the extra
+        `[kafka]`.
 
         Args:
             bootstrap: host and port of the cluster, as "host:port".
             topics: the topics; None means all.
             options: `job` (a name; None means the default), `records` (the most records per
-                transaction), `follow` (keep copying), `groups` (whose committed offsets are moved
-                too: names, or "all"), `config` (librdkafka's configuration) and `progress` (called
-                after each transaction).
+                transaction), `follow` (keep copying, also from partitions that are added later),
+                `groups` (whose committed offsets are moved too: names, or "all"), `config`
+                (librdkafka's configuration) and `progress` (called after each transaction).
 
         Returns:
             The number of copied records, and the positions.

@@ -87,8 +87,8 @@ def export_kafka(context: CliContext, **options: Any) -> None:
 
     Copies the named topics, or all topics. Run the command again to resume. Partitions, keys,
     values, headers and timestamps are kept; offsets may differ. A --group resumes on the cluster
-    after the last record that it committed. Missing topics are created. -c sets a librdkafka
-    configuration key.
+    after the last record that it committed. Missing topics and partitions are created. -c sets a
+    librdkafka configuration key.
     """
     _move(context, "export", **options)
 
@@ -100,8 +100,8 @@ def import_kafka(context: CliContext, **options: Any) -> None:
 
     Copies the named topics, or all topics. Run the command again to resume. Partitions, keys,
     values, headers and timestamps are kept; offsets may differ. A --group resumes in the log
-    after the last record that it committed. Missing topics are created. -c sets a librdkafka
-    configuration key.
+    after the last record that it committed. Missing topics and partitions are created. -c sets a
+    librdkafka configuration key.
     """
     _move(context, "import", **options)
 

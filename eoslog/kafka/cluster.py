@@ -55,8 +55,8 @@ class MoveOptions:
         job: the transactional id and the group that hold the position at the target; None means
             the default name of the direction.
         records: the maximum number of records per transaction.
-        follow: keep copying new records; if False, stop at the ends that the partitions had at the
-            start.
+        follow: keep copying new records, and those of partitions that are added later; if False,
+            stop at the ends that the partitions had at the start.
         groups: the groups whose committed offsets are moved too; "all" means every group that has
             committed offsets.
         config: further librdkafka configuration.
@@ -223,11 +223,11 @@ class KafkaCluster:
         """Create the topics that are missing, and check the others.
 
         Raises:
-            ConfigError: if a topic has another number of partitions or replaces timestamps.
+            ConfigError: if a topic has more partitions than in the log, or replaces timestamps.
         """
         there = self.topics()
         for name, count in wanted.items():
-            if there.get(name, count) != count:
+            if there.get(name, count) > count:
                 raise ConfigError(
                     f"topic {name!r} has {there[name]} partitions in the cluster and {count} in "
                     "the log; both need the same number, so that keys keep their partitions"
@@ -242,21 +242,36 @@ class KafkaCluster:
                 f"topic {stamped[0]!r} of the cluster has message.timestamp.type=LogAppendTime, "
                 "which would replace the records' timestamps; set it to CreateTime"
             )
-        new = [
-            self.kafka.admin.NewTopic(name, count, -1, config=dict(configs.get(name, {})))
-            for name, count in wanted.items()
-            if name not in there
-        ]
+        new = {name: count for name, count in wanted.items() if name not in there}
         if not new:
             return
         with kafka_errors("creating topics"):
-            for future in self._admin.create_topics(new).values():
+            asked = [
+                self.kafka.admin.NewTopic(name, count, -1, config=dict(configs.get(name, {})))
+                for name, count in new.items()
+            ]
+            for future in self._admin.create_topics(asked).values():
                 future.result(TIMEOUT_S)
+        self._until_listed(new)
+
+    def add_partitions(self, wanted: Mapping[str, int]) -> None:
+        """Increase the number of partitions of the topics that have fewer."""
+        there = self.topics()
+        short = {name: count for name, count in wanted.items() if there.get(name, count) < count}
+        if not short:
+            return
+        with kafka_errors("adding partitions"):
+            asked = [self.kafka.admin.NewPartitions(name, count) for name, count in short.items()]
+            for future in self._admin.create_partitions(asked).values():
+                future.result(TIMEOUT_S)
+        self._until_listed(short)
+
+    def _until_listed(self, counts: Mapping[str, int]) -> None:
         deadline = time.monotonic() + TIMEOUT_S
-        while any(self.topics().get(name) != count for name, count in wanted.items()):
+        while any(self.topics().get(name) != count for name, count in counts.items()):
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"the cluster does not list its new topics {sorted(wanted)} after "
+                    f"the cluster does not list the new partitions of {sorted(counts)} after "
                     f"{TIMEOUT_S:g} s; check the brokers, then run this again"
                 )
             time.sleep(_RETRY_S)

@@ -17,6 +17,7 @@ Source: KIP-98, KIP-447.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from eoslog.kafka.cluster import (
     once_known,
     retried,
 )
+from eoslog.kafka.following import NewPartitions, run_job
 from eoslog.kafka.group_offsets import LogSide, MovedGroups
 from eoslog.kafka.log import MovedLog
 from eoslog.kafka.positions import check_ends, check_topics, of_targets, positions_in
@@ -47,24 +49,30 @@ def export_kafka(
     log: MovedLog, bootstrap: str, topics: Sequence[str] | None, options: MoveOptions
 ) -> Moved:
     """Send committed records into a Kafka cluster; see `Log.export_kafka`."""
-    names = list(log.topics() if topics is None else topics)
-    export = _Export(log, KafkaCluster(bootstrap, options.config), names, options)
-    try:
-        return export.run()
-    finally:
-        export.close()
+    named = None if topics is None else list(topics)
+    cluster = KafkaCluster(bootstrap, options.config)
+
+    def counts() -> dict[str, int]:
+        names = log.topics() if named is None else named
+        return {name: len(log.partitions_of(name)) for name in names}
+
+    def run(copied: int) -> Moved:
+        copying = counts()
+        with closing(_Export(log, cluster, copying, options)) as export:
+            return export.run(copied, NewPartitions(copying, counts))
+
+    return run_job(run, follow=options.follow)
 
 
 class _Export:
     """One run: a producer at the target, a reader at the source."""
 
     def __init__(
-        self, log: MovedLog, cluster: KafkaCluster, topics: Sequence[str], options: MoveOptions
+        self, log: MovedLog, cluster: KafkaCluster, counts: Mapping[str, int], options: MoveOptions
     ) -> None:
-        self._log, self._cluster, self._options = log, cluster, options
+        self._log, self._cluster, self._counts, self._options = log, cluster, counts, options
         self.job = options.job or f"eoslog-export-{log.cluster_id}"
-        about = {name: log.describe_topic(name) for name in topics}
-        self._counts = {name: len(topic.partitions) for name, topic in about.items()}
+        about = {name: log.describe_topic(name) for name in counts}
         self._configs = {
             name: {
                 "retention.ms": "-1",
@@ -74,9 +82,9 @@ class _Export:
         }
         self._ids = {name: id_text(topic.topic_id) for name, topic in about.items()}
         self._partitions = [
-            TopicPartition(name, part.partition)
-            for name, topic in about.items()
-            for part in topic.partitions
+            TopicPartition(name, number)
+            for name, count in counts.items()
+            for number in range(count)
         ]
         self._group = cluster.consumer(self.job)  # for its group's offsets; it reads nothing
 
@@ -84,7 +92,7 @@ class _Export:
         """Leave; what is undecided is aborted by the next run, or by its timeout."""
         self._group.close()
 
-    def run(self) -> Moved:
+    def run(self, copied: int, new_partitions: NewPartitions) -> Moved:
         self._cluster.ensure_topics(self._counts, self._configs)
         self._targets = once_known(lambda: self._cluster.topic_ids(self._counts))
         self._producer = self._cluster.producer(self.job, self._counts)
@@ -94,14 +102,18 @@ class _Export:
         positions = self._positions()
         ends = {tp: self._log.offsets(*_key(tp)).last_stable for tp in self._partitions}
         check_ends(self.job, positions, ends)
-        moved = Moved(self.job, 0, positions)
+        moved = Moved(self.job, copied, positions)
         options: dict[str, Any] = {
             "isolation_level": "read_committed",
             "auto_offset_reset": NO_RESET,
         }
         with self._log.consumer(**options) as reader:
             reader.assign([TopicPartition(*_key(tp), at) for tp, at in positions.items()])
-            while self._options.follow or any(moved.positions[tp] < ends[tp] for tp in ends):
+            while (
+                not new_partitions.found()
+                if self._options.follow
+                else any(moved.positions[tp] < ends[tp] for tp in ends)
+            ):
                 batch = reader.consume(self._options.records, timeout=WAIT_S)
                 now = dict(reader.positions())
                 if now != moved.positions:
@@ -122,8 +134,11 @@ class _Export:
         missing = [tp for tp in self._partitions if tp not in found]
         self._check(found)
         positions = {tp: at.offset for tp, at in found.items()}
+        there = self._cluster.topics()
+        present = [tp for tp in missing if tp.partition < there.get(tp.topic, 0)]
+        check_empty(self.job, missing, self._cluster.ends(present))
+        self._cluster.add_partitions(self._counts)
         if missing:
-            check_empty(self.job, missing, self._cluster.ends(missing))
             starts = {tp: self._log.offsets(*_key(tp)).log_start for tp in missing}
             self._send([], starts)
             positions.update(starts)

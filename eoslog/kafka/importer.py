@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from eoslog.config.keys import ProducerConfig, TopicConfig
-from eoslog.errors import ConfigError, UnknownTopicOrPartition
+from eoslog.errors import ConfigError, KafkaError, UnknownTopicOrPartition
 from eoslog.kafka.cluster import COPIED, WAIT_S, KafkaCluster, Moved, MoveOptions, check_empty
+from eoslog.kafka.following import NewPartitions, run_job
 from eoslog.kafka.group_offsets import LogSide, MovedGroups
 from eoslog.kafka.import_positions import ImportPositions
 from eoslog.kafka.log import MovedLog
@@ -32,13 +33,29 @@ def import_kafka(
     log: MovedLog, bootstrap: str, topics: Sequence[str] | None, options: MoveOptions
 ) -> Moved:
     """Take committed records out of a Kafka cluster; see `Log.import_kafka`."""
+    named = None if topics is None else list(topics)
     cluster = KafkaCluster(bootstrap, options.config)
-    there = cluster.topics()
-    names = sorted(there) if topics is None else list(topics)
-    unknown = [name for name in names if name not in there]
-    if unknown:
-        raise UnknownTopicOrPartition(f"the cluster has no topic {unknown[0]!r}")
-    return _TopicImport(log, cluster, {name: there[name] for name in names}, options).run()
+
+    def counts() -> dict[str, int]:
+        there = cluster.topics()
+        names = sorted(there) if named is None else named
+        return {name: there[name] for name in names if name in there}
+
+    def counts_later() -> dict[str, int]:
+        try:
+            return counts()
+        except KafkaError:  # the reader waits for the cluster, or reports the error
+            return {}
+
+    def run(copied: int) -> Moved:
+        copying = counts()
+        unknown = [name for name in named or () if name not in copying]
+        if unknown:
+            raise UnknownTopicOrPartition(f"the cluster has no topic {unknown[0]!r}")
+        new_partitions = NewPartitions(copying, counts_later)
+        return _TopicImport(log, cluster, copying, options).run(copied, new_partitions)
+
+    return run_job(run, follow=options.follow)
 
 
 class _TopicImport:
@@ -55,7 +72,7 @@ class _TopicImport:
             for number in range(count)
         ]
 
-    def run(self) -> Moved:
+    def run(self, copied: int, new_partitions: NewPartitions) -> Moved:
         self._ids = self._cluster.topic_ids(self._counts)
         self._make_topics()
         self._saved = ImportPositions(self._log, self.job, self._partitions, self._ids)
@@ -65,12 +82,16 @@ class _TopicImport:
             self._log.producer(self._sizes(), transactional_id=self.job) as producer,
         ):
             producer.init_transactions()
-            moved = Moved(self.job, 0, self._positions(producer))
+            moved = Moved(self.job, copied, self._positions(producer))
             ends = self._cluster.ends(self._partitions)
             check_ends(self.job, moved.positions, ends, self._remedy)
             place = self._cluster.kafka.TopicPartition
             reader.assign([place(tp.topic, tp.partition, at) for tp, at in moved.positions.items()])
-            while self._options.follow or any(moved.positions[tp] < ends[tp] for tp in ends):
+            while (
+                not new_partitions.found()
+                if self._options.follow
+                else any(moved.positions[tp] < ends[tp] for tp in ends)
+            ):
                 batch, now = self._read(reader)
                 if not now:
                     continue

@@ -11,6 +11,7 @@ import pytest
 import eoslog
 from eoslog import Log, OffsetAndMetadata, TopicPartition, errors
 from eoslog.kafka.cluster import MoveOptions
+from eoslog.kafka.following import NewPartitions
 from eoslog.kafka.importer import _TopicImport
 from tests.client.helpers import visible
 from tests.faults.harness import Child, live
@@ -27,7 +28,11 @@ P0 = TopicPartition("new", 0)
 def moved(log: Log, count: int, **options: Any) -> int:
     """Import from a cluster that has the first `count` values."""
     cluster: Any = Cluster(VALUES[:count])
-    return _TopicImport(log, cluster, {"new": 1}, MoveOptions(records=2, **options)).run().records
+    return (
+        _TopicImport(log, cluster, {"new": 1}, MoveOptions(records=2, **options))
+        .run(0, NewPartitions({}, dict))
+        .records
+    )
 
 
 def begun_by_an_earlier_version(log: Log, count: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 from eoslog.errors import ConfigError
 from eoslog.kafka import importer as kafka_import
 from eoslog.kafka.cluster import MoveOptions
+from eoslog.kafka.following import NewPartitions
 from eoslog.log import Log
 from eoslog.model import TopicPartition
 from tests.client.helpers import visible
@@ -88,7 +89,11 @@ class Cluster:
 
 
 def moved(log: Log, cluster: Any, topic: str = "new", partitions: int = 1) -> int:
-    return kafka_import._TopicImport(log, cluster, {topic: partitions}, MoveOptions()).run().records
+    return (
+        kafka_import._TopicImport(log, cluster, {topic: partitions}, MoveOptions())
+        .run(0, NewPartitions({}, dict))
+        .records
+    )
 
 
 def test_every_record_that_the_topic_accepts_is_imported(log: Log) -> None:

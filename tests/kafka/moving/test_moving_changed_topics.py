@@ -1,4 +1,4 @@
-"""Topics that are re-created while an export runs."""
+"""Topics that get partitions, or are re-created, while an export or import runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 import eoslog
 from eoslog.errors import IllegalState
@@ -29,6 +30,19 @@ class LogSide:
 
     def __init__(self, path: Path, _: Broker) -> None:
         self._path = path
+
+    def create(self, topic: str, count: int) -> None:
+        with eoslog.open(self._path) as log:
+            log.create_topic(topic, count)
+
+    def grow(self, topic: str, count: int) -> None:
+        with eoslog.open(self._path) as log:
+            log.create_partitions(topic, count)
+
+    def produce(self, topic: str, partition: int, values: list[bytes]) -> None:
+        with eoslog.open(self._path) as log, log.producer() as producer:
+            for value in values:
+                producer.produce(topic, value, partition=partition)
 
     def rows(self, topic: str) -> Rows:
         with eoslog.open(self._path) as log:
@@ -47,6 +61,17 @@ class ClusterSide:
     def create(self, topic: str, count: int) -> None:
         create_topics(self._broker, {topic: count})
 
+    def grow(self, topic: str, count: int) -> None:
+        for future in self._admin.create_partitions([NewPartitions(topic, count)]).values():
+            future.result(30)
+        until(lambda: self.count(topic) == count)
+
+    def produce(self, topic: str, partition: int, values: list[bytes]) -> None:
+        producer = Producer({"bootstrap.servers": self._broker.bootstrap})
+        for value in values:
+            producer.produce(topic, value, partition=partition)
+        assert producer.flush(30) == 0
+
     def rows(self, topic: str) -> Rows:
         counts = {topic: self.count(topic)}
         return essence(librdkafka_rows(self._broker, counts, "read_committed")[topic])
@@ -59,6 +84,9 @@ class ClusterSide:
     def count(self, topic: str) -> int:
         found = self._admin.list_topics(timeout=30).topics
         return len(found[topic].partitions) if topic in found else 0
+
+
+SIDES = {"export": (LogSide, ClusterSide), "import": (ClusterSide, LogSide)}
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -83,6 +111,74 @@ def begun(
             yield process
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("direction", SIDES)
+def test_a_following_job_copies_partitions_and_topics_that_are_added_later(
+    direction: str, broker: Broker, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    eoslog.open(path).close()
+    source, target = (side(path, broker) for side in SIDES[direction])
+    old, new = f"growing-{direction}", f"later-{direction}"
+    source.create(old, 2)
+    source.produce(old, 1, [b"1", b"2"])
+    with begun(direction, path, broker, "--follow") as process:
+        until(lambda: len(target.rows(old)) == 2)
+        source.grow(old, 4)
+        source.produce(old, 3, [b"3", b"4"])
+        source.produce(old, 0, [b"5"])
+        until(lambda: len(target.rows(old)) == 5)
+        source.create(new, 2)
+        source.produce(new, 1, [b"6"])
+        until(lambda: len(target.rows(new)) == 1)
+        assert process.poll() is None
+    assert run(direction, path, broker, old, new) == 0
+    assert [target.rows(old), target.rows(new)] == [source.rows(old), source.rows(new)]
+
+
+KILLS = {
+    "export": ("begin:2", "offsets:2", "committed:2", "produced:3", "committed:3"),
+    "import": ("positions:1", "produced:2", "committed:2"),
+}
+
+
+@pytest.mark.parametrize(
+    ("direction", "point"), [(way, point) for way, points in KILLS.items() for point in points]
+)
+def test_a_job_killed_while_it_takes_up_a_new_partition_continues(
+    direction: str, point: str, broker: Broker, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    eoslog.open(path).close()
+    source, target = (side(path, broker) for side in SIDES[direction])
+    topic = f"{direction}-{point.replace(':', '-')}"
+    source.create(topic, 1)
+    assert run(direction, path, broker, topic) == 0
+    fail = f"{direction}.{point}=kill"
+    with begun(direction, path, broker, topic, "--follow", fail=fail) as process:
+        source.produce(topic, 0, [b"1"])
+        until(lambda: len(target.rows(topic)) == 1)
+        source.grow(topic, 2)
+        source.produce(topic, 1, [b"2"])
+        assert process.wait(60) == -signal.SIGKILL
+    source.produce(topic, 1, [b"3"])
+    assert run(direction, path, broker, topic) == 0
+    assert target.rows(topic) == source.rows(topic)
+    assert len(target.rows(topic)) == 3
+
+
+def test_an_export_adds_no_partition_to_a_topic_of_another_program(
+    broker: Broker, tmp_path: Path
+) -> None:
+    there = ClusterSide(tmp_path, broker)
+    there.create("foreign", 1)
+    there.produce("foreign", 0, [b"1"])
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("foreign", 2)
+        with pytest.raises(IllegalState, match="has no saved position"):
+            log.export_kafka(broker.bootstrap)
+    assert there.count("foreign") == 1
 
 
 def test_an_export_stops_before_it_commits_to_a_re_created_topic(
