@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import eoslog
-from eoslog.errors import ConfigError
+from eoslog.errors import ConfigError, NonEmptyGroup
 from eoslog.kafka.cluster import MoveOptions
 from eoslog.kafka.group_offsets import LogSide, MovedGroups
 from eoslog.model import OWN_GROUPS, TopicPartition
@@ -49,3 +49,14 @@ def test_an_internal_group_of_eoslog_is_rejected_by_name(sides: list[eoslog.Log]
     with pytest.raises(ConfigError, match=f"'{VERSIONS}' stores Spark write versions"):
         groups(sides, groups=["readers", VERSIONS])
     assert sides[1].groups() == []
+
+
+def test_a_group_that_is_far_enough_may_have_members(sides: list[eoslog.Log]) -> None:
+    """A later run, after the consumers were started at the target."""
+    moved = groups(sides, groups="all").carry({PLACE: 10})
+    with sides[1].consumer("t", group_id="readers", enable_auto_commit=False) as member:
+        assert member.consume(1, timeout=60)
+        assert groups(sides, groups="all").carry({PLACE: 10}) == moved
+        sides[0].reset_offsets("readers", {PLACE: 5})
+        with pytest.raises(NonEmptyGroup, match="stop its consumers"):
+            groups(sides, groups="all").carry({PLACE: 10})
