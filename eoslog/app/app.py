@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -30,7 +31,7 @@ from eoslog.opening import open as open_log
 from eoslog.reports import RunReport
 
 if TYPE_CHECKING:
-    from eoslog.app.supervisor import Supervisor, Watch
+    from eoslog.app.supervisor import Watch
     from eoslog.app.task_calls import TaskCalls
     from eoslog.options import BatchFormat, Format, Guarantee, OnError
 
@@ -97,13 +98,19 @@ class App(Closing):
         self._max_records = max_records
         self._tasks: dict[str, Task] = {}
         self._tables: dict[str, AppTable] = {}
+        self._watch: Callable[[TaskCalls], AbstractContextManager[None]] = watched
+        self._reset()
+        _apps.add(self)
+
+    def _reset(self) -> None:
+        """Have no run and no handles, as in a new application."""
         self._opened: Log | None = None
         self._worker: AppWorker | None = None
-        self._supervisor: Supervisor | None = None
-        self._watch: Callable[[TaskCalls], AbstractContextManager[None]] = watched
-        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        """Held where a run begins, ends or is stopped; a signal handler may stop it there too."""
         self._running = False
-        self._stopping = threading.Event()
+        self._stopping = False
+        """Whether the run that is current, or the next one, must end."""
 
     @classmethod
     def _of_handler(
@@ -140,10 +147,6 @@ class App(Closing):
         Raises:
             EoslogError: if the directory cannot be opened.
         """
-        if self._pid != os.getpid():  # a fork: the parent's handles cannot be used
-            self._pid = os.getpid()
-            self._given = self._opened = self._worker = None
-            self._running = False
         if self._given is not None:
             return self._given
         if self._opened is None:
@@ -332,23 +335,17 @@ class App(Closing):
             raise ConfigError(f"until: expected 'caught_up' or None, got {shown(until)}")
         if as_int("processes", processes, "1 or more") < 1:
             raise ConfigError(f"processes: expected 1 or more, got {processes}")
-        self._refuse_while_running()
-        if processes > 1 or watch is not None:
-            return self._supervise(processes, until, watch)
-        began = time.monotonic()
-        worker = self._begun()
-        wait = _WAIT_S if until is None else _CAUGHT_UP_WAIT_S
-        self._running = True
-        try:
+        with self._exclusive(leaves=True):
+            if processes > 1 or watch is not None:
+                return self._supervise(processes, until, watch)
+            began = time.monotonic()
+            worker = self._begun()
+            wait = _WAIT_S if until is None else _CAUGHT_UP_WAIT_S
             with self._signals(), self._watch(worker.calls):
-                while not self._stopping.is_set():
+                while not self._stopping:
                     worker.step(wait, linger=until is None)
                     if until is not None and worker.caught_up():
                         break
-        finally:
-            self._running = False
-            self._stopping.clear()
-            self.close()
         worker.report.seconds = time.monotonic() - began
         return worker.report
 
@@ -357,14 +354,8 @@ class App(Closing):
 
         if not self._tasks:
             raise ConfigError(f"app {self._id!r}: it has no task; declare one with @app.task")
-        self.close()  # the processes open the log themselves
-        self._supervisor = Supervisor(self, processes, until, watch)
-        self._running = True
-        try:
-            return self._supervisor.run()
-        finally:
-            self._running = False
-            self._supervisor = None
+        self._handles().close()  # the processes open the log themselves
+        return Supervisor(self, processes, until, watch).run()
 
     def step(self) -> int:
         """Process the available records in one transaction, without waiting for more.
@@ -375,34 +366,41 @@ class App(Closing):
         Raises:
             EoslogError: as `run`.
         """
-        self._refuse_while_running()
-        worker = self._begun()
-        self._running = True
-        try:
-            return worker.step(0, linger=False)
-        finally:
-            self._running = False
-            if self._stopping.is_set():
-                self._stopping.clear()
-                self.close()
+        with self._exclusive(leaves=False):
+            return self._begun().step(0, linger=False)
 
-    def _refuse_while_running(self) -> None:
-        if self._running:
-            raise IllegalState(f"app {self._id!r}: the application runs already; stop it first")
+    @contextlib.contextmanager
+    def _exclusive(self, *, leaves: bool) -> Iterator[None]:
+        """Refuse other runs in the block, and end it.
+
+        Args:
+            leaves: leave the group after the block, also if `stop` was not called.
+        """
+        with self._lock:
+            if self._running:
+                raise IllegalState(f"app {self._id!r}: the application runs already; stop it first")
+            self._running = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running = False
+                handles = self._handles() if leaves or self._stopping else contextlib.ExitStack()
+                self._stopping = False
+            handles.close()
 
     def stop(self) -> None:
         """End a run after its current transaction; any thread can call it.
 
-        Without a run, it ends the membership in the group that `step` has begun.
+        Without a run, it ends the membership in the group that `step` has begun. Without that too,
+        it ends the next run before its first transaction, so a run that is about to begin ends.
         """
-        if self._supervisor is not None and self._pid == os.getpid():
-            self._supervisor.stop()
-        elif self._running:
-            self._stopping.set()
+        with self._lock:
+            self._stopping = self._running or self._worker is None
+            handles = contextlib.ExitStack() if self._running else self._handles()
             if self._worker is not None:
                 self._worker.wakeup()
-        else:
-            self.close()
+        handles.close()
 
     def close(self) -> None:
         """Leave the group, and close the log if the application has opened it.
@@ -410,17 +408,23 @@ class App(Closing):
         Raises:
             IllegalState: if the application runs, for example if a task calls it; use `stop`.
         """
-        if self._pid != os.getpid():
-            return
-        if self._running:
-            raise IllegalState(f"app {self._id!r}: close was called during a run; call stop first")
-        worker, self._worker = self._worker, None
-        opened, self._opened = self._opened, None
-        with contextlib.ExitStack() as stack:
-            if opened is not None:
-                stack.callback(opened.close)
-            if worker is not None:
-                stack.callback(worker.close)
+        with self._lock:
+            if self._running:
+                raise IllegalState(
+                    f"app {self._id!r}: close was called during a run; call stop first"
+                )
+            handles = self._handles()
+        handles.close()
+
+    def _handles(self) -> contextlib.ExitStack:
+        """Give up the worker and the log, which the returned stack closes."""
+        handles = contextlib.ExitStack()
+        if self._opened is not None:
+            handles.callback(self._opened.close)
+        if self._worker is not None:
+            handles.callback(self._worker.close)
+        self._opened = self._worker = None
+        return handles
 
     def _begun(self) -> AppWorker:
         """The worker of this process, which is created at the first use."""
@@ -437,7 +441,7 @@ class App(Closing):
             try:
                 self._worker = AppWorker(
                     log, self._id, tasks, instance, self._guarantee, self._commit_interval,
-                    self._max_records, self._stopping.is_set,
+                    self._max_records, lambda: self._stopping,
                 )  # fmt: skip
             except BaseException:
                 instance.close()
@@ -467,3 +471,15 @@ class App(Closing):
         finally:
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
+
+
+_apps: weakref.WeakSet[App] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for app in list(_apps):
+        app._given = None  # a handle of the parent, as those that it has opened
+        app._reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)

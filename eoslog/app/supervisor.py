@@ -93,8 +93,7 @@ Watch = Callable[[Sequence[ProcessStatus]], object]
 class SupervisedApp(Protocol):
     """The part of an `App` that its processes use."""
 
-    _running: bool
-    _supervisor: Any
+    _stopping: bool
     _worker: Any
     _tasks: Any
     _watch: Any
@@ -173,7 +172,6 @@ class Supervisor:
             _Child(number, self._fork.Value("d", lock=False)) for number in range(processes)
         ]
         self._longest_s = max(task.task_timeout for task in app._tasks.values()) + _FROZEN_S
-        self._stopping = False
 
     def run(self) -> RunReport:
         """Run until all processes have ended.
@@ -193,19 +191,15 @@ class Supervisor:
         self._show()
         return report
 
-    def stop(self) -> None:
-        """End the processes after their transactions; any thread can call it."""
-        self._stopping = True
-
     def _turn(self) -> None:
         now = time.monotonic()
         for child in self._children:
             if child.process is None and not child.done:
-                if self._stopping:
+                if self._app._stopping:
                     child.done = True
                 elif now >= child.start_at:
                     self._start(child)
-        if self._stopping:
+        if self._app._stopping:
             self._signal_all()
         sources: dict[Any, _Child] = {}
         for child in self._children:
@@ -268,7 +262,7 @@ class Supervisor:
             if not _transient(child.error) or child.errors > _MOST_ERRORS:
                 child.done = True
                 raise child.error
-        if child.done or self._stopping:
+        if child.done or self._app._stopping:
             child.done = True
             return
         child.start_at = time.monotonic() + child.delay
@@ -290,7 +284,7 @@ class Supervisor:
 
     def _end_all(self) -> None:
         """Wait for the processes that are left after an error."""
-        self._stopping = True
+        self._app.stop()
         while any(child.process is not None for child in self._children):
             try:
                 self._turn()
@@ -314,7 +308,7 @@ class Supervisor:
         def handle(*_: object) -> None:
             nonlocal came
             came += 1
-            self.stop()
+            self._app.stop()
             if came > 2:
                 for child in self._children:
                     if child.process is not None:
@@ -373,7 +367,6 @@ def _work(
     app: SupervisedApp, until: str | None, pipe: Any, others: list[Any], clock: SharedTime
 ) -> None:
     """Run the app in a process of its own."""
-    app._supervisor, app._running = None, False
     mine = os.getpid()
     for number in _ENDING:
         signal.signal(number, lambda *_: os._exit(0))  # until the run handles them
