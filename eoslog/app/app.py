@@ -317,7 +317,8 @@ class App(Closing):
 
         Args:
             processes: the number of processes.
-            until: "caught_up" ends the run when no input record is left; None continues.
+            until: "caught_up" ends the run when no input record is left, and none waits for another
+                attempt, also in other processes; None continues.
             watch: called twice a second with a list of `ProcessStatus`, one for each process.
 
         Returns:

@@ -449,6 +449,11 @@ class Failures:
         """The number of records that wait for another attempt."""
         return len(self._queue)
 
+    def waits_elsewhere(self, at: TopicPartition) -> bool:
+        """Whether a record of another owner's input partition waits, or may wait."""
+        tasks = self._topic.tasks_waiting(at)
+        return tasks is None or not tasks.isdisjoint(self._tasks)
+
     def doing(self) -> str:
         """The task and the record whose function runs now, or ""; any thread can call it."""
         for topic, partition, number, offset in self.notes.running():

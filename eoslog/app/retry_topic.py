@@ -191,6 +191,8 @@ class RetryTopic:
         self.name = retry_topic(app)
         self._follower: Consumer | None = None
         self._ends: dict[tuple[str, int], int] = {}
+        self._waiting: dict[TopicPartition, tuple[int, set[str]]] = {}
+        """Of input partitions of others: the end of the topic's partition, and the tasks."""
 
     def restore(self, topic: str, partition: int) -> Stored:
         """Return what the previous owners of an input partition have left.
@@ -200,13 +202,36 @@ class RetryTopic:
         Raises:
             RequestTimedOut: if a transaction is undecided after a minute.
         """
+        stored, end = Stored([], [], {}), 0
+        if self._exists(partition):
+            stored, end = self._stored(topic, partition)
+        self._ends[topic, partition] = end
+        return stored
+
+    def tasks_waiting(self, at: TopicPartition) -> set[str] | None:
+        """Return the tasks for which records of another owner's input partition wait.
+
+        Returns:
+            Names of tasks; None if they are not known, because a transaction is undecided.
+        """
+        if not self._exists(at.partition):
+            return set()
+        ends = self._log.offsets(self.name, at.partition)
+        if ends.last_stable < ends.log_end:
+            return None
+        end, tasks = self._waiting.get(at, (0, set()))
+        if end != ends.log_end:
+            stored, end = self._stored(at.topic, at.partition)
+            tasks = {found.record.task for found in (*stored.waiting, *stored.begun)}
+            self._waiting[at] = end, tasks
+        return tasks
+
+    def _stored(self, topic: str, partition: int) -> tuple[Stored, int]:
+        """Return what the topic has for an input partition, and its end."""
         stored = Stored([], [], {})
-        if not self._exists(partition):
-            self._ends[topic, partition] = 0
-            return stored
         topic_id = id_text(self._log.topic_id(topic))
         waiting: dict[bytes, WaitingRecord] = {}
-        records, self._ends[topic, partition] = self._read(partition)
+        records, end = self._read(partition)
         for record in records:
             about = json.loads(record.key)
             if about[-4:-2] != [topic, partition]:
@@ -226,7 +251,7 @@ class RetryTopic:
                 waiting[record.key] = _decoded(record)[0]
         for found in waiting.values():
             (stored.begun if found.due == _BEGUN else stored.waiting).append(found)
-        return stored
+        return stored, end
 
     def _read(self, partition: int) -> tuple[list[Record], int]:
         """Return the records of a partition up to now, and where they end."""

@@ -507,7 +507,7 @@ class AppWorker:
     # The end.
 
     def caught_up(self) -> bool:
-        """Whether no input record is left."""
+        """Whether no input record is left, and none waits in any process."""
         if not self.idle or self._failures.waiting():
             return False
         paused = set(self._clients.consumer.paused())
@@ -523,14 +523,16 @@ class AppWorker:
                     continue  # the step found no record
                 if partition not in owned:
                     return False  # its next owner finds the records that wait
-                if partition in lag:
-                    if lag[partition]:
-                        return False
-                    continue
-                offsets = self._log.offsets(partition.topic, partition.partition)
-                if offsets.last_stable > offsets.log_start:
+                # After the lag: a failed record waits before the position moves past it.
+                if self._unread(partition, lag) or self._failures.waits_elsewhere(partition):
                     return False
         return True
+
+    def _unread(self, partition: TopicPartition, lag: dict[TopicPartition, int]) -> bool:
+        if partition in lag:
+            return lag[partition] > 0
+        offsets = self._log.offsets(partition.topic, partition.partition)
+        return offsets.last_stable > offsets.log_start
 
     def _owned_by_others(self) -> set[TopicPartition]:
         own = self._clients.consumer.group_metadata().member_id

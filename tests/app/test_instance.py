@@ -123,3 +123,59 @@ def test_a_run_does_not_end_before_a_record_that_waits_has_an_owner(log):
         log._engine.groups.leave("shop", gone.member_id)
         second.run(until="caught_up")
         assert [record.value for record in log.read("out")] == [b"value"]
+
+
+def two_workers(log):
+    """Two workers with a partition each, and the partition of the first."""
+
+    def app():
+        made = eoslog.App(log, "shop")
+
+        @made.task("numbers", value="json", to="out", retries=(3600.0,))
+        def work(record, ctx):
+            if record.value == 100 and ctx.attempt == 1:
+                raise ValueError("no")
+            return record.value
+
+        return made
+
+    first, second = app(), app()
+    first.create_topics()
+    while True:
+        idle = first.step() + second.step() == 0
+        owned = {one.client_id: one.assigned for one in log.describe_group("shop").members}
+        if idle and sorted(map(len, owned.values())) == [1, 1]:
+            return first, second, owned["shop-0"][0].partition
+
+
+def test_a_worker_is_not_caught_up_while_a_record_of_another_waits(log):
+    first, second, partition = two_workers(log)
+    with first, second:
+        with log.producer() as producer:
+            producer.produce("numbers", "100", partition=partition)
+        while not first.step():
+            pass
+        while second.step():
+            pass
+        assert not second._begun().caught_up()
+        log._engine.use_clock(lambda: 1e12)
+        while not first.step():
+            pass
+        assert second._begun().caught_up()
+    assert sorted(int(record.value) for record in log.read("out")) == [*range(20), 100]
+
+
+def test_a_worker_is_not_caught_up_while_a_transaction_is_undecided(log):
+    """It may have committed, and its record that waits is not visible yet."""
+    first, second, partition = two_workers(log)
+    log.create_topic("shop.retries", partitions=2)
+    with first, second, log.producer(transactional_id="shop-9") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.produce("shop.retries", "value", "[]", partition=partition)
+        producer.flush()
+        while second.step():
+            pass
+        assert not second._begun().caught_up()
+        producer.abort_transaction()
+        assert second._begun().caught_up()
