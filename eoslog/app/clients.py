@@ -198,6 +198,12 @@ class Clients:
         self.producer.flush()
         failpoint("app.output_first")
 
+    def positions_last(self) -> None:
+        """Have all records in the log before the positions, which check the membership.
+
+        The next owner then waits for the transaction before it tries a record again.
+        """
+
     def _commit_positions(self) -> None:
         self.consumer.commit()
 
@@ -230,6 +236,9 @@ class _ExactlyOnce(Clients):
 
     def output_first(self) -> None:
         """Do nothing: a transaction has no order."""
+
+    def positions_last(self) -> None:
+        self.producer.flush()
 
     @property
     def usable(self) -> bool:

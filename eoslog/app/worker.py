@@ -117,6 +117,8 @@ class AppWorker:
         self._shared = _shared(self._tasks)
         self._batches = Batches()
         self._doubtful = False
+        self._restores = False
+        """Whether the consumer has partitions without the records that wait, after an error."""
         self._done = 0
         """Records of the transaction whose commit has begun."""
         self._forgotten = 0
@@ -147,7 +149,9 @@ class AppWorker:
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         logger.info("app %s: assigned %s", self._app_id, _names(partitions))
         self._rebalanced = True
+        self._restores = True
         self._failures.assigned(partitions)
+        self._restores = False
         self._pause(set(consumer.assignment()))
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -233,7 +237,7 @@ class AppWorker:
 
     def _step(self, wait: float, linger: bool) -> int:
         self.idle = False
-        if self._doubtful or not self._clients.usable:
+        if self._doubtful or self._restores or not self._clients.usable:
             self._open_again()
         record = self._clients.next(self._failures.seconds_until_due(wait))
         first_due = self._failures.first_due()
@@ -274,6 +278,8 @@ class AppWorker:
             if self._failures.settles:
                 self._clients.output_first()
                 self._failures.settle(transaction)
+            if self._failures.settles or self._failures.busy():
+                self._clients.positions_last()
             self._done = done
             self._doubtful = True
         self._tables.apply()
@@ -394,7 +400,7 @@ class AppWorker:
         with contextlib.suppress(EoslogError):  # of records that are read again
             self._clients.close()
         self._clients = self._open()
-        self._doubtful = False
+        self._doubtful = self._restores = False
 
     # Records. These methods run for each of them: a call less is a percent of the rate.
 
