@@ -224,7 +224,7 @@ def _send(tx: Transaction, app: str, letter: DeadLetter, only_task: bool) -> Non
     if only_task:
         key = failed_records.place_key("replay", letter.offset, record.place)
         waiting = WaitingRecord(record.again(attempts=0), time.time_ns() // 1_000_000, key)
-        key, value, headers, partition = retry_topic.encoded(waiting, replayed=True)
+        key, value, headers, partition = retry_topic.encoded(waiting, retry_topic.REPLAY)
         tx.produce(
             failed_records.retry_topic(app), value, key, headers=headers, partition=partition
         )

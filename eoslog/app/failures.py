@@ -44,7 +44,7 @@ __all__ = ["Failure", "Failures", "task_failed"]
 logger = get_logger("eoslog.app")
 
 _REPLAYS_S = 0.5
-"""How often the retry topic is read for records that `eoslog dead replay` has sent."""
+"""How often the retry topic is read for records that others have stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class Failures:
         """
         waiting = self._given[record.topic, record.partition, record.offset, task.name]
         self._begun.append(waiting)
-        self._send(transaction, retry_topic.begun(waiting))
+        self._send(transaction, retry_topic.begun(waiting, self._topic.origin))
 
     def tries(self, task: Task, record: Record) -> bool:
         """Whether a record that waits is tried, so that it stays in the queue."""
@@ -315,7 +315,7 @@ class Failures:
         waiting = self._given.get((record.topic, record.partition, record.offset, task.name))
         if waiting in self._begun:
             self._begun.remove(waiting)
-            self._store(retry_topic.encoded(waiting))
+            self._store(retry_topic.encoded(waiting, self._topic.origin))
 
     def _warn(self, failure: Failure, follows: str) -> None:
         record, cause = failure.records[0], cause_of(failure.error)[0]
@@ -346,7 +346,7 @@ class Failures:
             self._queue.add(later)
         else:
             self._queue.replace(before, later)
-        self._send(transaction, retry_topic.encoded(later))
+        self._send(transaction, retry_topic.encoded(later, self._topic.origin))
 
     def _bury(
         self, task: Task, record: Record, attempts: int, error: Any, transaction: OutputTransaction
@@ -436,8 +436,10 @@ class Failures:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _REPLAYS_S
-            for waiting in self._topic.replayed():
-                self._load(waiting)
+            known = {waiting.id for waiting in self._queue}
+            for waiting in self._topic.arrived():
+                if waiting.id not in known:
+                    self._load(waiting)
         if not self._queue:
             return most
         due = self._queue.next_due()

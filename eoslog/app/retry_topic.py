@@ -12,8 +12,8 @@ The id is that of the input topic. If the topic is deleted and re-created, its n
 places of old ones.
 
 The value of a waiting record is one byte, 1 or 0 for null, and the value. Its headers are those of
-`failed_records`, followed by the time of the next attempt, the key, and the origin: a worker, or
-the command `eoslog dead replay`.
+`failed_records`, followed by the time of the next attempt, the key, and the origin: the random
+number of a worker, or `replay` for the command `eoslog dead replay`.
 
 Workers write here in the transaction of the position. The count of a process that a handler ended
 is written and flushed before the handler runs again. With `at_most_once`, so is a waiting record
@@ -23,6 +23,7 @@ whose attempt begins: the time of its next attempt is -1, for it has none.
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from eoslog.descriptions import TopicDescription
 
 __all__ = [
+    "REPLAY",
     "Deaths",
     "RetryTopic",
     "Stored",
@@ -59,7 +61,7 @@ StoredRecord = tuple[bytes, "bytes | None", list[tuple[str, "bytes | None"]], in
 """Key, value, headers and partition of a record of the topic."""
 
 _OWN = ("eoslog.due", "eoslog.key", "eoslog.origin")
-_WORKER, _REPLAY = b"worker", b"replay"
+REPLAY = b"replay"
 _BEGUN = -1
 _RESTORE_S = 60.0
 _DEATHS = "deaths"
@@ -81,24 +83,24 @@ class Deaths:
         return (place_key(_DEATHS, topic_id, place), value, [], place[1])
 
 
-def begun(waiting: WaitingRecord) -> StoredRecord:
+def begun(waiting: WaitingRecord, origin: bytes) -> StoredRecord:
     """Return the record of the topic for one whose last attempt begins."""
-    return encoded(replace(waiting, due=_BEGUN))
+    return encoded(replace(waiting, due=_BEGUN), origin)
 
 
-def encoded(waiting: WaitingRecord, *, replayed: bool = False) -> StoredRecord:
+def encoded(waiting: WaitingRecord, origin: bytes) -> StoredRecord:
     """Return the record of the topic for a record that waits.
 
     Args:
         waiting: the record.
-        replayed: whether `eoslog dead replay` writes it, which is not the owner of the partition.
+        origin: which worker writes it, or `REPLAY`.
     """
     record = waiting.record
     value = b"0" if record.value is None else b"1" + record.value
     own: list[tuple[str, bytes | None]] = [
         ("eoslog.due", str(waiting.due).encode()),
         ("eoslog.key", record.key),
-        ("eoslog.origin", _REPLAY if replayed else _WORKER),
+        ("eoslog.origin", origin),
     ]
     return (waiting.id, value, [*record.all_headers(), *own], record.partition)
 
@@ -113,13 +115,13 @@ def survived(place: Place, topic_id: str) -> StoredRecord:
     return (place_key(_DEATHS, topic_id, place), None, [], place[1])
 
 
-def _decoded(record: Record) -> tuple[WaitingRecord, bool]:
-    """Return the waiting record of a stored one, and whether it was replayed."""
+def _decoded(record: Record) -> tuple[WaitingRecord, bytes | None]:
+    """Return the waiting record of a stored one, and its origin."""
     headers = record.headers
     (_, due), (_, key), (_, origin) = headers[-len(_OWN) :]
     value = record.value[1:] if record.value[:1] == b"1" else None
     failed = FailedRecord.stored(key, value, headers[: -len(_OWN)])
-    return WaitingRecord(failed, int(due or b"0"), bytes(record.key)), origin == _REPLAY
+    return WaitingRecord(failed, int(due or b"0"), bytes(record.key)), origin
 
 
 def ensure_topic(log: Any, app: str, partitions: int, inputs: Iterable[str]) -> str:
@@ -183,12 +185,18 @@ class Stored(NamedTuple):
 
 
 class RetryTopic:
-    """Reads the retry topic for the owner of input partitions."""
+    """Reads the retry topic for the owner of input partitions.
+
+    Attributes:
+        name: the name of the topic.
+        origin: the origin of what this worker writes.
+    """
 
     def __init__(self, log: Any, app: str) -> None:
         """Open nothing; a missing topic has no records."""
         self._log = log
         self.name = retry_topic(app)
+        self.origin = secrets.token_hex(8).encode()
         self._follower: Consumer | None = None
         self._ends: dict[tuple[str, int], int] = {}
         self._waiting: dict[TopicPartition, tuple[int, set[str]]] = {}
@@ -276,10 +284,11 @@ class RetryTopic:
             return False
         return any(tp.partition == partition for tp in self._log.partitions_of(self.name))
 
-    def replayed(self) -> list[WaitingRecord]:
-        """Return the dead letters that were sent to tasks since the last call.
+    def arrived(self) -> list[WaitingRecord]:
+        """Return the waiting records that others have stored since the last call.
 
-        They are those of the input partitions that were restored and not forgotten.
+        They are dead letters that were sent to tasks, and records that an earlier owner has stored
+        late, of the input partitions that were restored and not forgotten.
         """
         starts: dict[int, int] = {}
         for (_, partition), end in self._ends.items():
@@ -293,9 +302,11 @@ class RetryTopic:
             for record in records:
                 if record.value is None or not record.headers:
                     continue
-                waiting, by_command = _decoded(record)
+                waiting, origin = _decoded(record)
+                if origin == self.origin or waiting.due == _BEGUN:
+                    continue
                 restored = self._ends.get((waiting.record.topic, record.partition))
-                if by_command and restored is not None and record.offset >= restored:
+                if restored is not None and record.offset >= restored:
                     found.append(waiting)
         return found
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.app.counting import ended, forked
 SHORT = 0.02
 RETRYING = """
 import sys
+import time
 import eoslog
 
 app = eoslog.App(sys.argv[1], "shop", "at_most_once")
@@ -346,3 +348,26 @@ def test_an_attempt_that_ended_is_not_named_as_dropped(log, caplog):
     Retrying(log, lambda record, ctx: None).run()
     assert values(log) == list(range(20))
     assert "dropped" not in caplog.text
+
+
+def test_a_record_that_fails_after_a_lost_membership_has_a_new_owner(log):
+    def handler(record, ctx):
+        if record.value == 100 and ctx.attempt == 1:
+            lose_membership(log)
+            while len(new.app._begun()._clients.consumer.assignment()) < 2:
+                new.app.step()
+            raise ValueError("no")
+
+    old = Retrying(log, handler, retries=(0.0,))
+    new = Retrying(log, lambda record, ctx: None, retries=(0.0,))
+    old.run()
+    with log.producer() as producer:
+        producer.produce("numbers", "100", "100", partition=0)
+    with old.app, new.app:
+        while not old.calls[20:]:
+            old.app.step()
+        deadline = time.monotonic() + 30
+        while (100, 2) not in new.calls and time.monotonic() < deadline:
+            new.app.step()
+    assert new.calls == [(100, 2)]
+    assert values(log) == [*range(20), 100]
