@@ -198,7 +198,13 @@ class App(Closing):
 
         Raises:
             ConfigError: if an option is invalid, or the topic has a task already.
+            InvalidTopic: if the name of a topic is invalid.
         """
+        if callable(topic):
+            raise ConfigError(
+                f"app {self._id!r}: a task needs the topic of its records, got {shown(topic)}; "
+                'write @app.task("topic")'
+            )
         options = {
             "key": key, "value": value, "to": to, "batch": batch, "batch_format": batch_format,
             "retries": retries, "on_error": on_error, "max_deaths": max_deaths,
@@ -272,6 +278,7 @@ class App(Closing):
 
         Raises:
             ConfigError: if an option is invalid, or the topic is a table already.
+            InvalidTopic: if the name of the topic is invalid.
         """
         table = AppTable(self._id, topic, key, value, default, store)
         if topic in self._tables:

@@ -15,6 +15,7 @@ from eoslog.app.running_notes import task_number
 from eoslog.errors import ConfigError, SerializationError
 from eoslog.model import TopicPartition
 from eoslog.serializers import Deserializer, Serializer, deserializer, serializer, undecodable
+from eoslog.storage.metadata.metadata_log import check_topic_name
 
 if TYPE_CHECKING:
     from eoslog.app.tables.table import AppTable
@@ -144,6 +145,7 @@ def task_of(
 
     Raises:
         ConfigError: if an option is invalid; the message names the task.
+        InvalidTopic: if the name of a topic is invalid.
     """
     function = handler
     while isinstance(function, functools.partial):
@@ -183,17 +185,16 @@ def _checked(
     retries = options["retries"]
     if isinstance(retries, str | bytes) or not isinstance(retries, Sequence):
         raise ConfigError(f"retries: expected a list of delays in seconds, got {shown(retries)}")
-    if options["to"] is not None and not isinstance(options["to"], str):
-        raise ConfigError(f"to: expected the name of a topic, got {shown(options['to'])}")
-    if options["to"] is None and (isgeneratorfunction(function) or isasyncgenfunction(function)):
+    to = None if options["to"] is None else check_topic_name(options["to"])
+    if to is None and (isgeneratorfunction(function) or isasyncgenfunction(function)):
         raise ConfigError(NEVER_RUNS)
     return Task(
         name=name,
-        topic=topic,
+        topic=check_topic_name(topic),
         handler=handler,
         key=Format("key", options["key"]),
         value=Format("value", options["value"]),
-        to=options["to"],
+        to=to,
         tables=tuple(tables),
         batch=batch,
         batch_format=options["batch_format"],

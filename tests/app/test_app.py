@@ -12,6 +12,7 @@ import eoslog
 from eoslog.errors import (
     ConfigError,
     IllegalState,
+    InvalidTopic,
     SerializationError,
     TaskFailed,
     TaskTimeout,
@@ -275,6 +276,30 @@ def test_invalid_options_are_rejected_with_the_name_of_the_task(log):
         eoslog.App(log, "a", "twice")
     with pytest.raises(ConfigError, match="it has no task"):
         eoslog.App(log, "a").run()
+
+
+def test_invalid_topic_names_are_rejected_at_the_declaration(log):
+    app = eoslog.App(log, "options")
+
+    def work(record, ctx): ...
+
+    for name in ("bad name", "", "..", "x" * 250, ["a", "b"], None, 7):
+        with pytest.raises(InvalidTopic, match="topic name"):
+            app.task(name)(work)
+        with pytest.raises(InvalidTopic, match="topic name"):
+            app.table(name)
+    for name in ("bad name", "", ["a", "b"], 7):
+        with pytest.raises(InvalidTopic, match="topic name"):
+            app.task("numbers", to=name)(work)
+    app.task("numbers", to="out")(work)
+
+
+def test_a_task_without_parentheses_is_rejected_with_the_correct_form(log):
+    app = eoslog.App(log, "options")
+    with pytest.raises(ConfigError, match="app 'options': .*write @app.task.\"topic\"."):
+
+        @app.task
+        def work(record, ctx): ...
 
 
 def test_a_task_cannot_take_longer_than_a_transaction(log):

@@ -10,6 +10,7 @@ from eoslog._util.mapping_views import DocumentedMapping
 from eoslog.client.producer.partitioner import partition_for_key
 from eoslog.errors import ConfigError, IllegalState, RecordTooLarge, SerializationError
 from eoslog.serializers import deserializer, serializer
+from eoslog.storage.metadata.metadata_log import check_topic_name
 
 if TYPE_CHECKING:
     from eoslog.app.tables.partition import TablePartition
@@ -66,9 +67,8 @@ class AppTable(DocumentedMapping, MutableMapping[Any, Any]):
 
         Raises:
             ConfigError: if an option is invalid.
+            InvalidTopic: if the name of the topic is invalid.
         """
-        if not isinstance(topic, str):
-            raise ConfigError(f"topic: expected the name of a topic, got {shown(topic)}")
         if not isinstance(store, str) or store not in _STORES:
             raise ConfigError(f"store: expected {' or '.join(_STORES)}, got {shown(store)}")
         if default is not None and not callable(default):
@@ -80,7 +80,7 @@ class AppTable(DocumentedMapping, MutableMapping[Any, Any]):
             if callable(spec) and spec not in (bytes, str):
                 raise ConfigError(f"{what}: a table needs the name of a format, got {shown(spec)}")
         self._app_id = app_id
-        self._topic = topic
+        self._topic = check_topic_name(topic)
         self._store = store
         self._default = default
         self._encode_key, self._decode_key = serializer("key", key), deserializer("key", key)
