@@ -323,7 +323,7 @@ class Failures:
         logger.warning(
             "app %r, task %r: attempt %d of %s-%d at offset %d%s failed: %s; %s",
             self._app_id, failure.task.name, failure.attempt, record.topic, record.partition,
-            record.offset, more, cause, follows,
+            record.offset, more, cause, follows, exc_info=failure.error,
         )  # fmt: skip
 
     def _wait(
@@ -363,6 +363,7 @@ class Failures:
         logger.error(
             "app %r, task %r: %s went to the dead letters (%s), attempt %d: %s",
             self._app_id, task.name, dead, name, attempts, dead.cause,
+            exc_info=error if isinstance(error, Exception) else None,
         )  # fmt: skip
 
     def _settle(self, place: Place) -> None:

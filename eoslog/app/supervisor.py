@@ -289,7 +289,7 @@ class Supervisor:
             try:
                 self._turn()
             except EoslogError as error:
-                logger.error("app %r: %s", self._app.id, error)
+                logger.error("app %r: %s", self._app.id, error, exc_info=error)
 
     def _show(self) -> None:
         watch, self._watch = self._watch, None
@@ -401,8 +401,12 @@ def _work(
 
 
 def _portable(error: Exception) -> bytes:
-    """Return an error that another process can raise, and its traceback."""
-    note = f"In the process {os.getpid()}:\n{''.join(traceback.format_exception(error))}"
+    """Return an error that another process can raise, and its traceback.
+
+    The message of a failed task has its place, so the traceback is that of its cause.
+    """
+    told = (error.__cause__ if isinstance(error, TaskFailed) else None) or error
+    note = f"In the process {os.getpid()}:\n{''.join(traceback.format_exception(told))}"
     try:
         copied = pickle.dumps((error, note))
         pickle.loads(copied)  # its class may need other arguments than the error keeps

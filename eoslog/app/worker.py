@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from eoslog._util.user_frames import user_frames
 from eoslog.app.batches import Batches
 from eoslog.app.clients import Clients, OutputTransaction, clients_of
 from eoslog.app.failures import Failure, Failures
@@ -450,7 +451,7 @@ class AppWorker:
                 raise  # of a table's file; the record is not the cause
             except Exception as failed:  # not SystemExit: the next process counts the end of this
                 notes.end(note)
-                error = failed
+                error = failed.with_traceback(user_frames(failed) or failed.__traceback__)
             else:
                 notes.end(note)
                 if outputs:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 import time
+import traceback
 
 import pytest
 
@@ -115,6 +116,52 @@ def test_a_skipped_record_leaves_nothing(log):
     assert app.run().skipped == 1
     assert values(log) == [n for n in range(20) if n != 5]
     assert f"{app.app.id}.dead" not in log.topics()
+
+
+@pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
+def test_the_log_has_the_traceback_of_each_failed_attempt(log, on_error, caplog):
+    Failing(log, {5: 99}, retries=(SHORT,), on_error=on_error).run()
+    told = [record for record in caplog.records if "at offset 2" in record.getMessage()]
+    assert len(told) == 2
+    for record in told:
+        [frame] = traceback.extract_tb(record.exc_info[2])
+        assert (frame.name, frame.line) == ("work", 'raise ValueError(f"no {record.value}")')
+    assert caplog.text.count("Traceback (most recent call last)") == 2
+
+
+def test_a_task_of_any_kind_fails_with_the_frames_of_its_code_alone(log):
+    log.create_topic("out")
+
+    def fails(record):
+        return record.value["price"]
+
+    def function(record, ctx):
+        return fails(record)
+
+    def generator(record, ctx):
+        yield fails(record)
+
+    async def coroutine(record, ctx):
+        return fails(record)
+
+    async def asynchronous(record, ctx):
+        yield fails(record)
+
+    for handler in (function, generator, coroutine, asynchronous):
+        app = eoslog.App(log, handler.__name__)
+        app.task("numbers", value="json", to="out")(handler)
+        with pytest.raises(TaskFailed, match="TypeError") as failed:
+            app.run()
+        frames = traceback.extract_tb(failed.value.__cause__.__traceback__)
+        assert [frame.name for frame in frames] == [handler.__name__, "fails"]
+
+
+def test_an_error_without_frames_of_the_task_keeps_those_of_eoslog(log):
+    with log.producer() as producer:
+        producer.produce("numbers", b"\xff", partition=0)
+    with pytest.raises(TaskFailed, match="numbers-0 at offset 10 failed: Serial") as failed:
+        Failing(log, {}).run()
+    assert traceback.extract_tb(failed.value.__cause__.__traceback__)[-1].name == "decoded"
 
 
 @pytest.mark.parametrize("point", ["app.processed", "txn.flushed", "txn.prepared"])

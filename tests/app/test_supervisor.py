@@ -221,9 +221,34 @@ def test_an_error_of_a_task_ends_the_run(path):
 
     with pytest.raises(TaskFailed, match="numbers-1 at offset 3 failed: ZeroDivisionError") as told:
         app.run(processes=2)
-    assert "In the process" in told.value.__notes__[0]
+    [note] = told.value.__notes__
+    assert re.match(r"In the process \d+:\nTraceback .*\n  File .*, in work\n", note)
+    assert note.endswith("ZeroDivisionError: seven\n") and "eoslog/app" not in note
     assert (told.value.task, told.value.offset) == ("work", 3)
     assert 7 not in values(path)
+
+
+def test_the_log_has_the_traceback_of_a_second_process_that_fails(path, tmp_path, caplog):
+    app = eoslog.App(path, "shop")
+    seen = tmp_path / "seen"
+    seen.mkdir()
+
+    @app.task("numbers", to="numbers")
+    def work(record, ctx):
+        mine = os.getpid()
+        (seen / str(mine)).touch()
+        pids = sorted(map(int, os.listdir(seen)))
+        if len(pids) == 1:
+            return record.value  # more input, until the other process has a partition
+        if mine == pids[0]:
+            raise ZeroDivisionError("first")
+        wait_for(lambda: not Path(f"/proc/{pids[0]}").exists())
+        raise ZeroDivisionError("second")
+
+    with pytest.raises(TaskFailed, match="first"):
+        app.run(processes=2)
+    assert "In the process" in caplog.text
+    assert 'raise ZeroDivisionError("second")' in caplog.text
 
 
 class _NeedsTwo(Exception):
