@@ -127,6 +127,46 @@ def test_run_exits_with_the_code_of_the_error(billed, place, tmp_path):
     assert created.code == 0
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_run_prints_the_traceback_of_a_task_that_fails(billed, place, tmp_path, processes):
+    program = APP.format(path=str(place)).replace('billing"', 'strict"')
+    (tmp_path / "strict_app.py").write_text(program.replace("dead_letter", "stop"))
+    command = [sys.executable, "-m", "eoslog", "run", "strict_app:app", "-p", str(processes)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    told, cause, last = done.stderr.rpartition("ValueError: a price below 0\neoslog: app 'strict'")
+    assert cause and "Traceback" not in last
+    told = told[told.rindex("Traceback") :]
+    assert f'File "{tmp_path / "strict_app.py"}", line 11, in bill' in told
+    assert told.count("  File ") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("def f():\n    return 1 / 0\nf()", "line 2, in f\n|ZeroDivisionError: division by zero"),
+        ("def f(:", "line 1\n|SyntaxError: invalid syntax"),
+        ("import missing_one", "line 1, in <module>\n|ModuleNotFoundError: No module named"),
+        (
+            "import sys\nsys.exit('-x is missing')",
+            "line 2, in <module>\n|SystemExit: -x is missing",
+        ),
+    ],
+    ids=["error", "syntax", "dependency", "exit"],
+)
+def test_run_prints_the_traceback_of_a_module_that_fails(cli, tmp_path, monkeypatch, source, told):
+    (tmp_path / "bad_app.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = cli("run", "bad_app:app")
+    assert run.code == 2
+    line, error = told.split("|")
+    assert f'File "{tmp_path / "bad_app.py"}", {line}' in run.err
+    assert f"\n{error}" in run.err
+    last = run.err.splitlines()[-1]
+    assert last.startswith(f"eoslog: module 'bad_app' could not be imported: {error}")
+    assert "report it" not in run.err and "eoslog/commands" not in run.err
+
+
 def test_dead_list_shows_place_cause_and_attempts(billed):
     rows = billed("dead", "list").rows
     assert [(row["id"], row["offset"], row["replayed"]) for row in rows] == [

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+import traceback
+from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from eoslog._util.user_frames import user_frames
 from eoslog.commands.apps.live_view import view
 from eoslog.commands.context import CliContext, counted
-from eoslog.errors import ConfigError
+from eoslog.errors import ConfigError, TaskFailed
+from eoslog.shown_values import printable
 
 if TYPE_CHECKING:
     from eoslog.app import App
@@ -53,7 +58,8 @@ def run(
     Prints the rate, the lag, and what each process does: a table on a terminal, otherwise a line
     every 5 seconds on stderr. Log lines of tasks name the app, the task and the record.
 
-    Exit code 1 if a task has failed and its on_error is "stop", 3 if a topic does not exist.
+    Exit code 1 if a task has failed and its on_error is "stop", 2 if MODULE cannot be imported,
+    3 if a topic does not exist. The traceback of the task, or of MODULE, is on stderr.
 
     \b
     Examples:
@@ -63,7 +69,7 @@ def run(
     """
     app = _app(target)
     _check_directory(context, app)
-    with view(app.id) as watch:
+    with _printed_tracebacks(), view(app.id) as watch:
         _log_to_stderr(log_level.upper())
         if create:
             app.create_topics()
@@ -80,6 +86,7 @@ def _app(target: str) -> App:
 
     Raises:
         click.UsageError: if the text does not name one.
+        ConfigError: if the module raises; its traceback is printed before.
     """
     from eoslog.app import App
 
@@ -88,15 +95,7 @@ def _app(target: str) -> App:
         raise click.UsageError(f"expected MODULE:APP such as shop_app:app, got {target!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-            raise  # an import of the module itself
-        raise click.UsageError(
-            f"no module {module!r} in {os.getcwd()} or on the Python path; give the name of a "
-            "file without .py, or set PYTHONPATH"
-        ) from None
+    found: Any = _imported(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if not isinstance(found, App):
@@ -105,6 +104,37 @@ def _app(target: str) -> App:
         known = f"; it has {', '.join(f'{module}:{app}' for app in apps)}" if apps else ""
         raise click.UsageError(f"{target}: {name!r} is not an eoslog.App in {module}{known}")
     return found
+
+
+def _imported(module: str) -> Any:
+    try:
+        return import_module(module)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            raise click.UsageError(
+                f"no module {module!r} in {os.getcwd()} or on the Python path; give the name of a "
+                "file without .py, or set PYTHONPATH"
+            ) from None
+        frames = user_frames(error)
+        click.echo(
+            "".join(traceback.format_exception(type(error), error, frames)), nl=False, err=True
+        )
+        cause = " ".join(printable(f"{type(error).__name__}: {error}").split())
+        raise ConfigError(
+            f"module {module!r} could not be imported: {cause}; see the traceback"
+        ) from error
+
+
+@contextlib.contextmanager
+def _printed_tracebacks() -> Iterator[None]:
+    """Print the traceback of a task that ends the run, which its process has noted."""
+    try:
+        yield
+    except TaskFailed as error:
+        for note in getattr(error, "__notes__", ()):
+            click.echo(note, nl=False, err=True)
+        raise
 
 
 def _check_directory(context: CliContext, app: App) -> None:
