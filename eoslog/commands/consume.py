@@ -17,7 +17,7 @@ from eoslog.commands.context import CliContext, config_option, counted, key_valu
 from eoslog.commands.formatting import CSV_COLUMNS, Formats, format_options, line_of, row_of
 from eoslog.commands.offset_range import in_range
 from eoslog.commands.quantities import Moment
-from eoslog.errors import CommitFailed
+from eoslog.errors import CommitFailed, SerializationError
 from eoslog.model import EARLIEST, LATEST
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def consume(
     the records before them are printed.
 
     With --key-format or --value-format, keys or values are decoded: numbers and objects are JSON.
+    The first record that cannot be decoded ends the command.
 
     Exit code 2 if no partition contains the offset of -o.
 
@@ -166,7 +167,8 @@ def consume(
             _say_start(context, log, wanted, group, offset, settings["auto.offset.reset"])
         committed: dict[TopicPartition, int] = {}
         wants = Wanted(key_bytes, since, until)
-        for _ in _printed(context, _chunks(reader, ends, limit, wants), formats):
+        for unprinted in _printed(context, _chunks(reader, ends, limit, wants), formats):
+            _rewind(reader, unprinted)
             if commits and reader.positions() != committed:
                 committed = _commit(context, reader)
 
@@ -328,37 +330,65 @@ def _up_to(
     ends: dict[TopicPartition, int], reader: Consumer, records: list[Record]
 ) -> list[Record]:
     """Return the records before their partition's end; rewind to the others."""
-    kept = []
+    kept: list[Record] = []
+    others: list[Record] = []
+    for record in records:
+        end = ends.get(TopicPartition(record.topic, record.partition), 0)
+        (kept if record.offset < end else others).append(record)
+    reader.pause(_rewind(reader, others))
+    return kept
+
+
+def _rewind(reader: Consumer, records: list[Record]) -> list[TopicPartition]:
+    """Move the reader to the first of the records in each partition; return these."""
     back: dict[TopicPartition, int] = {}
     for record in records:
-        at = TopicPartition(record.topic, record.partition)
-        if record.offset < ends.get(at, 0):
-            kept.append(record)
-        else:
-            back.setdefault(at, record.offset)
+        back.setdefault(TopicPartition(record.topic, record.partition), record.offset)
     for at, offset in back.items():
         reader.seek(at, offset)
-        reader.pause([at])
-    return kept
+    return list(back)
 
 
 def _printed(
     context: CliContext, chunks: Iterable[list[Record]], formats: Formats
 ) -> Iterator[list[Record]]:
-    """Yield each chunk after stdout has accepted it."""
+    """Print each chunk; yield the records of it that could not be, after stdout has the others.
+
+    Raises:
+        SerializationError: after the yield, if there are such records; it is the first one's.
+    """
     if context.form == "json":
         chunks = [[record for chunk in chunks for record in chunk]]
     elif context.form == "csv":
         context.show((), CSV_COLUMNS)
     for chunk in chunks:
+        lines, error = _decoded(context, chunk, formats)
         if context.form == "table":
-            for record in chunk:
-                print(line_of(record, formats))
+            for line in lines:
+                print(line)
         else:
-            rows = (row_of(record, formats, as_text=context.form == "csv") for record in chunk)
-            context.show(rows, CSV_COLUMNS, header=False)
+            context.show(lines, CSV_COLUMNS, header=False)
         sys.stdout.flush()
-        yield chunk
+        yield chunk[len(lines) :]
+        if error is not None:
+            raise error
+
+
+def _decoded(
+    context: CliContext, records: list[Record], formats: Formats
+) -> tuple[list[Any], SerializationError | None]:
+    """Return the lines or rows of the records before the first undecodable one, and its error."""
+    shown: list[Any] = []
+    for record in records:
+        try:
+            shown.append(
+                line_of(record, formats)
+                if context.form == "table"
+                else row_of(record, formats, as_text=context.form == "csv")
+            )
+        except SerializationError as error:
+            return shown, error
+    return shown, None
 
 
 COMMANDS = (consume,)

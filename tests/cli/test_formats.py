@@ -73,6 +73,20 @@ def test_a_record_of_another_format_is_named_and_not_committed(shop, lines):
     assert len(shop("consume", "orders", "-g", "readers").rows) == 1
 
 
+@pytest.mark.parametrize("form", ["jsonl", "json", "csv", "table"])
+def test_a_group_commits_what_it_printed_before_an_undecodable_record(shop, lines, form):
+    read = ("consume", "orders", "-g", "readers", "--value-format", "json")
+    lines('"one"\n"two"\nbad\n"four"\n', "-p", 0)
+    first = shop(*read, form=form)
+    assert first.code == 1 and "orders-0 at offset 2: json" in first.err
+    assert [word in first.out for word in ("one", "two", "four")] == [True, True, False]
+    again = shop(*read, form=form)
+    assert again.code == 1 and "orders-0 at offset 2: json" in again.err
+    assert "one" not in again.out and "two" not in again.out
+    left = shop("consume", "orders", "-g", "readers").rows
+    assert [row["value"] for row in left] == ["bad", '"four"']
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
