@@ -24,7 +24,7 @@ def why(context: CliContext, group: str | None) -> None:
 
     Checks for open and decided transactions, locks of suspended or slow processes, group members
     that do not poll or keep partitions that others wait for, and damaged partitions. With GROUP,
-    only for that group. Prints sentences on a terminal, otherwise JSON lines.
+    only for that group. Prints sentences on a terminal, otherwise JSON lines. Changes nothing.
 
     Exit code 0 even if nothing is blocked; 3 if the group does not exist.
 
@@ -33,7 +33,8 @@ def why(context: CliContext, group: str | None) -> None:
       eoslog -d shop why
       eoslog -d shop why billing | jq -r .remedy
     """
-    with context.log() as log:
+    # A writer would recover the log, and so end what a dead process has left in it.
+    with context.log(read_only=True) as log:
         found = log.blockers(group)
     if context.form != "table":
         context.show([asdict(blocker) for blocker in found], Blocker.__dataclass_fields__)

@@ -112,6 +112,25 @@ def test_field_C1_why_says_that_nothing_is_blocked(filled: Any, place: Path) -> 
     assert piped(place, "why", "none").returncode == 3
 
 
+def test_why_explains_what_a_killed_process_left_and_changes_no_file(place: Path) -> None:
+    with eoslog.open(place) as log:
+        log.create_topic("one", 1)
+        log.reset_offsets("g", {TopicPartition("one", 0): 0})
+    with BlockingProcess(str(place), OPEN_TRANSACTION):
+        pass  # killed in its transaction
+    files = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    for arguments in (["why"], ["why", "g"]):
+        (row,) = rows(place, *arguments)
+        assert (row["kind"], row["transactional_id"]) == ("open_transaction", "x")
+        assert "its process has exited" in row["reason"]
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == files
+    remedy = subprocess.run(
+        [sys.executable, "-m", *row["remedy"].split()], capture_output=True, check=False
+    )
+    assert remedy.returncode == 0, remedy.stderr
+    assert rows(place, "why", "g") == []
+
+
 def test_field_C1_group_describe_shows_what_blocks_each_partition(filled: Any, place: Path) -> None:
     with BlockingProcess(str(place), OPEN_TRANSACTION) as other:
         other.stop()

@@ -120,6 +120,7 @@ READ = {
     "consume t -o 110": 84, "consume t -g g": 170, "consume t -g new": 200, "group list": 1,
     "group describe g": 2, "txn list": 0, "txn list --all": 1, "txn describe x": 1, "stats": 1,
     "check": 1, "check --full": 1, "durability": 1, "locks": None,
+    "why": 0, "why g": 0, "ps": None, "txn pending": 0, "position list": 0,
 }  # fmt: skip
 """Commands that read, and the rows that they print."""
 WRITE = (
