@@ -37,6 +37,7 @@ from eoslog.commands import (
 )
 from eoslog.commands.context import EXIT_CORRUPT
 from eoslog.commands.directory_options import at_every_level
+from eoslog.commands.remedies import for_a_shell
 from eoslog.shown_values import printable
 
 EXIT_RUNTIME, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONFLICT = 1, 2, 3, 4
@@ -147,7 +148,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print("eoslog: interrupted", file=sys.stderr)
         code = EXIT_INTERRUPTED
     except (errors.EoslogError, OSError) as error:
-        print(f"eoslog: {error}", file=sys.stderr)
+        print(f"eoslog: {for_a_shell(str(error))}", file=sys.stderr)
         code = exit_code_of(error)
     except UnicodeEncodeError as error:  # of an argument: what is printed is escaped
         print(

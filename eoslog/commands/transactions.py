@@ -159,8 +159,7 @@ def recheck(context: CliContext, token: str) -> None:
     with context.log() as log:
         if not log.recheck(token):
             raise OutcomeConflict(
-                f"token {token!r}: the transaction is decided already; log.outcome(token) is the "
-                "decision"
+                f"token {token!r}: the transaction is decided already, so no check is needed"
             )
     context.say(f"to be checked: {token}")
 

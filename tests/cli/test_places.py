@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import shlex
@@ -110,7 +111,8 @@ def test_field_C5_a_wrong_directory_names_the_option_and_the_logs_nearby(
 
 def test_field_C5_a_wrong_directory_without_a_log_nearby_names_the_option(tmp_path, capsys):
     assert main(["topic", "list", "-d", str(tmp_path / "none")]) == 3
-    assert "-d DIR" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "-d DIR" in told and "create=True" not in told
 
 
 def test_field_C7_reset_of_an_unknown_group_creates_it_only_with_create(shop):
@@ -184,3 +186,27 @@ def test_field_C12_init_sets_the_mode(cli, place):
     again = cli("init", "--mode", "0o750")
     assert (again.code, "750" in again.err, "770" in again.err) == (2, True, True)
     assert cli("init").code == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("topic delete -y nope", "`eoslog topic list` lists the topics"),
+        ("topic alter nope -p 3", "`eoslog topic list` lists the topics"),
+        ("offsets nope", "`eoslog topic list` lists the topics"),
+        ("consume nope", "`eoslog topic list` lists the topics"),
+        ("produce nope", "`eoslog topic list` lists the topics"),
+        ("compact -t nope", "`eoslog topic list` lists the topics"),
+        ("group reset g -t nope --to 0 --create", "`eoslog topic list` lists the topics"),
+        ("why nope", "`eoslog group list` lists all groups"),
+        ("group describe nope", "`eoslog group list` lists all groups"),
+        ("group delete nope -y", "`eoslog group list` lists all groups"),
+        ("txn resolve nope commit", "`eoslog txn pending` lists them"),
+    ],
+)
+def test_remedies_of_the_command_line_name_commands(shop, monkeypatch, line, remedy):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    found = shop(*line.split())
+    assert found.code == 3
+    assert remedy in found.err
+    assert "log." not in found.err
