@@ -70,7 +70,7 @@ _IDLE_S = 1.0
     help="Whether records of open and aborted transactions are printed.",
 )  # fmt: skip
 @format_options
-@config_option
+@config_option("fetch.max.bytes=8MiB or auto.offset.reset=latest")
 @click.pass_obj
 def consume(
     context: CliContext,
@@ -97,7 +97,8 @@ def consume(
     the records before them are printed.
 
     With --key-format or --value-format, keys or values are decoded: numbers and objects are JSON.
-    The first record that cannot be decoded ends the command.
+    Numbers that JSON lacks are the texts "NaN", "Infinity" and "-Infinity". The first record that
+    cannot be decoded ends the command.
 
     Exit code 2 if no partition contains the offset of -o.
 
@@ -124,6 +125,8 @@ def consume(
         )
     if until is not None and (follow or tail is not None):
         raise click.UsageError("--until excludes -f and --tail; leave it out, or these")
+    if since is not None and until is not None and since >= until:
+        raise click.UsageError("--since is not before --until, so no record is in between")
     if follow and context.form == "json":
         raise click.UsageError(
             "--format json prints one array, and -f does not end; use --format jsonl"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import errno
-import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
@@ -30,6 +28,7 @@ from rich.text import Text
 import eoslog
 from eoslog import TopicPartition
 from eoslog.commands import nearby_logs
+from eoslog.commands.json_text import as_json
 from eoslog.commands.quantities import key_value
 from eoslog.errors import StorageError, UnknownTopicOrPartition
 
@@ -40,6 +39,7 @@ EXIT_CORRUPT = 5
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 FORMATS = ("table", "json", "jsonl", "csv")
 Row = Mapping[str, Any]
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class CliContext:
@@ -112,7 +112,7 @@ class CliContext:
         """
         if self.form == "jsonl":
             for row in rows:
-                print(_json(row))
+                print(as_json(row))
             return
         if self.form == "csv":
             self._csv(rows, list(columns), header=header)
@@ -120,7 +120,7 @@ class CliContext:
         rows = list(rows)
         names = list(columns) or (list(rows[0]) if rows else [])
         if self.form == "json":
-            print(_json(rows, indent=2))
+            print(as_json(rows, indent=2))
         else:
             self._table(rows, names)
 
@@ -137,7 +137,7 @@ class CliContext:
     def show_one(self, row: Row) -> None:
         """Print one object: as a two-column table on a terminal, otherwise as a row."""
         if self.form == "json":
-            print(_json(row, indent=2))
+            print(as_json(row, indent=2))
         elif self.form == "table":
             pairs: list[Row] = [{"": name, " ": value} for name, value in _flat(row)]
             self._table(pairs, ["", " "], header=False)
@@ -224,31 +224,13 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict | list | tuple):
-        return _json(value)
+        return as_json(value)
     return str(value)
 
 
 def shown(value: Any) -> str:
     """Return a value for display, with control characters escaped."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], cell(value))
-
-
-def _json(value: Any, indent: int | None = None) -> str:
-    # Characters that stdout cannot encode would be written as \\xfc, which is not JSON.
-    plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    return json.dumps(value, default=_plain, ensure_ascii=plain, indent=indent)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, Mapping):
-        return {str(key): item for key, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, set | frozenset | tuple):
-        return list(value)
-    return str(value)
 
 
 def counted(count: int, noun: str) -> str:
@@ -290,10 +272,16 @@ def key_values(items: Iterable[str]) -> dict[str, str]:
     return result
 
 
-config_option = click.option(
-    "-c",
-    "--config",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a configuration key, such as retention.ms=7d or segment.bytes=1GiB; repeatable.",
-)
+def config_option(example: str) -> Callable[[Command], Command]:
+    """Return the option -c of a command.
+
+    Args:
+        example: keys that the command accepts, with values.
+    """
+    return click.option(
+        "-c",
+        "--config",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help=f"Set a configuration key, such as {example}; repeatable.",
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eoslog.commands.context import cell, shown
+from eoslog.commands.json_text import NOT_FINITE, as_json, finite
 from eoslog.errors import SerializationError
 from eoslog.model import TopicPartition
 from eoslog.serializers import FORMATS, deserializer, serializer, undecodable
@@ -84,6 +85,8 @@ class Formats:
         """
         encode = self._encode[what]
         assert encode is not None
+        if self._names[what] in ("float", "double") and value in NOT_FINITE:
+            value = float(value)
         return encode(value)
 
     def from_text(self, what: str, text: bytes) -> bytes | None:
@@ -122,8 +125,8 @@ class Formats:
                 place = TopicPartition(record.topic, record.partition)
                 advice = f"leave out --{what}-format, or name the format of the record"
                 raise undecodable(place, record.offset, error, advice) from None
-            if as_text and not isinstance(value, str):
-                value = json.dumps(value, default=str, ensure_ascii=False)
+            if as_text and not isinstance(value := finite(value), str):
+                value = as_json(value)
             row.pop(f"{what}_hex", None)
             row[what] = value
 

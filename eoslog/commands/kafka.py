@@ -40,7 +40,7 @@ def _moving(command: Callable[..., None]) -> Callable[..., None]:
                      help="Move the committed offsets of this group too; repeatable."),
         click.option("--all-groups", is_flag=True,
                      help="Move the committed offsets of all groups."),
-        config_option,
+        config_option("security.protocol=SSL or request.timeout.ms=30s"),
         click.pass_obj,
     ):  # fmt: skip
         command = option(command)

@@ -34,7 +34,7 @@ _CHUNK = 1_000
 @click.option("-p", "--partition", type=int, help="Write to this partition.")
 @click.option("-t", "--transactional-id", help="Write all lines in one transaction.")
 @format_options
-@config_option
+@config_option("linger.ms=20 or compression.type=zstd")
 @click.pass_obj
 def produce(
     context: CliContext,
@@ -56,7 +56,8 @@ def produce(
     partition and offset are not used: -p or the key selects the partition.
 
     With --key-format or --value-format, text is read as the format needs it: a number, or JSON.
-    With --jsonl, it is a value of JSON.
+    With --jsonl, it is a value of JSON. Numbers that JSON lacks are the texts "NaN", "Infinity" and
+    "-Infinity".
 
     \b
     Examples:

@@ -25,7 +25,7 @@ def topic() -> None:
 @click.option("-p", "--partitions", type=int, default=1, show_default=True,
               help="Number of partitions.")  # fmt: skip
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
-@config_option
+@config_option("retention.ms=7d or segment.bytes=1GiB")
 @click.pass_obj
 def create(
     context: CliContext, name: str, partitions: int, if_not_exists: bool, config: tuple[str, ...]
@@ -126,7 +126,7 @@ def delete(context: CliContext, name: str, yes: bool) -> None:
     metavar="KEY",
     help="Reset a configuration key to its default; repeatable.",
 )
-@config_option
+@config_option("retention.ms=7d or segment.bytes=1GiB")
 @click.pass_obj
 def alter(
     context: CliContext,

@@ -94,6 +94,7 @@ def test_tail_continues_with_records_that_come_later(filled, place):
     ("arguments", "says"),
     [
         (("--tail", 1, "-o", 1), "-o and --tail exclude each other"),
+        (("--since", "1h", "--until", "2h"), "--since is not before --until"),
         (("--since", "1h", "-b"), "-b and --since exclude each other"),
         (("--tail", 1, "-g", "g"), "leave out --tail, --since, --until and --key, or -g"),
         (("--key", "a", "-g", "g"), "leave out --tail, --since, --until and --key, or -g"),

@@ -6,6 +6,7 @@ They also work through groups and transactions.
 import csv
 import io
 import json
+import re
 
 import pytest
 
@@ -411,3 +412,12 @@ def test_a_timestamp_beyond_64_bits_is_a_usage_error(shop):
     ):
         found = shop(*words)
         assert found.code == 2 and found.err.startswith(("eoslog: ", "Usage: ")), words
+
+
+@pytest.mark.parametrize("words", [("produce", "orders"), ("consume", "orders")], ids=" ".join)
+def test_the_example_keys_in_the_help_of_a_command_are_accepted_by_it(shop, stdin, words):
+    stdin(b"")
+    text = " ".join(shop(*words, "--help").out.split())
+    examples = re.search(r"such as (\S+=\S+) or (\S+=\S+);", text)
+    found = shop(*words, "-c", examples[1], "-c", examples[2])
+    assert found.code == 0, found.err

@@ -56,6 +56,25 @@ def test_a_table_and_csv_show_numbers_and_objects_as_json(shop, lines):
     assert '7,,"{""a"": true}"' in shop("consume", "orders", *options, form="csv").out
 
 
+@pytest.mark.parametrize("name", ["float", "double"])
+def test_numbers_that_json_lacks_are_texts_and_read_back(shop, lines, name):
+    numbers = ["NaN", "Infinity", "-Infinity"]
+    options = ("--value-format", name)
+    assert lines("\n".join(numbers), "-p", 0, *options).code == 0
+    printed = shop("consume", "orders", *options, form="jsonl")
+    assert [row["value"] for row in printed.rows] == numbers
+    assert lines(printed.out, "--jsonl", "-p", 1, *options).code == 0
+    read = ("consume", "orders", "-p", 1, *options)
+    assert [row["value"] for row in json.loads(shop(*read, form="json").out)] == numbers
+    assert [line.split(",")[6] for line in shop(*read, form="csv").out.splitlines()[1:]] == numbers
+
+
+def test_numbers_that_json_lacks_are_texts_in_objects(shop, lines):
+    lines('{"a": [NaN, 1]}', "--value-format", "json")
+    (row,) = shop("consume", "orders", "--value-format", "json").rows
+    assert row["value"] == {"a": ["NaN", 1]}
+
+
 def test_a_tombstone_has_no_format(shop, lines):
     assert (
         lines('{"key": 1}', "--jsonl", "--key-format", "long", "--value-format", "long").code == 0
