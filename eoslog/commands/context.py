@@ -22,14 +22,13 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
-from rich.text import Text
 
 import eoslog
 from eoslog import TopicPartition
 from eoslog.commands import nearby_logs
 from eoslog.commands.json_text import as_json
 from eoslog.commands.quantities import key_value
+from eoslog.commands.tables import Column, table_of
 from eoslog.errors import StorageError, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -144,22 +143,26 @@ class CliContext:
         else:
             self.show([row])
 
-    @staticmethod
-    def _table(rows: list[Row], names: list[str], *, header: bool = True) -> None:
-        table = Table(box=None, show_header=header, header_style="bold", pad_edge=False)
-        for name in names:
-            numeric = bool(rows) and all(
-                isinstance(row.get(name), int | float) or row.get(name) is None for row in rows
+    def _table(self, rows: list[Row], names: list[str], *, header: bool = True) -> None:
+        columns = [
+            Column(
+                name,
+                [shown(row.get(name)) for row in rows],
+                bool(rows) and all(isinstance(row.get(name), int | float | None) for row in rows),
             )
-            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
-        for row in rows:
-            # Text, not str: what users store must not be read as markup.
-            table.add_row(*(Text(shown(row.get(name))) for name in names))
+            for name in names
+        ]
         console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+        table, left_out = table_of(columns, console.width, header=header)
         with console.capture() as drawn:
             console.print(table)
         for line in drawn.get().splitlines():
             print(line.rstrip())
+        if left_out:
+            self.say(
+                f"eoslog: the terminal has no room for {', '.join(left_out)}; widen it, or add "
+                "--format json"
+            )
 
     @staticmethod
     def say(text: str) -> None:

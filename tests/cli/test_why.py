@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,10 +50,10 @@ def rows(place: Path, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def in_terminal(place: Path, *arguments: str) -> tuple[int, str]:
-    """The exit code and what a terminal of 400 columns shows."""
+def in_terminal(place: Path, *arguments: str, columns: int = 400) -> tuple[int, str]:
+    """The exit code and what a terminal shows, without its control sequences."""
     master, slave = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "400", "TERM": "xterm"}
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
     process = subprocess.Popen(
         command(place, *arguments),
         stdin=slave,
@@ -72,7 +73,7 @@ def in_terminal(place: Path, *arguments: str) -> tuple[int, str]:
             break
         said += part
     os.close(master)
-    return process.wait(300), said.decode().replace("\r\n", "\n")
+    return process.wait(300), re.sub("\x1b\\[[0-9;]*m", "", said.decode().replace("\r\n", "\n"))
 
 
 def test_field_C1_why_explains_a_suspended_process_in_a_terminal(filled: Any, place: Path) -> None:
@@ -172,6 +173,39 @@ def test_field_C1_ps_lists_processes_and_what_they_hold(filled: Any, place: Path
     line = next(line for line in said.splitlines() if line.strip().startswith(str(other.pid)))
     assert "stopped" in line
     assert " x " in line
+
+
+@pytest.mark.parametrize("columns", [20, 50, 79, 80, 100, 400])
+@pytest.mark.parametrize("words", ["stats", "txn list --all", "group describe g"])
+def test_a_table_folds_headers_between_words_and_numbers_nowhere(
+    filled: Any, place: Path, words: str, columns: int
+) -> None:
+    with filled.producer(transactional_id="till-1") as producer:
+        producer.init_transactions()
+        for _ in range(60):  # 120 offsets with the markers
+            with producer.transaction():
+                producer.produce("one", "v")
+    names = {
+        "stats": "partition log_start last_stable high_watermark log_end lso_lag bytes segments "
+        "open_transactions",
+        "txn list --all": "transactional_id state producer_id epoch age_s partitions pid command "
+        "token",
+        "group describe g": "topic partition offset end lag member blocked_by",
+    }[words].split()
+    code, said = in_terminal(place, *words.split(), columns=columns)
+    assert code == 0
+    lines = said.splitlines()
+    left_out = [line for line in lines if "the terminal has no room for" in line]
+    first = {"partition", "epoch", "transactional_"}
+    head = next(at for at, line in enumerate(lines) if first & {*line.split()})
+    table = lines[max(head - 1, 0) :]
+    shown = {word for line in table for word in line.split()}
+    for name in names:
+        whole = {name} <= shown or {*re.findall("[^_]+_?", name)} <= shown
+        assert whole or any(name in line for line in left_out), (name, said)
+    assert not (columns >= 80 and left_out)
+    if columns >= 80 and words != "txn list --all":
+        assert "120" in shown
 
 
 def test_field_C1_ps_names_another_pid_namespace(filled: Any, place: Path) -> None:
