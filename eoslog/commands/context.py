@@ -81,8 +81,7 @@ class CliContext:
                 raise
             if not reads:
                 raise StorageError(
-                    f"{self.directory}: this command writes to the log, but the directory is not "
-                    f"writable: {error}; check its permissions and its mount"
+                    f"{self.directory}: this command writes to the log, but {error}"
                 ) from None
         log = eoslog.open(self.directory, create=False, read_only=True)
         self.say(f"eoslog: {self.directory} is not writable; reading it without recovery")

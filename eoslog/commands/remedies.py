@@ -13,6 +13,7 @@ _COMMANDS = {
     r"log\.describe_group\(\)": "`eoslog group describe`",
     r"log\.pending\(\)": "`eoslog txn pending`",
     r"; give create=True to create one": "",
+    r", or open the log with read_only=True": "",
 }
 """The command for each call, by the pattern of the call."""
 

@@ -421,3 +421,11 @@ def test_the_example_keys_in_the_help_of_a_command_are_accepted_by_it(shop, stdi
     examples = re.search(r"such as (\S+=\S+) or (\S+=\S+);", text)
     found = shop(*words, "-c", examples[1], "-c", examples[2])
     assert found.code == 0, found.err
+
+
+def test_a_backup_below_a_missing_directory_names_that_directory(shop, tmp_path):
+    found = shop("backup", tmp_path / "none" / "a" / "b")
+    assert (found.code, found.out) == (3, "")
+    assert "the parent directory does not exist; create it first" in found.err
+    assert f"({tmp_path / 'none' / 'a'})" in found.err
+    assert not (tmp_path / "none").exists()

@@ -147,6 +147,31 @@ def test_field_C6_reading_commands_work_and_writing_ones_raise_on_read_only(
     assert {p: p.stat().st_mtime_ns for p in (common / "log").rglob("*.log")} == files
 
 
+OPEN = """
+import sys, eoslog
+for path in sys.argv[1:]:
+    try:
+        eoslog.open(path)
+    except eoslog.StorageError as error:
+        print(error.errno, error)
+"""
+
+
+def test_an_error_of_an_unwritable_directory_says_so_and_names_read_only(
+    reading: tuple[Log, Run], common: Path
+) -> None:
+    log, run = reading
+    (found,) = run("init")
+    assert found.code == 1
+    assert "the directory is not writable" in found.err and "read_only" not in found.err
+    (common / "empty").mkdir(mode=0o755)
+    subprocess.run(["chmod", "-R", "a+rX", str(common / "log")], check=True)
+    full, empty = run_as(USERS[0], OPEN, log.path, common / "empty").stdout.splitlines()
+    assert full.startswith("13 the directory is not writable; ")
+    assert "or open the log with read_only=True: [13] Permission denied" in full
+    assert empty.startswith("13 the directory is not writable; ") and "read_only" not in empty
+
+
 def test_field_C6_a_backup_reads_a_log_that_no_process_writes(
     reading: tuple[Log, Run], common: Path
 ) -> None:

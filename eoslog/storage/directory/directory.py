@@ -16,7 +16,7 @@ from eoslog.config.keys import LogConfig
 from eoslog.errors import ConfigError, DiskFull, StorageError
 from eoslog.shown_paths import get_logger
 from eoslog.storage.directory import offset_checkpoints
-from eoslog.storage.directory.session import Session, bootstrap_lock
+from eoslog.storage.directory.session import Session, bootstrap_lock, explain_unwritable
 from eoslog.storage.format import checkpoints
 from eoslog.storage.fs import files
 from eoslog.storage.metadata.image import TopicInfo
@@ -81,7 +81,7 @@ def prepare_directory(
         raise StorageError("not an eoslog directory: meta.properties is missing", 2, path)
     if mode is not None:  # before the first file, which inherits the permissions
         _share(path, mode)
-    with bootstrap_lock(path):
+    with explain_unwritable(""), bootstrap_lock(path):
         properties = checkpoints.read_meta_properties(path)
         if properties is None:
             counts = config or LogConfig.of()
@@ -152,6 +152,8 @@ def built_aside(target: str, suffix: str, mode: int = files.DIRECTORY_MODE) -> I
         if files.names(work) and not files.exists(os.path.join(work, mark)):
             raise ConfigError(f"{work} exists, and eoslog did not create it; move it away")
         files.remove_tree(work)
+    if not files.is_dir(parent := os.path.dirname(target) or "."):
+        raise StorageError("the parent directory does not exist; create it first", 2, parent)
     files.make_dir(work, mode=mode)
     files.write_file(os.path.join(work, mark), b"", durable=True)
     try:

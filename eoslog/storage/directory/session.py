@@ -11,6 +11,7 @@ A crash leaves a control file with an old session number. The next session ignor
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import threading
@@ -27,6 +28,7 @@ from eoslog.storage.fs.timeouts import LOCK_TIMEOUT_S
 
 CONTROL_FILE = "eoslog.control"
 SESSION_FILE = "eoslog.session"
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 PROCESS_FILE = "eoslog.process"
 POISON_FILE = "eoslog.poison"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
@@ -82,6 +84,27 @@ def durable_end_in(control: _core.ControlFile, slot: int, topic_id: bytes) -> in
     if view["session"] == 0 or view["topic_id"] != topic_id:
         return -1
     return max(0, int(view["durable_end"]))
+
+
+@contextlib.contextmanager
+def explain_unwritable(remedy: str) -> Iterator[None]:
+    """Explain errors of a directory that this process may not write.
+
+    Args:
+        remedy: what the caller can do instead of changing permissions; "" for nothing.
+
+    Raises:
+        StorageError: if the block raises one, with its errno and path.
+    """
+    try:
+        yield
+    except StorageError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        raise StorageError(
+            f"the directory is not writable; check its permissions and its mount{remedy}",
+            error.errno, error.path,
+        ) from error  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -165,9 +188,10 @@ class Session:
     # --- joining --------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        self._session_fd = self._open(SESSION_FILE)
-        self.directory.mark(SESSION_FILE, self._session_fd)
-        self._process_fd = self._open(PROCESS_FILE)
+        with explain_unwritable(", or open the log with read_only=True"):
+            self._session_fd = self._open(SESSION_FILE)
+            self.directory.mark(SESSION_FILE, self._session_fd)
+            self._process_fd = self._open(PROCESS_FILE)
         with self.bootstrap():
             self._prepare_control()
             deadline = time.monotonic() + LOCK_TIMEOUT_S
