@@ -54,10 +54,9 @@ class DroppedClients:
                 if member_id:
                     self._leave(group_id, member_id)
             except EoslogError as error:
-                # The member no longer polls, so it is removed after max.poll.interval.ms.
+                # The group's task tries again each second.
                 logger.warning(
-                    "group %s: dropped member %s could not leave, waiting for "
-                    "max.poll.interval.ms: %s",
+                    "group %s: dropped member %s could not leave, retrying: %s",
                     group_id,
                     member_id,
                     error,

@@ -21,7 +21,7 @@ __all__ = ["MemberPlace", "watch"]
 
 @dataclass(slots=True)
 class MemberPlace:
-    """The current group and member id of a consumer; "" without a member."""
+    """The group of a consumer, and the id of its member or ""."""
 
     group_id: str
     member_id: str = ""

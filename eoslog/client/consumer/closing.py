@@ -68,6 +68,16 @@ class ConsumerClosing:
             self._membership.refuse_in_listener("close")
             use.closing, use.at_exit = True, weakref.WeakMethod(self._close_at_exit)
             return
+        try:
+            waited = self._take()
+            self._close_taken(commit=not (waited and self._loop.handed_out))
+        finally:
+            if use.in_use_here:
+                use.__exit__()
+
+    def _take(self) -> bool:
+        """Become the consumer's user; return whether another thread's call had to end."""
+        use = self._use
         deadline = time.monotonic() + _CLOSE_WAIT_S
         waited = False
         while not use.take_to_close():
@@ -79,7 +89,7 @@ class ConsumerClosing:
                     f"{_CLOSE_WAIT_S:g} s; the consumer will be closed when that call ends"
                 )
             time.sleep(_CLOSE_SLICE_S)
-        self._close_taken(commit=not (waited and self._loop.handed_out))
+        return waited
 
     def _close_at_exit(self) -> None:
         """Close in the thread of the call that `close` interrupted, when that call ends."""
@@ -89,6 +99,8 @@ class ConsumerClosing:
             self._close_taken(commit=not self._loop.handed_out)
         except EoslogError as error:
             logger.warning("consumer closed with an error: %s", error)
+        finally:
+            self._use.__exit__()
 
     def _close_taken(self, *, commit: bool) -> None:
         """Close the consumer; `take_to_close` has made this thread its user.
@@ -98,17 +110,15 @@ class ConsumerClosing:
                 so auto-commit must not commit them.
         """
         use = self._use
+        if use.closed:
+            return
+        if not commit:
+            self._commits.stop_auto_commit()
         try:
-            if use.closed:
-                return
-            if not commit:
-                self._commits.stop_auto_commit()
-            try:
-                self._membership.leave()
-            finally:
-                use.closed = True
-                self._guard.detach()
-                if self._let_go is not None:
-                    self._let_go()
+            self._membership.leave()
         finally:
-            use.__exit__()
+            self._membership.hand_over()
+            use.closed = True
+            self._guard.detach()
+            if self._let_go is not None:
+                self._let_go()

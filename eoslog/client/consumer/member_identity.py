@@ -20,7 +20,9 @@ class MemberIdentity:
 
     def __init__(self, config: ConsumerConfig) -> None:
         """Start without a membership."""
+        # Its member may be in the group although the consumer has not joined, after an interrupt.
         self.place = MemberPlace(config.group_id or "")
+        self.joined = False  # whether the consumer is a member, as far as it knows
         self.instance_id = config.group_instance_id
         self.epoch = 0
         self.lost_why = ""
@@ -35,12 +37,7 @@ class MemberIdentity:
     @property
     def member_id(self) -> str:
         """The member id, or "" without one."""
-        return self.place.member_id
-
-    @property
-    def joined(self) -> bool:
-        """Whether the consumer is a member, as far as it knows."""
-        return self.place.member_id != _NO_MEMBER
+        return self.place.member_id if self.joined else _NO_MEMBER
 
     @property
     def lost(self) -> bool:
@@ -58,11 +55,11 @@ class MemberIdentity:
         epoch = self.epoch if self.joined else _NO_GENERATION
         return GroupMetadata(self.group_id, self.member_id, epoch, self.instance_id)
 
-    def join(self, member_id: str) -> None:
-        """Use this member id from now on; a new membership begins with epoch 0."""
+    def join(self) -> None:
+        """Be the member of `place` from now on; a new membership begins with epoch 0."""
         if not self.joined:
             self.epoch = 0
-        self.place.member_id = member_id
+        self.joined = True
         self._lost = None
 
     def lose(self) -> None:
@@ -76,5 +73,9 @@ class MemberIdentity:
         self._end()
 
     def _end(self) -> None:
-        self.place.member_id = _NO_MEMBER
+        self.joined = False
         self.epoch = 0
+
+    def removed(self) -> None:
+        """Note that the group has no member of this consumer."""
+        self.place.member_id = _NO_MEMBER

@@ -121,7 +121,6 @@ class Membership:
             self._step(may_revoke)
         except (UnknownMember, StaleMemberEpoch, FencedMemberEpoch) as error:
             logger.warning("group %s: membership lost, rejoining: %s", group_id, error)
-            member_id = self._member.member_id
             self._member.lost_why = str(error)
             moved = CommitFailed(
                 f"group {group_id!r} rebalanced ({error}); abort the transaction", abortable=True
@@ -131,9 +130,8 @@ class Membership:
             try:
                 self.lose()
             finally:
-                if not isinstance(error, UnknownMember):
-                    # Otherwise the old member would keep its partitions while this process runs.
-                    self._groups.leave(group_id, member_id)
+                # A member with another epoch would keep its partitions while this process runs.
+                self._remove_member()
             if failed:
                 raise moved from error
             self._step(may_revoke)
@@ -142,6 +140,7 @@ class Membership:
             if held and not may_revoke:
                 self._link.lost(error)
             self.lose()
+            self._member.removed()
             raise
         if not self._held_up:
             interval = self._config.heartbeat_interval_ms / 1000
@@ -167,9 +166,15 @@ class Membership:
     def _join(self) -> None:
         config, member = self._config, self._member
         assert self._subscription.topics is not None
-        member_id = self._groups.join(
+        if not member.joined:
+            self._remove_member()  # an interrupt may have hidden that it has joined
+            # Before the member exists, so that this consumer can remove it in any case.
+            member.place.member_id = self._groups.new_member_id(
+                member.group_id, config.group_instance_id, config.client_id
+            )
+        self._groups.join(
             member.group_id,
-            member.member_id or None,
+            member.place.member_id,
             subscription=self._subscription.topics,
             assignor=config.partition_assignment_strategy[0],
             session_timeout_ms=config.session_timeout_ms,
@@ -177,7 +182,7 @@ class Membership:
             instance_id=config.group_instance_id,
             client_id=config.client_id,
         )
-        member.join(member_id)
+        member.join()
         self._resubscribed = False
 
     def _heartbeat(self, owned: set[TopicPartition]) -> Any:
@@ -228,19 +233,32 @@ class Membership:
         finally:
             self._subscription.clear()
 
+    def hand_over(self) -> None:
+        """Have the background thread remove a member that `leave` could not remove."""
+        place = self._member.place
+        if place.member_id:
+            self._engine.dropped.note(place.group_id, place.member_id, False)
+            self._member.removed()
+
     def _leave_group(self) -> None:
         self._fenced = None
         member = self._member
         if not member.joined:
             member.leave()
             return
-        member_id = member.member_id
         try:
             self._revoke(sorted(self._subscription.states))
         finally:
             member.leave()
             self._subscription.remove(list(self._subscription.states))
-            self._groups.leave(member.group_id, member_id)
+            self._remove_member()
+
+    def _remove_member(self) -> None:
+        """Remove the member that this consumer is no longer."""
+        place = self._member.place
+        if place.member_id:
+            self._groups.leave(place.group_id, place.member_id)
+            self._member.removed()
 
     def refuse_in_listener(self, call: str) -> None:
         """Raise IllegalState if a listener is running."""

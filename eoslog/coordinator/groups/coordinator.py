@@ -101,7 +101,8 @@ class GroupCoordinator:
 
         Args:
             group_id: the group, which is created if it is new.
-            member_id: the member whose subscription changes; None for a new member.
+            member_id: the member, which is new if the group does not have it; None for a new
+                one. A caller that chose the id can remove the member after an interrupt.
             subscription: topic names, or a pattern that must match complete names.
             assignor: one of `assignors.ASSIGNORS`; the group uses the one that most members have.
             session_timeout_ms: the time without a heartbeat after which a process counts as dead.
@@ -127,6 +128,14 @@ class GroupCoordinator:
             instance_id=instance_id,
             client_id=client_id,
         )
+
+    def new_member_id(self, group_id: str, instance_id: str | None, client_id: str) -> str:
+        """Choose the id of a member that will join.
+
+        Raises:
+            KafkaError: INVALID_GROUP_ID.
+        """
+        return self._membership.new_member_id(group_id, instance_id, client_id)
 
     def heartbeat(
         self,

@@ -26,11 +26,12 @@ class LocalMember:
     last_poll: float
     max_poll_interval: float
     session_timeout: float
+    leaving: bool = False  # its consumer has left it
 
     @property
     def overdue(self) -> bool:
-        """Whether it has not polled for longer than max.poll.interval.ms."""
-        return time.monotonic() - self.last_poll > self.max_poll_interval
+        """Whether it leaves, or has not polled for longer than max.poll.interval.ms."""
+        return self.leaving or time.monotonic() - self.last_poll > self.max_poll_interval
 
 
 class LocalMembers:
@@ -45,7 +46,7 @@ class LocalMembers:
     def add(
         self, group_id: str, member_id: str, rebalance_timeout_ms: int, session_timeout_ms: int
     ) -> None:
-        """Add a member that has joined, which counts as a poll."""
+        """Add a member that joins, which counts as a poll."""
         self._evictions.forget(group_id, member_id)
         interval = rebalance_timeout_ms / 1000 if rebalance_timeout_ms > 0 else float("inf")
         with self._mutex:

@@ -25,7 +25,15 @@ from eoslog.coordinator.groups.rebalance import Change
 from eoslog.coordinator.groups.records import STATIC_LEAVE_EPOCH, MemberMetadata, Owned
 from eoslog.coordinator.groups.shard import GroupShards
 from eoslog.coordinator.groups.state import Group, GroupTable, reconcile
-from eoslog.coordinator.groups.validation import check_epoch, check_member, check_name, known_group
+from eoslog.coordinator.groups.validation import (
+    MAX_ID_BYTES,
+    MAX_NAME_BYTES,
+    check_epoch,
+    check_group_id,
+    check_member,
+    check_name,
+    known_group,
+)
 from eoslog.errors import (
     ConfigError,
     EoslogError,
@@ -92,9 +100,12 @@ class GroupMembership:
                 f"assignor {assignor!r}: expected one of {', '.join(ASSIGNORS)}",
             )
         self._check_session_timeout(session_timeout_ms)
-        for what, text in (("member id", member_id), ("group.instance.id", instance_id),
-                           ("client.id", client_id)):  # fmt: skip
-            check_name(what, text)
+        for what, text, most in (
+            ("member id", member_id, MAX_ID_BYTES),
+            ("group.instance.id", instance_id, MAX_NAME_BYTES),
+            ("client.id", client_id, MAX_NAME_BYTES),
+        ):
+            check_name(what, text, most)
         topics, pattern = _split_subscription(subscription)
         metadata = MemberMetadata(
             instance_id=instance_id,
@@ -107,8 +118,7 @@ class GroupMembership:
             process_nonce=self._host.process_nonce & 0xFFFFFFFFFFFFFFFF,
             session_timeout_ms=session_timeout_ms,
         )
-        prefix = instance_id or client_id or "consumer"
-        new_id = member_id or f"{prefix}-{uuid.uuid4()}"
+        new_id = member_id or self.new_member_id(group_id, instance_id, client_id)
         catalogue = self._shards.catalogue()
         full = True
 
@@ -129,11 +139,18 @@ class GroupMembership:
             return rebalance.join(group, new_id, metadata, catalogue)
 
         shard = self._shards.of(group_id)
+        self._start_ticking()
+        # Before the append: an interrupt after it leaves a member that does not poll.
+        self._members.add(group_id, new_id, rebalance_timeout_ms, session_timeout_ms)
         while full:
             shard.change(decide)
         self._members.add(group_id, new_id, rebalance_timeout_ms, session_timeout_ms)
-        self._start_ticking()
         return new_id
+
+    def new_member_id(self, group_id: str, instance_id: str | None, client_id: str) -> str:
+        """See `GroupCoordinator.new_member_id`."""
+        check_group_id(group_id)
+        return f"{instance_id or client_id or 'consumer'}-{uuid.uuid4()}"
 
     def heartbeat(
         self,
@@ -179,8 +196,11 @@ class GroupMembership:
             raise
         return answer
 
-    def leave(self, group_id: str, member_id: str) -> None:
-        """See `GroupCoordinator.leave`."""
+    def leave(self, group_id: str, member_id: str) -> bool:
+        """See `GroupCoordinator.leave`; return whether the group had such a member."""
+        local = self._members.find(group_id, member_id)
+        if local is not None:
+            local.leaving = True  # if the append fails, `tick` tries again
 
         def decide(table: GroupTable) -> Change:
             group = table.groups.get(group_id)
@@ -194,9 +214,9 @@ class GroupMembership:
             return rebalance.leave_for_a_while(group, member_id)
 
         catalogue = self._shards.catalogue()
-        self._shards.of(group_id).change(decide)
-        # Last: if the append failed, the member is evicted later, when it has not polled for long.
+        left = self._shards.of(group_id).change(decide)
         self._members.remove(group_id, member_id)
+        return left is not None
 
     def remove(self, group_id: str, member_ids: Collection[str]) -> None:
         """See `GroupCoordinator.remove_members`."""
@@ -229,22 +249,25 @@ class GroupMembership:
 
     def _start_ticking(self) -> None:
         with self._mutex:
-            start, self._ticking = not self._ticking, True
-        if start:
-            self._host.schedule("groups", _TICK_S, self.tick)
+            if not self._ticking:
+                self._host.schedule("groups", _TICK_S, self.tick)
+                self._ticking = True
 
     def _evict(self, group_id: str, member_id: str) -> None:
         local = self._members.find(group_id, member_id)
         if local is None or not local.overdue:
             return  # the member has left, or polls again
+        if local.leaving:
+            self.leave(group_id, member_id)
+            return
         passed = time.monotonic() - local.last_poll
         # Note it first: the member may get the error before this call returns.
         why = self._members.note_slow(group_id, member_id, local)
-        self.leave(group_id, member_id)
-        logger.warning(
-            "group %s: member %s removed, its last poll was %.1f s ago: %s",
-            group_id, member_id, passed, why,
-        )  # fmt: skip
+        if self.leave(group_id, member_id):
+            logger.warning(
+                "group %s: member %s removed, its last poll was %.1f s ago: %s",
+                group_id, member_id, passed, why,
+            )  # fmt: skip
 
     # Helpers.
 

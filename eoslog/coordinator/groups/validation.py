@@ -23,8 +23,10 @@ from eoslog.errors import (
     error_for,
 )
 
-_MAX_ID_BYTES = 32767
-_MAX_NAME_BYTES = 32_700  # leaves room for the UUID in a member id
+MAX_ID_BYTES = 32_767
+"""The longest string of a record."""
+MAX_NAME_BYTES = 32_700
+"""The longest name of a member: it leaves room for the UUID in a member id."""
 
 
 def check_group_id(group_id: str) -> None:
@@ -38,7 +40,7 @@ def check_group_id(group_id: str) -> None:
             ErrorCode.INVALID_GROUP_ID,
             f"group id: expected a string that is not empty, got {shown(group_id)}",
         )
-    if len(group_id) * 4 <= _MAX_ID_BYTES and group_id.isascii():
+    if len(group_id) * 4 <= MAX_ID_BYTES and group_id.isascii():
         return
     try:
         size = len(group_id.encode())
@@ -47,24 +49,24 @@ def check_group_id(group_id: str) -> None:
             ErrorCode.INVALID_GROUP_ID,
             f"group id {shown(group_id)}: UTF-8 cannot encode it; choose another id",
         ) from None
-    if size > _MAX_ID_BYTES:
+    if size > MAX_ID_BYTES:
         raise error_for(
             ErrorCode.INVALID_GROUP_ID,
-            f"group id: it has {size} bytes, at most {_MAX_ID_BYTES} are allowed; choose a shorter "
+            f"group id: it has {size} bytes, at most {MAX_ID_BYTES} are allowed; choose a shorter "
             "id",
         )
 
 
-def check_name(what: str, text: str | None) -> None:
-    """Check that a member's id or name fits into a record with a unique suffix.
+def check_name(what: str, text: str | None, most: int) -> None:
+    """Check that a member's id or name fits into a record.
 
     Raises:
         KafkaError: INVALID_REQUEST, if it is not a string, too long, or not UTF-8.
     """
     try:
-        if text is None or len(text.encode()) <= _MAX_NAME_BYTES:
+        if text is None or len(text.encode()) <= most:
             return
-        wrong = f"it has {len(text.encode())} bytes, at most {_MAX_NAME_BYTES} are allowed"
+        wrong = f"it has {len(text.encode())} bytes, at most {most} are allowed"
     except (AttributeError, UnicodeEncodeError):
         wrong = f"expected text that UTF-8 can encode, got {shown(text)}"
     raise KafkaError(ErrorCode.INVALID_REQUEST, f"{what}: {wrong}")

@@ -183,6 +183,15 @@ def test_a_consumer_that_cannot_join_again_commits_nothing(tmp_path):
         assert committed(log) == 3
 
 
+def test_a_consumer_of_an_invalid_group_closes_without_a_warning(log, caplog):
+    with log.consumer(group_id="") as consumer:
+        consumer.subscribe(["t"])
+        with pytest.raises(EoslogError, match="group id"):
+            consumer.poll(0)
+    log._engine.dropped.end()
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("told", [None, _raises], ids=["", "a listener that raises"])
 def test_a_static_name_is_taken_back_only_after_subscribe(log, told):
     write(log, [b"0", b"1"])
