@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eoslog.admin import health
-from eoslog.admin.blockers import blockers
 from eoslog.admin.open_processes import processes
 from eoslog.descriptions import GroupDescription, TransactionDescription
+from eoslog.engine.blockers import blockers
 from eoslog.engine.engine import Engine
 from eoslog.errors import CorruptRecord, LockTimeout, StorageError
 from eoslog.storage.directory.processes import Processes

@@ -20,6 +20,7 @@ from eoslog._util.closing import Closing
 from eoslog.client.arrow.schema import is_view
 from eoslog.client.consumer import abandoned
 from eoslog.client.consumer.arrow import empty_batch, next_batch
+from eoslog.client.consumer.blocked_partitions import BlockedPartitions
 from eoslog.client.consumer.closing import ConsumerClosing
 from eoslog.client.consumer.fetcher import Fetcher
 from eoslog.client.consumer.member_identity import MemberIdentity
@@ -153,7 +154,10 @@ class Consumer(_core.RecordPolling, Closing):
             self, engine, config, subscription, fetcher, member, link, commits
         )
         self._whole: WholeTransactions | None = None  # made at the first `poll_transactions`
-        self._loop = loop = PollLoop(engine, use, subscription, fetcher, membership, commits, link)
+        blocked = BlockedPartitions(engine, config.group_id, subscription, fetcher.end)
+        self._loop = loop = PollLoop(
+            engine, use, subscription, fetcher, membership, commits, link, blocked
+        )
         if producer is not None:
             link.bind(producer._link)
         if offset_store is not None:

@@ -80,7 +80,7 @@ class Fetcher:
         # A fetch reads one partition, so both limits apply to it. It returns at least one batch.
         self._fetch_bytes = min(config.max_partition_fetch_bytes, config.fetch_max_bytes)
         self._committed_only = config.isolation_level == "read_committed"
-        self._end = (
+        self.end = (
             PublishedEnd.LAST_STABLE_OFFSET if self._committed_only else PublishedEnd.HIGH_WATERMARK
         )
         self._turn = 0
@@ -121,7 +121,7 @@ class Fetcher:
 
     def readable_end(self, log: PartitionLog) -> int:
         """The readable end of any partition now."""
-        return self._end.of(log)
+        return self.end.of(log)
 
     def lags(self, states: list[TopicPartitionState]) -> dict[TopicPartition, int | None]:
         """The lag of each partition; None without a position."""
@@ -331,7 +331,7 @@ class Fetcher:
         ahead = state.ahead
         assert ahead is not None
         log = self.log(state)  # drops the position if the topic was re-created
-        state.ahead = ahead.give(state, log, self._end.of(log))
+        state.ahead = ahead.give(state, log, self.end.of(log))
         return bool(state.records)
 
     def _read_ahead(self, states: list[TopicPartitionState]) -> None:
@@ -404,7 +404,7 @@ class Fetcher:
                 log = self.log(state)
                 if state.position is None:
                     continue  # the topic was re-created
-                bound = self._end.of(log)
+                bound = self.end.of(log)
                 if until is not None and until < bound:
                     bound = until
                 if position >= bound and log.log_start <= position <= log.log_end:
@@ -539,7 +539,7 @@ class Fetcher:
                 self._drive(state, now, state.position or 0)
         places = [(s.log, s.position) for s in states if s.position is not None]
         read_ahead = partial(self._read_ahead, states)
-        if not self._engine.wait_any(places, pause, of=self._end, on_unflushed=read_ahead):
+        if not self._engine.wait_any(places, pause, of=self.end, on_unflushed=read_ahead):
             self._found_ready = None
             return
         # New data is available. If `collect` neither returns records nor moves a position, waiting
@@ -566,7 +566,7 @@ class Fetcher:
             now = time.monotonic()
             for state, _ in states:
                 self._drive(state, now, state.log.last_stable_offset)
-        self._engine.wait_any([(s.log, end) for s, end in states], pause, of=self._end)
+        self._engine.wait_any([(s.log, end) for s, end in states], pause, of=self.end)
 
     def _drive(self, state: TopicPartitionState, now: float, position: int) -> None:
         """Complete the transaction that blocks a position, after a short wait."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from eoslog import _core
 from eoslog._util.arguments import as_seconds
+from eoslog.client.consumer.blocked_partitions import BlockedPartitions
 from eoslog.client.consumer.fetcher import Fetcher
 from eoslog.client.consumer.membership import Membership
 from eoslog.client.consumer.offset_commits import OffsetCommits
@@ -52,6 +53,7 @@ class PollLoop:
         membership: Membership,
         commits: OffsetCommits,
         link: ConsumerLink,
+        blocked: BlockedPartitions,
     ) -> None:
         """Keep the consumer's parts; an interrupt of `use` ends the loop."""
         self._engine = engine
@@ -61,6 +63,7 @@ class PollLoop:
         self._membership = membership
         self._commits = commits
         self._link = link
+        self._blocked = blocked
         self.handed_out = False
         self.next_duty = 0.0
 
@@ -146,6 +149,8 @@ class PollLoop:
             processing = self._link.in_transaction or self._link.stored_elsewhere
             free = not processing or not self._subscription.unfinished
             membership.step(may_revoke=free)
+        if now >= self._blocked.next_look:
+            self._blocked.look(now)
         if not commits.first:
             next_step = membership.next_step if subscribed else math.inf
             self.next_duty = min(commits.next_due, next_step)

@@ -15,6 +15,7 @@ import pytest
 
 import eoslog
 from eoslog import Consumer, Log, Outcome, Producer, TopicPartition, errors
+from eoslog.client.consumer import blocked_partitions
 from eoslog.engine.inline_limit import InlineLimit
 from eoslog.storage.fs import files
 from tests.client.prepared.helpers import await_stop, committed, created, resumed, stopped
@@ -663,8 +664,9 @@ def stopping_in_the_append(child: Child, path: str) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("outcome", [Outcome.COMMIT, Outcome.ABORT])
 def test_a_successor_waits_for_an_append_that_has_checked_the_group(
-    log: Log, outcome: Outcome
+    log: Log, outcome: Outcome, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(blocked_partitions, "_AFTER_S", 0.1)
     late = start(stopping_in_the_append, log.path)
     with contextlib.ExitStack() as stack:
         stack.callback(late.kill)  # also if an assertion fails: it holds a lock
@@ -672,8 +674,11 @@ def test_a_successor_waits_for_an_append_that_has_checked_the_group(
         (member,) = log.describe_group("readers").members
         log._engine.groups.remove_members("readers", [member.member_id])
         successor = stack.enter_context(reader(log))
-        assert successor.consume(4, timeout=1) == []
+        assert successor.consume(4, timeout=2.5) == []
         assert successor.assignment() == [INPUT]
+        (said,) = [r.getMessage() for r in caplog.records if "no records for" in r.getMessage()]
+        assert "waiting for the committed offset of group 'readers': the append lock of " in said
+        assert f"kill -CONT {late.pid}" in said
         assert log.committed("readers") == {}, "only a member waits"
         resumed(late)
         await_stop(late)  # before its second look at the group

@@ -19,14 +19,12 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eoslog.admin.health import offsets_of_log
 from eoslog.coordinator.groups.local_members import member_hash
 from eoslog.coordinator.transactions.state import TransactionMetadata
 from eoslog.descriptions import Blocker, GroupDescription
-from eoslog.engine.engine import Engine
 from eoslog.errors import (
     CorruptRecord,
     DiskFull,
@@ -48,6 +46,9 @@ from eoslog.storage.directory.processes import (
 )
 from eoslog.storage.log.partition_log import PartitionLog
 
+if TYPE_CHECKING:
+    from eoslog.engine.engine import Engine
+
 __all__ = ["blockers"]
 
 SLOW_S = 1.0
@@ -64,21 +65,30 @@ class _Group(NamedTuple):
     reads: frozenset[TopicPartition]
 
 
-def blockers(engine: Engine, group_id: str | None = None) -> list[Blocker]:
-    """See `Log.blockers`."""
-    return _Look(engine, group_id).run()
+def blockers(
+    engine: Engine,
+    group_id: str | None = None,
+    *,
+    partitions: Collection[TopicPartition] | None = None,
+) -> list[Blocker]:
+    """See `Log.blockers`; with `partitions`, find only what blocks readers of these."""
+    return _Look(engine, group_id, partitions).run()
 
 
 class _Look:
     """One look at a directory."""
 
-    def __init__(self, engine: Engine, group_id: str | None) -> None:
+    def __init__(
+        self, engine: Engine, group_id: str | None, partitions: Collection[TopicPartition] | None
+    ) -> None:
         self._engine = engine
         self._processes = Processes(engine.session)
         self._now_ms = engine.clock_ms()
         self._ends: dict[TopicPartition, tuple[int, int]] = {}  # last stable offset, log end
         self._only = group_id is not None
-        names = engine.groups.list_groups() if group_id is None else [group_id]
+        names = [] if group_id is None else [group_id]
+        if group_id is None and partitions is None:
+            names = engine.groups.list_groups()
         self._groups: dict[str, _Group] = {}
         for name in names:
             try:
@@ -101,6 +111,9 @@ class _Look:
             if name.startswith(OWN_GROUPS):
                 reads.clear()  # its offsets are the progress of a writer
             self._groups[name] = _Group(about, frozenset(reads))
+        self._wanted = partitions
+        if self._only and partitions is None:
+            self._wanted = frozenset().union(*(group.reads for group in self._groups.values()))
 
     def run(self) -> list[Blocker]:
         found: list[Blocker] = []
@@ -134,10 +147,9 @@ class _Look:
     # -- partitions
 
     def _partitions(self) -> Iterator[Blocker]:
-        wanted = frozenset().union(*(group.reads for group in self._groups.values()))
         for key in self._engine.user_partitions():
             tp = TopicPartition(*key)
-            if self._only and tp not in wanted:
+            if self._wanted is not None and tp not in self._wanted:
                 continue
             try:
                 log = self._engine.partition(*key)
@@ -149,11 +161,11 @@ class _Look:
             except (CorruptRecord, StorageError) as error:
                 yield from self._unopened("damaged_partition", tp, error)
                 continue
-            offsets = offsets_of_log(log)
-            self._ends[tp] = (offsets.last_stable, offsets.log_end)
+            readable, end = _readable(log), log.log_end
+            self._ends[tp] = (readable, end)
             yield from self._poisoned(tp, log)
-            yield from self._locks(tp, log, offsets.log_end - offsets.last_stable)
-            if log.stable_end < log.log_end or offsets.last_stable < offsets.high_watermark:
+            yield from self._locks(tp, log, end - readable)
+            if log.stable_end < log.log_end or readable < log.high_watermark:
                 yield from self._transactions(tp, log)
         yield from self._internal()
 
@@ -434,7 +446,7 @@ class _Look:
         committed = about.offsets.get(tp)
         try:
             log = self._engine.partition(tp.topic, tp.partition)
-            end, start = offsets_of_log(log).last_stable, log.log_start
+            end, start = _readable(log), log.log_start
         except EoslogError:
             return None
         return max(end - (start if committed is None else max(committed.offset, start)), 0)
@@ -515,6 +527,10 @@ class _Look:
             stopped=None if process is None else process.stopped,
             **more,
         )  # fmt: skip
+
+
+def _readable(log: PartitionLog) -> int:
+    return min(log.last_stable_offset, log.high_watermark)
 
 
 def _offsets(count: int, tp: TopicPartition) -> str:
