@@ -26,6 +26,8 @@ logger = get_logger("eoslog.consumer")
 _EVERY_S = 1.0
 _AFTER_S = 5.0
 """A wait that a running process causes is shorter, except for long transactions."""
+_AGAIN_S = 20.0
+"""The longest time between two looks for a cause, each of which reads `/proc`."""
 _PATIENT_S = 60.0
 """The time that a running process has for its transaction, as in `blocked_warnings`."""
 _CERTAIN = ("poisoned_partition", "damaged_partition")
@@ -87,7 +89,7 @@ class BlockedPartitions:
         due = {tp: w for tp, w in self._waits.items() if not w.told and now >= w.due}
         if due and not self._engine.is_fixed:  # a fixed view has warned when it opened them
             for wait in due.values():
-                wait.due = now + (now - wait.since)
+                wait.due = now + min(now - wait.since, _AGAIN_S)
             self._warn(due, now)
 
     def _blocked(self, state: TopicPartitionState) -> bool:
