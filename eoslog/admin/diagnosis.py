@@ -7,7 +7,7 @@ from dataclasses import replace
 from eoslog.admin import health
 from eoslog.admin.open_processes import processes
 from eoslog.descriptions import GroupDescription, TransactionDescription
-from eoslog.engine.blockers import blockers
+from eoslog.engine.blocking.blockers import blockers
 from eoslog.engine.engine import Engine
 from eoslog.errors import CorruptRecord, LockTimeout, StorageError
 from eoslog.storage.directory.processes import Processes

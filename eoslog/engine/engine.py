@@ -20,8 +20,8 @@ from eoslog.coordinator.producer_ids import ProducerIds
 from eoslog.coordinator.transactions.coordinator import TransactionCoordinator
 from eoslog.coordinator.transactions.deadlines import LOOK_EVERY_S, Deadlines
 from eoslog.engine import registry
-from eoslog.engine.blocked_warnings import LOOK_EVERY_S as WARNINGS_EVERY_S
-from eoslog.engine.blocked_warnings import FixedViewWarnings, PreparedWarnings
+from eoslog.engine.blocking.blocked_warnings import LOOK_EVERY_S as WARNINGS_EVERY_S
+from eoslog.engine.blocking.blocked_warnings import FixedViewWarnings, PreparedWarnings
 from eoslog.engine.checkpointer import Checkpointer, LogStarts
 from eoslog.engine.cleaner_manager import Cleaning
 from eoslog.engine.dropped_clients import DroppedClients

@@ -12,7 +12,7 @@ import pytest
 
 import eoslog
 from eoslog import Outcome, TopicPartition
-from eoslog.engine.blocked_warnings import PreparedWarnings
+from eoslog.engine.blocking.blocked_warnings import PreparedWarnings
 from eoslog.log import Log
 
 ONE = TopicPartition("one", 0)

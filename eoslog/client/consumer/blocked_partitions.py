@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from eoslog.client.consumer.partition_state import TopicPartitionState
 from eoslog.client.consumer.subscription import SubscriptionState
 from eoslog.descriptions import Blocker
-from eoslog.engine.blockers import blockers
+from eoslog.engine.blocking.blockers import blockers
 from eoslog.errors import EoslogError, GroupNotFound
 from eoslog.model import TopicPartition
 from eoslog.shown_paths import get_logger

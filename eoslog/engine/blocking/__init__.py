@@ -1,0 +1,1 @@
+"""Causes that block readers: found on request, and warned about."""
