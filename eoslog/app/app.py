@@ -29,6 +29,7 @@ from eoslog.errors import ConfigError, IllegalState
 from eoslog.log import Log
 from eoslog.opening import open as open_log
 from eoslog.reports import RunReport
+from eoslog.shown_paths import get_logger
 
 if TYPE_CHECKING:
     from eoslog.app.supervisor import Watch
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from eoslog.options import BatchFormat, Format, Guarantee, OnError
 
 __all__ = ["App"]
+
+logger = get_logger("eoslog.app")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -344,6 +347,8 @@ class App(Closing):
         if as_int("processes", processes, "1 or more") < 1:
             raise ConfigError(f"processes: expected 1 or more, got {processes}")
         with self._exclusive(leaves=True):
+            if self._stopping:
+                logger.warning("app %s: stop() came before run(), the run ends", self._id)
             if processes > 1 or watch is not None:
                 return self._supervise(processes, until, watch)
             began = time.monotonic()

@@ -355,7 +355,9 @@ def _rewind(reader: Consumer, records: list[Record]) -> list[TopicPartition]:
 def _printed(
     context: CliContext, chunks: Iterable[list[Record]], formats: Formats
 ) -> Iterator[list[Record]]:
-    """Print each chunk; yield the records of it that could not be, after stdout has the others.
+    """Print each chunk, and yield the records that could not be printed.
+
+    It yields when stdout has the others.
 
     Raises:
         SerializationError: after the yield, if there are such records; it is the first one's.
@@ -380,7 +382,7 @@ def _printed(
 def _decoded(
     context: CliContext, records: list[Record], formats: Formats
 ) -> tuple[list[Any], SerializationError | None]:
-    """Return the lines or rows of the records before the first undecodable one, and its error."""
+    """Return the lines or rows before the first undecodable record, and its error."""
     shown: list[Any] = []
     for record in records:
         try:

@@ -46,7 +46,7 @@ class Column:
 def table_of(
     columns: Sequence[Column], width: int, *, header: bool = True
 ) -> tuple[Table, list[str]]:
-    """Return a table that fits a width, and the names of the last columns that it leaves out."""
+    """Return a table that fits a width, and the last columns that it leaves out."""
     folded = _together(column.least(folded=False) for column in columns) > width
     shown = list(columns)
     while len(shown) > 1 and _together(column.least(folded=folded) for column in shown) > width:

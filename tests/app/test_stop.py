@@ -51,6 +51,15 @@ def test_stop_ends_a_run_at_each_line_before_its_first_record(log):
     assert app.run(until="caught_up").records == 19
 
 
+def test_a_run_that_an_earlier_stop_ends_says_so(log, caplog):
+    app = app_of(log)
+    app.run(until="caught_up")
+    assert "stop()" not in caplog.text
+    app.stop()
+    assert app.run().records == 0
+    assert "stop() came before run(), the run ends" in caplog.text
+
+
 @pytest.mark.process
 def test_stop_ends_processes_at_each_line_before_they_start(log):
     log.close()
