@@ -184,7 +184,7 @@ def test_a_consumer_that_cannot_join_again_commits_nothing(tmp_path):
 
 
 def test_a_consumer_of_an_invalid_group_closes_without_a_warning(log, caplog):
-    with log.consumer(group_id="") as consumer:
+    with log.consumer(group_id="x" * 40_000) as consumer:
         consumer.subscribe(["t"])
         with pytest.raises(EoslogError, match="group id"):
             consumer.poll(0)
