@@ -37,7 +37,7 @@ from eoslog.commands import (
 )
 from eoslog.commands.context import EXIT_CORRUPT
 from eoslog.commands.directory_options import at_every_level
-from eoslog.commands.remedies import for_a_shell
+from eoslog.commands.printing.remedies import for_a_shell
 from eoslog.shown_values import printable
 
 EXIT_RUNTIME, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONFLICT = 1, 2, 3, 4

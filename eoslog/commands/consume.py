@@ -355,12 +355,10 @@ def _rewind(reader: Consumer, records: list[Record]) -> list[TopicPartition]:
 def _printed(
     context: CliContext, chunks: Iterable[list[Record]], formats: Formats
 ) -> Iterator[list[Record]]:
-    """Print each chunk, and yield the records that could not be printed.
-
-    It yields when stdout has the others.
+    """Print each chunk, then yield its records that could not be printed.
 
     Raises:
-        SerializationError: after the yield, if there are such records; it is the first one's.
+        SerializationError: after the yield, if there are such records.
     """
     if context.form == "json":
         chunks = [[record for chunk in chunks for record in chunk]]
@@ -382,7 +380,7 @@ def _printed(
 def _decoded(
     context: CliContext, records: list[Record], formats: Formats
 ) -> tuple[list[Any], SerializationError | None]:
-    """Return the lines or rows before the first undecodable record, and its error."""
+    """Return lines or rows up to the first undecodable record, and its error."""
     shown: list[Any] = []
     for record in records:
         try:

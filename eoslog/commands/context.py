@@ -26,9 +26,9 @@ from rich.progress import (
 import eoslog
 from eoslog import TopicPartition
 from eoslog.commands import nearby_logs
-from eoslog.commands.json_text import as_json
+from eoslog.commands.printing.json_text import as_json
+from eoslog.commands.printing.tables import TableColumn, table_of
 from eoslog.commands.quantities import key_value
-from eoslog.commands.tables import Column, table_of
 from eoslog.errors import StorageError, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class CliContext:
 
     def _table(self, rows: list[Row], names: list[str], *, header: bool = True) -> None:
         columns = [
-            Column(
+            TableColumn(
                 name,
                 [shown(row.get(name)) for row in rows],
                 bool(rows) and all(isinstance(row.get(name), int | float | None) for row in rows),

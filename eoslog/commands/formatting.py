@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eoslog.commands.context import cell, shown
-from eoslog.commands.json_text import NOT_FINITE, as_json, finite
+from eoslog.commands.printing.json_text import NOT_FINITE, as_json, finite
 from eoslog.errors import SerializationError
 from eoslog.model import TopicPartition
 from eoslog.serializers import FORMATS, deserializer, serializer, undecodable

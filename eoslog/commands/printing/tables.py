@@ -15,7 +15,7 @@ _GAP = 2
 
 
 @dataclass
-class Column:
+class TableColumn:
     """A column of a table.
 
     Attributes:
@@ -33,7 +33,7 @@ class Column:
         return self.name.replace("_", "_\n") if folded else self.name
 
     def least(self, *, folded: bool) -> int:
-        """Return the least width: a header is not folded in a word, and a number nowhere."""
+        """Return the least width that folds no word of the header and no number."""
         head = max(map(cell_len, self.head(folded=folded).split("\n")))
         return max(head, self.widest if self.number else 1)
 
@@ -44,9 +44,9 @@ class Column:
 
 
 def table_of(
-    columns: Sequence[Column], width: int, *, header: bool = True
+    columns: Sequence[TableColumn], width: int, *, header: bool = True
 ) -> tuple[Table, list[str]]:
-    """Return a table that fits a width, and the last columns that it leaves out."""
+    """Return a table that fits a width, and the names of columns that do not."""
     folded = _together(column.least(folded=False) for column in columns) > width
     shown = list(columns)
     while len(shown) > 1 and _together(column.least(folded=folded) for column in shown) > width:

@@ -1,0 +1,1 @@
+"""How values, tables and errors are printed."""
