@@ -24,7 +24,8 @@ NAMED = (
     "txn.init.appended", "txn.init.durable", "txn.added", "txn.flushed", "txn.prepared",
     "txn.durable", "txn.decided", "txn.marked", "txn.completed", "clean.written", "clean.durable",
     "clean.swap.published", "clean.checkpoint", "topic.first_use", "position.checked",
-    "position.set", "position.deleted", "ids.written",
+    "position.set", "position.deleted", "ids.written", "takeover.read", "takeover.appended",
+    "takeover.durable", "takeover.identified",
 )  # fmt: skip
 CALLS = {"pwrite": 90, "fdatasync": 70, "lock": 200}
 """Calls of the OS table and about how many of them a life makes."""

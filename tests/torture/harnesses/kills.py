@@ -29,7 +29,7 @@ NAMED = (
     "staging.written", "staging.staged", "staging.used", "staging.published", "staging.committed",
     "backup.lock", "backup.cut", "backup.file", "backup.copied", "aside.renaming",
     "log.start.noted", "log.start.advanced", "partition.made", "producer.ack_lost",
-    "snapshot.end_read",
+    "snapshot.end_read", "group.decided",
 )  # fmt: skip
 """Those of a life; `moves.py` has those of export, import and moved groups."""
 OF_DECISIONS = (
