@@ -14,6 +14,12 @@ from eoslog.storage.fs import files
 from tests.sql.server import end_with_parent
 
 WORDS = 11
+STEPS = (
+    "app.processed", "app.offsets", "app.applying", "app.sqlite", "app.applied",
+    "app.death_counted", "app.output_first", "app.attempt_begun", "app.replayed",
+    "app.replay_committed",
+)  # fmt: skip
+"""The failpoints of applications, at which tests kill processes."""
 
 
 def feed(log: eoslog.Log, count: int, partitions: int = 2) -> None:

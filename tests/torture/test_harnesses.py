@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from tests.app.failpoints import NAMED as APPS
+from tests.app.counting import STEPS as APPS
 from tests.paths import ROOT, SOURCE
 from tests.torture.adapters.simulated import Flipped
 from tests.torture.harness import Step, excerpt
