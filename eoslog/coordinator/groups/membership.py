@@ -196,11 +196,15 @@ class GroupMembership:
             raise
         return answer
 
-    def leave(self, group_id: str, member_id: str) -> bool:
-        """See `GroupCoordinator.leave`; return whether the group had such a member."""
+    def leave(self, group_id: str, member_id: str) -> None:
+        """See `GroupCoordinator.leave`."""
         local = self._members.find(group_id, member_id)
         if local is not None:
             local.leaving = True  # if the append fails, `tick` tries again
+        self._leave(group_id, member_id)
+
+    def _leave(self, group_id: str, member_id: str) -> bool:
+        """Have a member leave, and return whether the group had it."""
 
         def decide(table: GroupTable) -> Change:
             group = table.groups.get(group_id)
@@ -258,12 +262,12 @@ class GroupMembership:
         if local is None or not local.overdue:
             return  # the member has left, or polls again
         if local.leaving:
-            self.leave(group_id, member_id)
+            self._leave(group_id, member_id)
             return
         passed = time.monotonic() - local.last_poll
         # Note it first: the member may get the error before this call returns.
         why = self._members.note_slow(group_id, member_id, local)
-        if self.leave(group_id, member_id):
+        if self._leave(group_id, member_id):
             logger.warning(
                 "group %s: member %s removed, its last poll was %.1f s ago: %s",
                 group_id, member_id, passed, why,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +22,7 @@ from eoslog.errors import (
     UnknownMember,
 )
 from eoslog.model import OffsetAndMetadata, TopicPartition
+from eoslog.storage.fs import files
 from tests.coordinator.fake_host import FakeDisk, FakeHost
 
 
@@ -139,14 +143,28 @@ def test_a_suspended_member_is_removed_at_its_session_timeout_and_fenced(disk):
 def test_a_member_that_stops_polling_is_removed_by_its_own_process(disk):
     a = Client(FakeHost(disk), rebalance_timeout_ms=1)
     a.poll()
-    import time
-
     time.sleep(0.01)
     [(_, tick)] = a.host.scheduled
     tick()
     assert a.groups.describe_group("g").members == []
     with pytest.raises(UnknownMember):
         a.commit({0: 1})
+
+
+def test_a_member_that_polls_after_its_removal_failed_stays(disk):
+    a = Client(FakeHost(disk), rebalance_timeout_ms=5_000)
+    a.poll()
+    [(_, tick)] = a.host.scheduled
+    time.sleep(5.1)
+    files.arm_failpoint("group.decided", "EIO")
+    try:
+        with contextlib.suppress(OSError):
+            tick()
+    finally:
+        files.disarm_failpoints()
+    a.poll()
+    tick()
+    assert len(a.groups.describe_group("g").members) == 1
 
 
 def test_leaving_a_group_frees_the_partitions(disk):
