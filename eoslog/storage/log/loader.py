@@ -35,6 +35,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from bisect import bisect_right
 from typing import NamedTuple, Protocol
 
 from eoslog import _core
@@ -82,11 +83,9 @@ from eoslog.storage.segment.segment import (
     SNAPSHOT,
     TIME_INDEX,
     TXN_INDEX,
-    file_name,
+    PartitionNames,
     file_path,
     is_of_a_partition,
-    offsets_among,
-    offsets_by_suffix,
 )
 
 logger = get_logger("eoslog.storage")
@@ -151,7 +150,7 @@ def open_partition(
     with files.naming(log.path):
         if log.core.session != log.session.control.session:
             if log.session.private:
-                log_start = scan_for_reader(log, last, files.names(log.path), carried)
+                log_start = scan_for_reader(log, last, PartitionNames.listed(log.path), carried)
                 log.core.publish_recovered(log.topic_id, log_start, log.core.next_offset)
             elif log.session.read_only:
                 _read_apart(log, last)
@@ -184,7 +183,7 @@ def _read_apart(log: PartitionLog, last: LastSession) -> None:
         )
     core.stand_apart()
     try:
-        log_start = scan_for_reader(log, last, files.names(log.path))
+        log_start = scan_for_reader(log, last, PartitionNames.listed(log.path))
         if core.publish_apart(log.topic_id, log_start):
             log.segments.bases()  # list now: a later version makes the reader start again
     except (EoslogError, FileNotFoundError):
@@ -223,25 +222,24 @@ def _recover_locked(
     log: PartitionLog, last: LastSession, producer_expiration_ms: int, carried: CarriedAbove
 ) -> FoldStart | None:
     """Recover, and return the start of the fold if it is known."""
-    names = files.names(log.path)
-    left = [name for name in names if name.endswith((PREPARED, ".tmp")) and is_of_a_partition(name)]
+    names = PartitionNames.listed(log.path)
+    left = [n for n in names.others if n.endswith((PREPARED, ".tmp")) and is_of_a_partition(n)]
     for name in left:
         files.remove(os.path.join(log.path, name))
     changed = finish_renames(log.path, names) or bool(left)
-    standing = files.names(log.path) if changed else names
+    standing = PartitionNames.listed(log.path) if changed else names
     # Find the horizon before the scan changes file times. A single look at the clock may be
     # wrong, so use it only up to the last session's file times; `ProducerExpiry` does the rest.
-    listed = offsets_by_suffix(standing)
-    now_s = min(time.time(), last_in_use(log.path, listed))
+    now_s = min(time.time(), last_in_use(log.path, standing.offsets))
     horizon_ms = int(now_s * 1000) - producer_expiration_ms
     limit_s = horizon_ms / 1000
-    below = written_before(log.path, 1 << 62, limit_s, listed[LOG]) if horizon_ms > 0 else 0
+    bases = standing.offsets[LOG]
+    below = written_before(log.path, 1 << 62, limit_s, bases) if horizon_ms > 0 else 0
     done = recover_for_writer(log, last, standing, carried)
     # The scan may have created or removed files.
-    found = standing if done.settled else files.names(log.path)
-    if not done.settled:
-        listed = offsets_by_suffix(found)
-    changed |= drop_stray_snapshots(log.path, listed, log.core.next_offset) or found != names
+    found = standing if done.settled else PartitionNames.listed(log.path)
+    changed |= drop_stray_snapshots(log.path, found.offsets, log.core.next_offset)
+    changed |= found != names
     if not last.clean:
         drop_torn_snapshots(log.path)
     if changed or not last.clean:
@@ -257,7 +255,7 @@ def _recover_locked(
 
 
 def scan_for_reader(
-    log: PartitionLog, last: LastSession, names: list[str],
+    log: PartitionLog, last: LastSession, names: PartitionNames,
     carried: CarriedAbove = nothing_carried, *, distrust: bool = False,
 ) -> int:  # fmt: skip
     """Fold the segments from the newest snapshot on. Returns the log start.
@@ -326,7 +324,7 @@ def scan_for_reader(
 
 
 def recover_for_writer(
-    log: PartitionLog, last: LastSession, names: list[str],
+    log: PartitionLog, last: LastSession, names: PartitionNames,
     carried: CarriedAbove = nothing_carried, *, distrust: bool = False,
 ) -> Recovery:  # fmt: skip
     """Fold the segments from the newest snapshot on, and repair them. Arguments: `scan_for_reader`.
@@ -400,7 +398,7 @@ def recover_for_writer(
             "%s: writing %d carried bytes at offset %d", path, len(missing), core.next_offset
         )
         write_missing(path, *ended, missing)
-        return recover_for_writer(log, last, files.names(path), carried)
+        return recover_for_writer(log, last, PartitionNames.listed(path), carried)
     return Recovery(_checked_start(log, log_start, last), todo[0], producers, settled)
 
 
@@ -414,20 +412,20 @@ def _carried_from(log: PartitionLog, carried: CarriedAbove) -> bytes:
     return missing_bytes(log.path, end, carried(end))
 
 
-def _bases(path: str, names: list[str]) -> list[int]:
-    """Return the bases of the segments among names, ascending.
+def _bases(path: str, names: PartitionNames) -> list[int]:
+    """Return the bases of the segments, ascending.
 
     Raises:
         StorageError: if a swap is incomplete, so that the names mix old and new segments.
     """
-    half = unfinished_swap(names)
+    half = unfinished_swap(names.others)
     if half is not None:
         raise StorageError(
             f"{os.path.join(path, half)}: a segment swap is incomplete; "
             "open the log for writing once, which finishes it",
             path=path,
         )
-    return offsets_among(names, LOG)
+    return names.offsets[LOG]
 
 
 def _require_empty(log: PartitionLog, last: LastSession) -> int:
@@ -470,10 +468,10 @@ def _load_snapshot(
         if last.clean
         else max((b for b in bases if b < last.recovery_point), default=bases[0])
     )
-    usable = [b for b in bases if b <= verify_from]
+    usable = bases[: bisect_right(bases, verify_from)]
     base, entries = newest_snapshot(log.path, usable, delete_bad=delete_bad)
     log.core.load(base, entries)
-    return verify_from, [b for b in bases if b >= base], entries
+    return verify_from, bases[bases.index(base) :], entries
 
 
 def _checked_start(log: PartitionLog, log_start: int, last: LastSession) -> int:
@@ -492,15 +490,15 @@ def _checked_start(log: PartitionLog, log_start: int, last: LastSession) -> int:
     return min(log_start, end)
 
 
-def _has_its_files(path: str, base: int, names: list[str], *, only: bool) -> bool:
+def _has_its_files(path: str, base: int, names: PartitionNames, *, only: bool) -> bool:
     """Whether all of a segment's files are among `names`, so that none was created.
 
     With `only`, the snapshot at its base must still exist: a damaged one was removed.
     """
-    wanted = {file_name(base, suffix) for suffix in (LOG, INDEX, TIME_INDEX)}
-    snapshot = file_name(base, SNAPSHOT)
-    kept = not only or snapshot not in names or files.exists(os.path.join(path, snapshot))
-    return kept and wanted.issubset(names)
+    offsets = names.offsets
+    if only and base in offsets[SNAPSHOT] and not files.exists(file_path(path, base, SNAPSHOT)):
+        return False
+    return base in offsets[LOG] and base in offsets[INDEX] and base in offsets[TIME_INDEX]
 
 
 def _identify(log: PartitionLog, base: int, fd: int, last: LastSession) -> seals.Seal | None:

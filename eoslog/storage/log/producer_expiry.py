@@ -14,7 +14,7 @@ Source: protocol.md row 10; Kafka ProducerStateManager.removeExpiredProducers.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from eoslog.errors import EoslogError
@@ -35,7 +35,8 @@ def written_before(path: str, end: int, time_s: float, listed: Sequence[int] | N
         time_s: wall clock time in seconds.
         listed: the bases of the segments, ascending; None lists them.
     """
-    bases = [base for base in (listed or offsets_in(path, LOG)) if base <= end]
+    bases = listed or offsets_in(path, LOG)
+    bases = bases[: bisect_right(bases, end)]
 
     def young(i: int) -> bool:
         found = files.status(file_path(path, bases[i], LOG))

@@ -163,11 +163,11 @@ def drop_stray_snapshots(path: str, listed: Mapping[str, Sequence[int]], end: in
     As Kafka's ProducerStateManager.removeStraySnapshots. Returns whether any file was removed.
     """
     bases = set(listed[LOG])
-    strays = [offset for offset in listed[SNAPSHOT] if offset not in bases]
+    strays = sorted(set(listed[SNAPSHOT]) - bases)
     keep = max((o for o in strays if bases and max(bases) < o <= end), default=None)
     gone = [file_name(offset, SNAPSHOT) for offset in strays if offset != keep]
     # A seal beyond the end was written before a power loss that lost its segment.
-    gone += [file_name(o, SEAL) for o in listed[SEAL] if o != keep and o not in bases]
+    gone += [file_name(o, SEAL) for o in sorted(set(listed[SEAL]) - bases) if o != keep]
     for name in gone:
         files.remove(os.path.join(path, name))
     return bool(gone)

@@ -21,6 +21,7 @@ from eoslog.storage.segment.segment import (
     SWAP,
     TIME_INDEX,
     TXN_INDEX,
+    PartitionNames,
     file_path,
     is_of_a_partition,
     offset_of,
@@ -34,13 +35,13 @@ SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 
 
 def finish_renames(
-    path: str, names: Sequence[str] | None = None, *, as_kafka: bool = False, live: bool = False
+    path: str, found: PartitionNames | None = None, *, as_kafka: bool = False, live: bool = False
 ) -> bool:
     """Finish or undo a swap, according to the `.cleaned`, `.swap` and `.deleted` files.
 
     Args:
         path: the partition's directory.
-        names: the names in it, if just listed.
+        found: the names in it, if just listed.
         as_kafka: also remove the snapshot at the base of the replaced segments, as a broker does
             when it starts. By default it stays: it is still valid and, if the log begins there,
             the only record of earlier producers.
@@ -50,7 +51,7 @@ def finish_renames(
     Returns:
         Whether there was anything to do.
     """
-    if not _unfinished(files.names(path) if names is None else names):
+    if not _unfinished(found or PartitionNames.listed(path)):
         return False
     remove_all(path, DELETED)
     names = files.names(path)
@@ -86,12 +87,12 @@ def _remove_lost_indexes(path: str) -> None:
                 files.remove(file_path(path, offset, suffix))
 
 
-def _unfinished(names: Sequence[str]) -> bool:
+def _unfinished(found: PartitionNames) -> bool:
     """Whether there is a swap to finish, or an index without its segment."""
-    logs = {name[:20] for name in names if name[20:] == LOG}
-    lost = [n for n in names if n[20:] in (INDEX, TIME_INDEX, TXN_INDEX) and n[:20] not in logs]
-    return any(name[:20].isdecimal() for name in lost) or any(
-        name.endswith((CLEANED, SWAP, DELETED)) and is_of_a_partition(name) for name in names
+    offsets = found.offsets
+    indexed = {*offsets[INDEX], *offsets[TIME_INDEX], *offsets[TXN_INDEX]}
+    return not indexed.issubset(offsets[LOG]) or any(
+        name.endswith((CLEANED, SWAP, DELETED)) and is_of_a_partition(name) for name in found.others
     )
 
 

@@ -139,7 +139,7 @@ def read(
         return None
     if topic_id not in (None, stated_id) or base not in (None, stated_base):
         return None
-    times, aborted, snapshot = (Checksum(*sums[at : at + 2]) for at in (0, 2, 4))
+    times, aborted, snapshot = Checksum(*sums[:2]), Checksum(*sums[2:4]), Checksum(*sums[4:])
     return Seal(stated_id, stated_base, end, size, head, tail, largest, times, aborted, snapshot)
 
 

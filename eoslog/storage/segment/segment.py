@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -92,14 +92,36 @@ def offsets_among(names: Iterable[str], suffix: str) -> list[int]:
     return sorted([int(n[:20]) for n in names if n[20:] == suffix and n[:20].isdecimal()])
 
 
-def offsets_by_suffix(names: Iterable[str]) -> Mapping[str, Sequence[int]]:
-    """Return the offsets in names, by suffix, in the order of `names`."""
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    for name in names:
-        stem = name[:20]
-        if stem.isdecimal():
-            found[name[20:]].append(int(stem))
-    return found
+class PartitionNames(NamedTuple):
+    """The names in a partition's directory, sorted by kind.
+
+    Attributes:
+        offsets: the offsets of segments, indexes, snapshots and seals, ascending, by suffix.
+        others: all other names: unfinished files, checkpoints, files of other programs.
+    """
+
+    offsets: dict[str, list[int]]
+    others: list[str]
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Self:
+        """Sort ascending names in one pass: every opening of a partition does it."""
+        offsets: dict[str, list[int]] = {
+            LOG: [], INDEX: [], TIME_INDEX: [], TXN_INDEX: [], SNAPSHOT: [], SEAL: []
+        }  # fmt: skip
+        others = []
+        for name in names:
+            stem, suffix = name[:20], name[20:]
+            if suffix in offsets and stem.isdecimal():
+                offsets[suffix].append(int(stem))
+            else:
+                others.append(name)
+        return cls(offsets, others)
+
+    @classmethod
+    def listed(cls, directory: str) -> Self:
+        """List a directory."""
+        return cls.of(files.names(directory))
 
 
 class Segment:
