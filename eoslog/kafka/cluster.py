@@ -16,9 +16,11 @@ from eoslog._util.extras import to_install
 from eoslog.errors import (
     ConfigError,
     EoslogError,
+    ErrorCode,
     IllegalState,
     KafkaError,
     NonEmptyGroup,
+    RequestTimedOut,
     error_for,
 )
 from eoslog.model import OffsetAndMetadata, TopicPartition
@@ -124,40 +126,45 @@ def kafka_errors(what: str) -> Iterator[None]:
     try:
         yield
     except kafka.KafkaException as error:
-        found = error.args[0]
-        # The client's own errors have negative codes, and eoslog has no equivalent class.
-        raise error_for(max(found.code(), -1), f"{what}: {found.str()}") from error
+        raise _of_client(error.args[0], what) from error
+    except TimeoutError as error:
+        if isinstance(error, EoslogError):
+            raise
+        # It is of a future of the client.
+        raise RequestTimedOut(f"{what}: no answer within {TIMEOUT_S:g} s") from error
+
+
+def _of_client(error: Any, what: str) -> KafkaError:
+    """Return eoslog's exception for an error of the client.
+
+    The client's own errors have negative codes. Those of a cluster that does not answer become
+    RequestTimedOut, which is retriable. eoslog has no class for the others.
+    """
+    codes = require_confluent_kafka().KafkaError
+    code = error.code()
+    unanswered = error.retriable() or code in {
+        codes._ALL_BROKERS_DOWN, codes._TIMED_OUT, codes._TIMED_OUT_QUEUE, codes._TRANSPORT
+    }  # fmt: skip
+    if code < 0 and unanswered and not error.fatal():
+        code = ErrorCode.REQUEST_TIMED_OUT
+    return error_for(max(code, -1), f"{what}: {error.str()}")
 
 
 def retried(call: Callable[[], T]) -> T:
-    """Call again while the client reports a retriable error.
+    """Call again while the error is retriable, as for a topic that is new.
 
     Raises:
-        KafkaException: if the error is not retriable, or TIMEOUT_S has passed.
+        KafkaError: if the error is not retriable, or TIMEOUT_S has passed.
+        KafkaException: likewise, if the call raised the client's exception.
     """
     kafka = require_confluent_kafka()
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
             return call()
-        except kafka.KafkaException as error:
-            if not error.args[0].retriable() or time.monotonic() > deadline:
-                raise
-        time.sleep(_RETRY_S)
-
-
-def once_known(call: Callable[[], T]) -> T:
-    """Call again while a broker does not know a new topic or its leader yet.
-
-    Raises:
-        KafkaError: if the error is not retriable, or TIMEOUT_S has passed.
-    """
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        try:
-            return call()
-        except KafkaError as error:
-            if not error.retriable or time.monotonic() > deadline:
+        except (KafkaError, kafka.KafkaException) as error:
+            again = error.retriable if isinstance(error, KafkaError) else error.args[0].retriable()
+            if not again or time.monotonic() > deadline:
                 raise
         time.sleep(_RETRY_S)
 
@@ -317,7 +324,7 @@ class KafkaCluster:
                     for tp, future in answers
                 }
 
-        return once_known(listed)
+        return retried(listed)
 
     def committed(
         self, consumer: confluent_kafka.Consumer, partitions: Collection[TopicPartition]
@@ -328,7 +335,7 @@ class KafkaCluster:
             found = retried(lambda: consumer.committed(asked, TIMEOUT_S))
         for tp in found:
             if tp.error is not None:
-                raise error_for(max(tp.error.code(), -1), f"the position of {tp.topic}: {tp.error}")
+                raise _of_client(tp.error, f"the position of {tp.topic}")
         return _offsets(found)
 
     # --- the Side of group_offsets ---------------------------------------------------------------
@@ -380,14 +387,14 @@ class KafkaCluster:
             return int(message.offset()) + 1
         if error.code() == self.kafka.KafkaError._PARTITION_EOF:
             return int(message.offset())
-        raise error_for(max(error.code(), -1), f"reading {message.topic()}: {error.str()}")
+        raise _of_client(error, f"reading {message.topic()}")
 
     def groups(self) -> list[str]:
         """Return the ids of the consumer groups."""
         with kafka_errors("listing groups"):
             found = self._admin.list_consumer_groups().result(TIMEOUT_S)
         if found.errors:
-            raise error_for(max(found.errors[0].args[0].code(), -1), "listing groups")
+            raise _of_client(found.errors[0].args[0], "listing groups")
         return sorted(group.group_id for group in found.valid)
 
     def group_offsets(self, group: str) -> GroupOffsets:
@@ -435,7 +442,7 @@ class KafkaCluster:
                     f"group {group!r} of the cluster has members; stop its consumers, then "
                     "run this again"
                 )
-            raise error_for(max(tp.error.code(), -1), f"group {group!r}, {tp.topic}: {tp.error}")
+            raise _of_client(tp.error, f"group {group!r}, {tp.topic}")
 
 
 def _offsets(found: Iterable[Any]) -> dict[TopicPartition, OffsetAndMetadata]:

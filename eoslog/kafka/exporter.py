@@ -21,7 +21,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from eoslog.errors import ConfigError, EoslogError, IllegalState
+from eoslog.errors import ConfigError, EoslogError, IllegalState, KafkaError
 from eoslog.kafka.cluster import (
     COPIED,
     TIMEOUT_S,
@@ -31,10 +31,9 @@ from eoslog.kafka.cluster import (
     MoveOptions,
     check_empty,
     kafka_errors,
-    once_known,
     retried,
 )
-from eoslog.kafka.following import NewPartitions, run_job
+from eoslog.kafka.following import NewPartitions, pause_after, run_job, survives
 from eoslog.kafka.group_offsets import LogSide, MovedGroups
 from eoslog.kafka.log import MovedLog
 from eoslog.kafka.positions import check_ends, check_topics, of_targets, positions_in
@@ -61,7 +60,7 @@ def export_kafka(
         with closing(_Export(log, cluster, copying, options)) as export:
             return export.run(copied, NewPartitions(copying, counts))
 
-    return run_job(run, follow=options.follow)
+    return run_job(run, options)
 
 
 class _Export:
@@ -94,7 +93,7 @@ class _Export:
 
     def run(self, copied: int, new_partitions: NewPartitions) -> Moved:
         self._cluster.ensure_topics(self._counts, self._configs)
-        self._targets = once_known(lambda: self._cluster.topic_ids(self._counts))
+        self._targets = retried(lambda: self._cluster.topic_ids(self._counts))
         self._producer = self._cluster.producer(self.job, self._counts)
         groups = MovedGroups(LogSide(self._log), self._cluster, self._partitions, self._options)
         with kafka_errors(f"export job {self.job!r}"):
@@ -118,7 +117,11 @@ class _Export:
                 now = dict(reader.positions())
                 if now != moved.positions:
                     self._check(positions_in(now, self._ids))  # of which topic these records are
-                    self._send(batch, now)
+                    try:
+                        self._send(batch, now)
+                    except KafkaError as error:
+                        pause_after(error, self._options, self.job)
+                        return moved  # the next run aborts the open transaction
                     moved = Moved(self.job, moved.records + len(batch), now)
                     if self._options.progress is not None:
                         self._options.progress(moved)
@@ -159,7 +162,10 @@ class _Export:
                 try:
                     self._transaction(batch, positions)
                     return
-                except EoslogError:  # of a record or topic: the transaction must not stay open
+                except EoslogError as error:
+                    if survives(error, self._options):
+                        raise
+                    # The error is of a record or topic. The transaction must not stay open.
                     retried(lambda: self._producer.abort_transaction(TIMEOUT_S))
                     raise
                 except kafka.KafkaException as error:
@@ -180,6 +186,7 @@ class _Export:
         failpoint("export.produced")
         while producer.flush(TIMEOUT_S):  # what is on its way may reach a topic created later
             pass
+        failpoint("export.flushed")
         self._check_targets({record.topic for record in batch})
         failpoint("export.checked")
         retried(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from eoslog.config.keys import ProducerConfig, TopicConfig
 from eoslog.errors import ConfigError, KafkaError, UnknownTopicOrPartition
 from eoslog.kafka.cluster import COPIED, WAIT_S, KafkaCluster, Moved, MoveOptions, check_empty
-from eoslog.kafka.following import NewPartitions, run_job
+from eoslog.kafka.following import NewPartitions, pause_after, run_job
 from eoslog.kafka.group_offsets import LogSide, MovedGroups
 from eoslog.kafka.import_positions import ImportPositions
 from eoslog.kafka.log import MovedLog
@@ -55,7 +55,7 @@ def import_kafka(
         new_partitions = NewPartitions(copying, counts_later)
         return _TopicImport(log, cluster, copying, options).run(copied, new_partitions)
 
-    return run_job(run, follow=options.follow)
+    return run_job(run, options)
 
 
 class _TopicImport:
@@ -95,8 +95,13 @@ class _TopicImport:
                 batch, now = self._read(reader)
                 if not now:
                     continue
+                failpoint("import.read")
+                try:
+                    ids = self._cluster.topic_ids({tp.topic for tp in now})
+                except KafkaError as error:
+                    pause_after(error, self._options, self.job)
+                    return moved
                 behind = positions_in(now, self._ids)
-                ids = self._cluster.topic_ids({tp.topic for tp in now})
                 check_topics(self.job, behind, ids, self._remedy)
                 with producer.transaction() as transaction:
                     for message in batch:

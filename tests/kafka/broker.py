@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.kafka import jars
@@ -153,6 +153,16 @@ class Broker:
     def kill(self) -> None:
         """Kill -9."""
         self._end(signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Suspend it, so that it keeps its connections and does not answer."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self._process.pid, signal.SIGCONT)
 
     def _end(self, number: int) -> None:
         process, self._process = self._process, None

@@ -86,6 +86,7 @@ class ClusterSide:
         return len(found[topic].partitions) if topic in found else 0
 
 
+JOBS = {"export": "eoslog-export-", "import": "eoslog-import'"}
 SIDES = {"export": (LogSide, ClusterSide), "import": (ClusterSide, LogSide)}
 
 
@@ -98,14 +99,15 @@ def until(holds: Callable[[], bool]) -> None:
 
 @contextmanager
 def begun(
-    direction: str, path: Path, broker: Broker, *words: str, fail: str = ""
-) -> Iterator[subprocess.Popen[bytes]]:
+    direction: str, path: Path, broker: Broker, *words: str, fail: str = "",
+    stderr: int | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:  # fmt: skip
     """Start a job as a process of its own, and kill it at the end."""
     command = [sys.executable, "-m", "eoslog", "-d", str(path), direction, "kafka"]
     with subprocess.Popen(
         [*command, "--bootstrap", broker.bootstrap, *words],
         env={**os.environ, "EOSLOG_FAILPOINTS": fail},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
     ) as process:  # fmt: skip
         try:
             yield process
@@ -135,6 +137,36 @@ def test_a_following_job_copies_partitions_and_topics_that_are_added_later(
         assert process.poll() is None
     assert run(direction, path, broker, old, new) == 0
     assert [target.rows(old), target.rows(new)] == [source.rows(old), source.rows(new)]
+
+
+@pytest.mark.parametrize(("direction", "point"), [("export", "flushed:1"), ("import", "read:1")])
+def test_a_following_job_survives_a_cluster_that_does_not_answer_its_look(
+    direction: str, point: str, broker: Broker, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    eoslog.open(path).close()
+    source, target = (side(path, broker) for side in SIDES[direction])
+    topic = f"unanswered-{direction}"
+    source.create(topic, 1)
+    assert run(direction, path, broker, topic) == 0
+    source.produce(topic, 0, [b"1", b"2"])
+    words = (topic, "--follow", "-c", "socket.timeout.ms=1s")
+    fail = f"{direction}.{point}=stop"
+    with begun(direction, path, broker, *words, fail=fail, stderr=subprocess.PIPE) as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        with broker.suspended():
+            os.kill(process.pid, signal.SIGCONT)
+            assert process.stderr is not None
+            warning = next(line.decode() for line in process.stderr if b"run failed" in line)
+            assert f"job '{JOBS[direction]}" in warning
+            assert f"topic '{topic}' of the cluster: " in warning
+        until(lambda: len(target.rows(topic)) == 2)
+        source.produce(topic, 0, [b"3"])
+        until(lambda: len(target.rows(topic)) == 3)
+        assert process.poll() is None
+    assert run(direction, path, broker, topic) == 0
+    assert target.rows(topic) == source.rows(topic)
 
 
 KILLS = {
