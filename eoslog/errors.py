@@ -9,6 +9,7 @@ Source: Kafka `org.apache.kafka.common.errors`, KIP-360, KIP-890, KIP-1050.
 from __future__ import annotations
 
 import os
+from errno import EACCES, EPERM, EROFS
 from typing import Any, ClassVar
 
 from eoslog.error_codes import ErrorCode
@@ -574,6 +575,10 @@ class ConfigError(_Coded, ValueError, code=ErrorCode.INVALID_CONFIG):
 
     The message names the key, the value and what is expected.
     """
+
+
+UNWRITABLE = frozenset({EACCES, EPERM, EROFS})
+"""The `errno` of a StorageError where permissions or a mount forbid writing."""
 
 
 class StorageError(EoslogError, OSError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
 import os
 import re
 import sys
@@ -29,13 +28,12 @@ from eoslog.commands import nearby_logs
 from eoslog.commands.printing.json_text import as_json
 from eoslog.commands.printing.tables import TableColumn, table_of
 from eoslog.commands.quantities import key_value
-from eoslog.errors import StorageError, UnknownTopicOrPartition
+from eoslog.errors import UNWRITABLE, StorageError, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from eoslog import Log
 
 EXIT_CORRUPT = 5
-_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 FORMATS = ("table", "json", "jsonl", "csv")
 Row = Mapping[str, Any]
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -75,9 +73,9 @@ class CliContext:
         try:
             return eoslog.open(self.directory, create=False, read_only=read_only)
         except StorageError as error:
-            if error.errno not in _UNWRITABLE:
+            if error.errno not in UNWRITABLE:
                 self.refuse_missing(error)
-            if read_only or error.errno not in _UNWRITABLE:
+            if read_only or error.errno not in UNWRITABLE:
                 raise
             if not reads:
                 raise StorageError(

@@ -6,7 +6,6 @@ from the recovery point on, even if the last stop was clean.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 
 from eoslog import _core
 from eoslog.config.keys import TopicConfig
-from eoslog.errors import ConfigError, LockTimeout, StorageError
+from eoslog.errors import UNWRITABLE, ConfigError, LockTimeout, StorageError
 from eoslog.model import CLUSTER_METADATA_TOPIC
 from eoslog.reports import Problem, RepairReport
 from eoslog.storage.broker import lock as running_broker
@@ -30,8 +29,6 @@ from eoslog.storage.segment import segment_files
 from eoslog.storage.segment.segment import SEAL, file_path, offsets_in
 
 __all__ = ["PRODUCER_EXPIRY_MS", "index_interval_of", "repair_as_kafka"]
-
-_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 PRODUCER_EXPIRY_MS = 86_400_000
 """Kafka's default of producer.id.expiration.ms."""
@@ -57,7 +54,7 @@ def repair_as_kafka(path: str, *, now_ms: int | None = None) -> RepairReport:
     try:
         return _repair_as_kafka(path, time.time_ns() // 1_000_000 if now_ms is None else now_ms)
     except StorageError as error:
-        if error.errno not in _UNWRITABLE:
+        if error.errno not in UNWRITABLE:
             raise
         raise unwritable(path, error) from error
 
@@ -164,7 +161,7 @@ def alone(path: str, *, create: bool = False, read_only: bool = False) -> Iterat
     except FileNotFoundError:
         raise StorageError(f"not an eoslog directory: {SESSION_FILE} is missing", 2, path) from None
     except StorageError as error:
-        if error.errno not in _UNWRITABLE:
+        if error.errno not in UNWRITABLE:
             raise
         if not read_only:
             raise unwritable(path, error) from error

@@ -11,7 +11,6 @@ A crash leaves a control file with an old session number. The next session ignor
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import threading
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eoslog import _core
-from eoslog.errors import IllegalState, LockTimeout, StorageError
+from eoslog.errors import UNWRITABLE, IllegalState, LockTimeout, StorageError
 from eoslog.storage.directory import processes
 from eoslog.storage.fs import files
 from eoslog.storage.fs.opened_directory import OpenedDirectory
@@ -28,7 +27,6 @@ from eoslog.storage.fs.timeouts import LOCK_TIMEOUT_S
 
 CONTROL_FILE = "eoslog.control"
 SESSION_FILE = "eoslog.session"
-_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 PROCESS_FILE = "eoslog.process"
 POISON_FILE = "eoslog.poison"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
@@ -99,7 +97,7 @@ def explain_unwritable(remedy: str) -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        if error.errno not in _UNWRITABLE:
+        if error.errno not in UNWRITABLE:
             raise
         raise StorageError(
             f"the directory is not writable; check its permissions and its mount{remedy}",
