@@ -35,7 +35,7 @@ from eoslog.commands import (
 from eoslog.commands import (
     verify as histories,
 )
-from eoslog.commands.context import EXIT_CORRUPT
+from eoslog.commands.context import EXIT_CORRUPT, CliContext
 from eoslog.commands.directory_options import at_every_level
 from eoslog.commands.printing.remedies import for_a_shell
 from eoslog.shown_values import printable
@@ -133,8 +133,9 @@ at_every_level(root)
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; see `eoslog.cli.main`."""
     _streams()
+    context = CliContext()
     try:
-        code = _run(arguments)
+        code = _run(arguments, context)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has enough (`| head`)
         code = 0
@@ -148,7 +149,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print("eoslog: interrupted", file=sys.stderr)
         code = EXIT_INTERRUPTED
     except (errors.EoslogError, OSError) as error:
-        print(f"eoslog: {for_a_shell(str(error))}", file=sys.stderr)
+        directory = context.directory if context.given.get("-d") else None
+        print(f"eoslog: {for_a_shell(str(error), directory)}", file=sys.stderr)
         code = exit_code_of(error)
     except UnicodeEncodeError as error:  # of an argument: what is printed is escaped
         print(
@@ -177,12 +179,13 @@ def _unexpected(error: Exception) -> int:
     return EXIT_RUNTIME
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str] | None, context: CliContext) -> int:
     try:
         result = root.main(
             args=None if arguments is None else list(arguments),
             prog_name="eoslog",
             standalone_mode=False,
+            obj=context,
         )
         return result if isinstance(result, int) else 0
     except click.ClickException as error:

@@ -188,25 +188,44 @@ def test_field_C12_init_sets_the_mode(cli, place):
     assert cli("init").code == 0
 
 
+TOPICS = ["topic create nope", "topic list"]
+
+
 @pytest.mark.parametrize(
-    ("line", "remedy"),
+    ("line", "remedies"),
     [
-        ("topic delete -y nope", "`eoslog topic list` lists the topics"),
-        ("topic alter nope -p 3", "`eoslog topic list` lists the topics"),
-        ("offsets nope", "`eoslog topic list` lists the topics"),
-        ("consume nope", "`eoslog topic list` lists the topics"),
-        ("produce nope", "`eoslog topic list` lists the topics"),
-        ("compact -t nope", "`eoslog topic list` lists the topics"),
-        ("group reset g -t nope --to 0 --create", "`eoslog topic list` lists the topics"),
-        ("why nope", "`eoslog group list` lists all groups"),
-        ("group describe nope", "`eoslog group list` lists all groups"),
-        ("group delete nope -y", "`eoslog group list` lists all groups"),
-        ("txn resolve nope commit", "`eoslog txn pending` lists them"),
+        ("topic delete -y nope", TOPICS),
+        ("topic alter nope -p 3", ["topic list"]),
+        ("offsets nope", TOPICS),
+        ("consume nope", TOPICS),
+        ("consume nope -g g", TOPICS),
+        ("produce nope", TOPICS),
+        ("produce -- -nope", ["topic create -- -nope", "topic list"]),
+        ("offsets no:pe", ["topic list"]),
+        ("compact -t nope", TOPICS),
+        ("group reset g -t nope --to 0 --create", TOPICS),
+        ("why nope", ["group list"]),
+        ("group describe nope", ["group list"]),
+        ("group delete nope -y", ["group list"]),
+        ("txn resolve nope commit", ["txn pending"]),
     ],
 )
-def test_remedies_of_the_command_line_name_commands(shop, monkeypatch, line, remedy):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+def test_remedies_of_the_command_line_are_commands_that_work(
+    shop, place, monkeypatch, line, remedies
+):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"value\n")))
     found = shop(*line.split())
     assert found.code == 3
-    assert remedy in found.err
+    named = [words for words in found.err.split("`") if words.startswith("eoslog ")]
+    assert named == [f"eoslog -d {place} {words}" for words in remedies]
     assert "log." not in found.err
+    assert [main(shlex.split(words)[1:]) for words in named] == [0] * len(named)
+
+
+def test_a_remedy_repeats_the_directory_as_a_shell_reads_it(shop, place, monkeypatch, capsys):
+    there = place.rename(place.parent / "my log {0}")
+    assert main(["-d", str(there), "offsets", "nope"]) == 3
+    assert f"`eoslog -d '{there}' topic create nope`" in capsys.readouterr().err
+    monkeypatch.setenv("EOSLOG_DIR", str(there))
+    assert main(["offsets", "nope"]) == 3
+    assert "`eoslog topic create nope`" in capsys.readouterr().err
