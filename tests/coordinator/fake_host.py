@@ -212,6 +212,7 @@ class FakeHost:
         self.metadata = self.disk.metadata
         self.transactions = FakeTransactions()
         self.scheduled: list[tuple[float, Callable[[], object]]] = []
+        self.idle_member = 0
         self.groups = GroupCoordinator(self)
 
     def close(self) -> None:
@@ -265,7 +266,7 @@ class FakeHost:
         return next((age for (n, _), age in self.disk.living.items() if n == number), 1e9)
 
     def note_idle_member(self, member: int, since_ms: int) -> None:
-        pass
+        self.idle_member = member
 
     def schedule(self, what: str, interval_s: float, run: Callable[[], object]) -> None:
         self.scheduled.append((interval_s, run))

@@ -26,7 +26,7 @@ class LocalMember:
     last_poll: float
     max_poll_interval: float
     session_timeout: float
-    leaving: bool = False  # its consumer has left it
+    leaving: bool = False  # its consumer has left it, or could not join
 
     @property
     def overdue(self) -> bool:
@@ -58,6 +58,13 @@ class LocalMembers:
         """Remove a member that has left or was removed."""
         with self._mutex:
             self._members.pop((group_id, member_id), None)
+
+    def mark_leaving(self, group_id: str, member_id: str) -> None:
+        """Have `GroupMembership.tick` remove a member, until it is removed."""
+        with self._mutex:
+            local = self._members.get((group_id, member_id))
+            if local is not None:
+                local.leaving = True
 
     def touch(self, group_id: str, member_id: str) -> float:
         """Note a poll, and return the time of the previous one."""

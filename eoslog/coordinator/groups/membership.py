@@ -140,10 +140,17 @@ class GroupMembership:
 
         shard = self._shards.of(group_id)
         self._start_ticking()
+        known = self._members.find(group_id, new_id)
+        joined = known is not None and not known.leaving
         # Before the append: an interrupt after it leaves a member that does not poll.
         self._members.add(group_id, new_id, rebalance_timeout_ms, session_timeout_ms)
-        while full:
-            shard.change(decide)
+        try:
+            while full:
+                shard.change(decide)
+        except BaseException:
+            if not joined:  # `tick` removes it, also if the append is in the log
+                self._members.mark_leaving(group_id, new_id)
+            raise
         self._members.add(group_id, new_id, rebalance_timeout_ms, session_timeout_ms)
         return new_id
 
@@ -198,9 +205,7 @@ class GroupMembership:
 
     def leave(self, group_id: str, member_id: str) -> None:
         """See `GroupCoordinator.leave`."""
-        local = self._members.find(group_id, member_id)
-        if local is not None:
-            local.leaving = True  # if the append fails, `tick` tries again
+        self._members.mark_leaving(group_id, member_id)  # if the append fails, `tick` tries again
         self._leave(group_id, member_id)
 
     def _leave(self, group_id: str, member_id: str) -> bool:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from eoslog.coordinator.groups import liveness as group_watch
 from eoslog.coordinator.groups.coordinator import GroupCoordinator, Heartbeat
+from eoslog.coordinator.groups.local_members import member_hash
 from eoslog.coordinator.groups.state import GroupTable
 from eoslog.errors import (
     ConfigError,
@@ -19,6 +20,7 @@ from eoslog.errors import (
     GroupNotFound,
     NonEmptyGroup,
     StaleMemberEpoch,
+    StorageError,
     UnknownMember,
 )
 from eoslog.model import OffsetAndMetadata, TopicPartition
@@ -165,6 +167,38 @@ def test_a_member_that_polls_after_its_removal_failed_stays(disk):
     a.poll()
     tick()
     assert len(a.groups.describe_group("g").members) == 1
+
+
+@contextlib.contextmanager
+def failing_appends():
+    files.arm_failpoint("group.decided", "EIO")
+    try:
+        with pytest.raises(StorageError):
+            yield
+    finally:
+        files.disarm_failpoints()
+
+
+def test_a_member_that_could_not_join_is_not_reported_as_idle(disk):
+    host = FakeHost(disk)
+    groups = GroupCoordinator(host)
+    with failing_appends():
+        groups.join("g", subscription=["t"])
+    member = groups.join("g", subscription=["t"])
+    [(_, tick)] = host.scheduled
+    tick()
+    assert host.idle_member == member_hash("g", member)
+
+
+def test_a_member_whose_subscription_could_not_be_changed_stays(disk):
+    a = Client(FakeHost(disk))
+    a.poll()
+    with failing_appends():
+        a.groups.join("g", a.id, subscription=["other"])
+    [(_, tick)] = a.host.scheduled
+    tick()
+    assert a.poll() == [0, 1, 2, 3]
+    assert a.host.idle_member == member_hash("g", a.id)
 
 
 def test_leaving_a_group_frees_the_partitions(disk):
