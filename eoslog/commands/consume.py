@@ -100,6 +100,9 @@ def consume(
     Numbers that JSON lacks are the texts "NaN", "Infinity" and "-Infinity". The first record that
     cannot be decoded ends the command.
 
+    In CSV, a null key or value is an empty field, and an empty one is "". A value with bytes that
+    are not UTF-8 is in value_hex, and a key in key_hex.
+
     Exit code 2 if no partition contains the offset of -o.
 
     \b

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import sys
@@ -125,10 +124,10 @@ class CliContext:
         if not names:
             rows = list(rows)
             names = list(rows[0]) if rows else []
-        writer = csv.writer(sys.stdout, lineterminator="\n")
         if header:
-            writer.writerow(names)
-        writer.writerows([cell(row.get(name)) for name in names] for row in rows)
+            print(",".join(map(_csv_field, names)))
+        for row in rows:
+            print(",".join([_csv_field(row.get(name)) for name in names]))
 
     def show_one(self, row: Row) -> None:
         """Print one object: as a two-column table on a terminal, otherwise as a row."""
@@ -204,6 +203,8 @@ class CliContext:
 
 _CONTROL = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029]")
 """Control characters except the tab."""
+_QUOTED = re.compile('[,"\r\n]')
+"""The characters of a field of CSV that need quotes."""
 
 
 def _flat(row: Row, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -213,6 +214,17 @@ def _flat(row: Row, above: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{above}{name}.")
         else:
             yield above + name, value
+
+
+def _csv_field(value: Any) -> str:
+    """Return a value as a field of CSV, as PostgreSQL's COPY writes it.
+
+    Null is empty, and an empty text is in quotes. The `csv` module cannot do this before 3.12.
+    """
+    text = cell(value)
+    if _QUOTED.search(text) or (not text and value is not None):
+        return '"' + text.replace('"', '""') + '"'
+    return text
 
 
 def cell(value: Any) -> str:

@@ -247,6 +247,22 @@ def test_csv_has_columns_for_bytes_that_are_not_text(shop, stdin):
     assert shop("consume", "orders", "-p", 1, form="csv").out == header
 
 
+def test_csv_distinguishes_a_null_from_an_empty_text(shop, stdin):
+    stdin(
+        b'{"key": "", "value": null}\n{"key": null, "value": ""}\n{"key_hex": "fe", "value": ","}\n'
+        b'{"key": "a\\nb", "value": "\\""}\n'
+    )
+    shop("produce", "orders", "--jsonl", "-p", 0)
+    text = shop("consume", "orders", form="csv").out
+    fields = [re.sub(r"^orders,0,\d+,\d+,", "", line) for line in text.splitlines()[1:]]
+    assert fields == ['"",,,,', ',,"",,', ',fe,",",,', '"a', 'b",,"""",,']
+    read = list(csv.reader(io.StringIO(text)))[1:]
+    assert [row[4:] for row in read] == [
+        ["", "", "", "", ""], ["", "", "", "", ""], ["", "fe", ",", "", ""],
+        ["a\nb", "", '"', "", ""],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
