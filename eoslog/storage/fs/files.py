@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterator
 
 from eoslog import _core
-from eoslog.errors import DiskFull, EoslogError, StorageError, TooManyOpenFiles
+from eoslog.errors import ConfigError, DiskFull, EoslogError, StorageError, TooManyOpenFiles
 from eoslog.shown_paths import get_logger
 from eoslog.storage.fs import opened_directory
 
@@ -29,7 +29,8 @@ _NO_WAIT = os.O_NONBLOCK
 """Nothing is opened that blocks: a named pipe in place of a file waits for its other end."""
 _BLOCK = 4096
 """Bytes to which direct reads are aligned; no device has larger logical blocks."""
-_KILL_BEFORE, _KILL_AFTER, _SHORT, _STOP = 0, -1, -2, -3
+_CALL_ACTIONS = {"kill": 0, "kill-after": -1, "short": -2, "stop": -3}
+_POINT_ACTIONS = ("kill", "stop", "interrupt", "trip")
 
 _KINDS = {
     errno.ENOSPC: DiskFull,
@@ -458,8 +459,7 @@ def arm_failpoint(name: str, action: str, nth: int = 1) -> None:
         nth: 1 is the next pass.
     """
     if name in _core.FAULT_CALLS:
-        codes = {"kill": _KILL_BEFORE, "kill-after": _KILL_AFTER, "short": _SHORT, "stop": _STOP}
-        code = codes.get(action)
+        code = _CALL_ACTIONS.get(action)
         _core.arm_fault(name, nth, getattr(errno, action) if code is None else code)
     else:
         _armed[name] = [""] * (nth - 1) + [action]
@@ -530,13 +530,37 @@ def failpoints_armed() -> bool:
 
 
 def _arm_from_environment() -> None:
+    """Arm the faults that the environment variable names.
+
+    Raises:
+        ConfigError: if an item does not have the accepted form.
+    """
     items = os.environ.get(_VARIABLE, "")
     if items:
         logger.warning("%s=%s: failpoints armed, failing at these points", _VARIABLE, items)
     for item in filter(None, items.split(",")):
         where, _, action = item.partition("=")
-        name, _, nth = where.partition(":")
-        arm_failpoint(name, action or "kill", int(nth or 1))
+        name, colon, nth = where.partition(":")
+        action = action or "kill"
+        if not name or not _is_action(name, action) or (colon and not _is_count(nth)):
+            actions = ", ".join(_CALL_ACTIONS if name in _core.FAULT_CALLS else _POINT_ACTIONS)
+            raise ConfigError(
+                f"{_VARIABLE}={items}: item {item!r} must have the form NAME[:NTH][=ACTION], with "
+                f"NTH an integer of at least 1, and ACTION one of {actions} or an errno name such "
+                "as EIO; correct the variable or unset it"
+            )
+        arm_failpoint(name, action, int(nth or 1))
+
+
+def _is_action(name: str, action: str) -> bool:
+    if name in _core.FAULT_CALLS:
+        return action in _CALL_ACTIONS or action in errno.errorcode.values()
+    action = action.partition("@")[0]
+    return action in _POINT_ACTIONS or action in errno.errorcode.values()
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) > 0
 
 
 _arm_from_environment()
