@@ -39,7 +39,8 @@ def query(
     arrow.require_pyarrow()
     duckdb: Any = package("duckdb", "query", "duckdb")
     failed: list[EoslogError] = []
-    with duckdb.connect(":memory:") as connection:
+    # Otherwise DuckDB takes the name of a missing topic for a variable of this function.
+    with duckdb.connect(":memory:", config={"python_enable_replacements": False}) as connection:
         try:
             names = _topics_of(connection.get_table_names(sql), set(topics))
             for name, scan in scans(set(names.values())).items():
@@ -54,6 +55,8 @@ def query(
             if missing is not None:
                 near = difflib.get_close_matches(missing[1], topics, 1)
                 hint = f"did you mean {near[0]!r}?" if near else "log.topics() lists all topics"
+                if near == [missing[1]]:
+                    hint = "a topic has no schema in SQL: write its name alone"
                 raise UnknownTopicOrPartition(
                     f"query: topic {shown(missing[1])} does not exist; {hint}"
                 ) from error

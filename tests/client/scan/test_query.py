@@ -63,7 +63,11 @@ def test_a_name_that_means_two_topics_is_refused(log):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("payments", r"log\.topics\(\) lists all topics$"), ("ordesr", "did you mean 'orders'")],
+    [
+        ("payments", r"log\.topics\(\) lists all topics$"),
+        ("ordesr", "did you mean 'orders'"),
+        *((local, "") for local in ("failed", "topics", "scans", "sql")),
+    ],
 )
 def test_a_missing_topic_is_named_with_a_topic_of_the_log(log, name, hint):
     with pytest.raises(errors.UnknownTopicOrPartition, match=f"'{name}' does not exist; {hint}"):
@@ -87,3 +91,8 @@ def test_damage_keeps_its_type(log):
     segment.write_bytes(data)
     with eoslog.open(path, read_only=True) as log, pytest.raises(errors.CorruptRecord):
         log.query("select * from orders")
+
+
+def test_a_topic_with_a_schema_is_named_alone(log):
+    with pytest.raises(errors.UnknownTopicOrPartition, match="write its name alone"):
+        log.query("select count(*) from memory.main.orders")
