@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from eoslog._util.argument_types import explained_calls
+from eoslog._util.arguments import as_int, as_list_of
 from eoslog._util.extras import to_install
 from eoslog.errors import (
     ConfigError,
@@ -73,11 +74,18 @@ class MoveOptions:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        """Check that the options fit together.
+        """Check the options.
 
         Raises:
-            ConfigError: if groups are given for a run that does not end.
+            ConfigError: if `records` or `groups` has a wrong type or value, or if groups are given
+                for a run that does not end.
         """
+        if as_int("records", self.records) < 1:
+            raise ConfigError(
+                f"records: expected at least 1 record per transaction, got {self.records}"
+            )
+        if self.groups != "all":
+            as_list_of(str, "groups", 'group ids, or "all"', self.groups)
         if self.groups and self.follow:
             raise ConfigError(
                 "groups are moved at the end of a run, and a run with follow=True does not end; "

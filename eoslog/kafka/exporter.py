@@ -21,6 +21,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from eoslog._util.arguments import as_list_of
 from eoslog.errors import ConfigError, EoslogError, IllegalState, KafkaError
 from eoslog.kafka.cluster import (
     COPIED,
@@ -48,7 +49,7 @@ def export_kafka(
     log: MovedLog, bootstrap: str, topics: Sequence[str] | None, options: MoveOptions
 ) -> Moved:
     """Send committed records into a Kafka cluster; see `Log.export_kafka`."""
-    named = None if topics is None else list(topics)
+    named = None if topics is None else as_list_of(str, "topics", "topic names", topics)
     cluster = KafkaCluster(bootstrap, options.config)
 
     def counts() -> dict[str, int]:

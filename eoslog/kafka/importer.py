@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from eoslog._util.arguments import as_list_of
 from eoslog.config.keys import ProducerConfig, TopicConfig
 from eoslog.errors import ConfigError, KafkaError, UnknownTopicOrPartition
 from eoslog.kafka.cluster import COPIED, WAIT_S, KafkaCluster, Moved, MoveOptions, check_empty
@@ -33,7 +34,7 @@ def import_kafka(
     log: MovedLog, bootstrap: str, topics: Sequence[str] | None, options: MoveOptions
 ) -> Moved:
     """Take committed records out of a Kafka cluster; see `Log.import_kafka`."""
-    named = None if topics is None else list(topics)
+    named = None if topics is None else as_list_of(str, "topics", "topic names", topics)
     cluster = KafkaCluster(bootstrap, options.config)
 
     def counts() -> dict[str, int]:
