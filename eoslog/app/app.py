@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from eoslog._util.argument_types import explained_calls
 from eoslog._util.arguments import as_directory, as_int, as_list_of, as_seconds, shown
 from eoslog._util.closing import Closing
-from eoslog.app.clients import guarantee_of, longest_task_s
+from eoslog.app.clients import guarantee_of, longest_step_s
 from eoslog.app.instance import Instance, folder_of
 from eoslog.app.tables.table import AppTable
 from eoslog.app.task_watch import watched
@@ -96,6 +96,12 @@ class App(Closing):
         self._id = id
         self._guarantee = guarantee_of(processing_guarantee)
         self._commit_interval = as_seconds("commit_interval", commit_interval)
+        self._longest_s = longest_step_s(self._guarantee)
+        if self._commit_interval >= self._longest_s:
+            raise ConfigError(
+                f"app {id!r}: commit_interval: expected less than {self._longest_s:g} s with "
+                f"processing_guarantee={self._guarantee!r}, got {self._commit_interval:g}"
+            )
         if as_int("max_records", max_records, "1 or more") < 1:
             raise ConfigError(f"max_records: expected 1 or more, got {max_records}")
         self._max_records = max_records
@@ -218,13 +224,12 @@ class App(Closing):
             if not callable(handler):
                 raise ConfigError(f"task: expected a function, got {shown(handler)}")
             task = task_of(handler, topic, options, self._own(tables))
-            most = longest_task_s(self._guarantee, self._commit_interval)
+            most = self._longest_s - self._commit_interval
             if task.task_timeout > most:
                 raise ConfigError(
                     f"app {self._id!r}, task {task.name!r}: task_timeout: expected at most "
-                    f"{most:g} s with processing_guarantee='exactly_once' and commit_interval="
-                    f"{self._commit_interval:g}, got {task.task_timeout:g}; let the task do less, "
-                    "or take another guarantee"
+                    f"{most:g} s with processing_guarantee={self._guarantee!r} and commit_interval="
+                    f"{self._commit_interval:g}, got {task.task_timeout:g}; let the task do less"
                 )
             for other in self._tasks.values():
                 if other.topic == topic:

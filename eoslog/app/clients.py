@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from eoslog.descriptions import TransactionOutcome
     from eoslog.log import Log
 
-__all__ = ["Clients", "OutputTransaction", "clients_of", "guarantee_of", "longest_task_s"]
+__all__ = ["Clients", "OutputTransaction", "clients_of", "guarantee_of", "longest_step_s"]
 
 logger = get_logger("eoslog.app")
 
@@ -72,11 +71,13 @@ class OutputTransaction(Protocol):
         ...
 
 
-def longest_task_s(guarantee: str, commit_interval: float) -> float:
-    """Return the largest `task_timeout` with which a transaction stays in its limit."""
-    if guarantee != "exactly_once":
-        return math.inf
-    return TRANSACTION_MAX_TIMEOUT_MS / 1000 - _MARGIN_S - commit_interval
+def longest_step_s(guarantee: str) -> float:
+    """Return the most seconds of a `commit_interval` and a `task_timeout` together.
+
+    A longer step would exceed the largest timeout of a transaction, or of a member of a group.
+    """
+    most_ms = TRANSACTION_MAX_TIMEOUT_MS if guarantee == "exactly_once" else _LARGEST
+    return most_ms / 1000 - _MARGIN_S
 
 
 def guarantee_of(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -308,13 +309,26 @@ def test_a_task_cannot_take_longer_than_a_transaction(log):
     app = eoslog.App(log, "options")
     with pytest.raises(ConfigError, match="task 'work': task_timeout: expected at most 869.9 s"):
         app.task("numbers", task_timeout=870)(work)
-    with pytest.raises(ConfigError, match="commit_interval=900, got 60"):
-        eoslog.App(log, "options", commit_interval=900).task("numbers")(work)
+    with pytest.raises(ConfigError, match="commit_interval=869, got 60"):
+        eoslog.App(log, "options", commit_interval=869).task("numbers")(work)
+    with pytest.raises(ConfigError, match="commit_interval: expected less than 870 s .*got 900"):
+        eoslog.App(log, "options", commit_interval=900)
     app.task("numbers", task_timeout=869.9)(work)
     app.run(until="caught_up")
     more = eoslog.App(log, "more", "at_least_once", commit_interval=900)
     more.task("numbers", task_timeout=3600)(work)
     more.run(until="caught_up")
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize("seconds", [math.inf, 1e12, 3e6])
+def test_a_time_that_no_member_of_a_group_can_have_is_refused(log, guarantee, seconds):
+    def work(record, ctx): ...
+
+    with pytest.raises(ConfigError, match=r"task 'work': task_timeout: expected at most 2\.14745e"):
+        eoslog.App(log, "long", guarantee).task("numbers", task_timeout=seconds)(work)
+    with pytest.raises(ConfigError, match=r"commit_interval: expected less than 2\.14745e"):
+        eoslog.App(log, "long", guarantee, commit_interval=seconds)
 
 
 def test_a_topic_has_one_task(log):
