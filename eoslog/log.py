@@ -971,6 +971,10 @@ class Log(Closing):
         loop ends by `break` or an exception, the batch is rolled back, and its records are read
         again by the next loop. The same holds after a crash.
 
+        Until the first commit, the database has no offset. Pass `auto_offset_reset="earliest"` to
+        the consumer: with the default, "latest", a process that dies before that commit is
+        followed by one that begins at the end of the topic.
+
         The loop continues until the consumer is closed. If another consumer has taken over a
         partition, the batch is rolled back, and the loop continues with the offsets of the
         database.

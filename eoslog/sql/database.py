@@ -45,7 +45,8 @@ class Database(Closing):
     Pass it to `Log.sink`, or to a consumer as its offset store::
 
         database = eoslog.sql.Database("shop.sqlite")
-        with log.consumer("orders", group_id="billing") as consumer:
+        reading = {"group_id": "billing", "auto_offset_reset": "earliest"}
+        with log.consumer("orders", **reading) as consumer:
             for batch in log.sink(consumer, database):
                 for record in batch:
                     batch.connection.execute("insert into bill values (?)", (record.value,))
