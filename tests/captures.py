@@ -1,4 +1,4 @@
-"""What real brokers left, packed in `tests/data`."""
+"""What brokers and earlier versions left, packed in `tests/data`."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ The archives in `tests/data/directories` are kept permanently: one folder for ea
 """
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import eoslog
 from eoslog import TopicPartition
 from eoslog.errors import UnsupportedFormat
 from eoslog.storage.format.checkpoints import FORMAT
+from tests.captures import unpack
 from tests.paths import DATA
 from tests.storage.directory.kept_directory import content
 
@@ -22,8 +22,7 @@ ENDS = ("closed", "killed")
 
 
 def unpacked(folder: str, end: str, place: Path) -> Path:
-    with tarfile.open(KEPT / folder / f"{end}.tar.xz") as archive:
-        archive.extractall(place, filter="data")
+    unpack(KEPT / folder / f"{end}.tar.xz", place)
     return place / "log"
 
 
