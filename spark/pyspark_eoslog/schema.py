@@ -139,12 +139,20 @@ def check_source_schema(schema: StructType) -> None:
 def check_sink_schema(schema: StructType, topic_option: str | None) -> None:
     """Check the columns of a DataFrame to write, as Spark's Kafka sink does.
 
-    Unknown columns are not written.
+    Other columns are not written. This sink matches names exactly, and Spark in any case of
+    letters. So `KEY` is an error: without it, every record would lose its key.
 
     Raises:
-        ConfigError: if there is no `value`, no topic, or a column has the wrong type.
+        ConfigError: if there is no `value`, no topic, or a column has the wrong type or differs
+            from a column of the sink only in the case of letters.
     """
     names = schema.fieldNames()
+    for name in names:
+        if name not in SINK_TYPES and name.lower() in SINK_TYPES:
+            raise ConfigError(
+                f"column '{name}' is not written: the column is '{name.lower()}', in lower case; "
+                f"rename it with withColumnRenamed('{name}', '{name.lower()}'), or drop it"
+            )
     if "value" not in names:
         raise ConfigError(f"the DataFrame has no column 'value', only {', '.join(names) or 'none'}")
     if topic_option is None and "topic" not in names:
