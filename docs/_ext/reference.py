@@ -338,15 +338,10 @@ def spark_groups() -> list[tuple[str, list[str]]]:
 
     known = list(spark_texts())
 
-    def ordered(names: set[str]) -> list[str]:
+    def ordered(names: frozenset[str]) -> list[str]:
         return sorted(names, key=lambda n: (known.index(n) if n in known else len(known), n))
 
-    return [
-        ("Reading and writing", ordered(set(options._SHARED))),
-        ("Reading", ordered(set(options._READ))),
-        ("Reading a stream", ordered(set(options._STREAM_READ))),
-        ("Writing", ordered(set(options._WRITE))),
-    ]
+    return [(title, ordered(names)) for title, _, names in options._GROUPS]
 
 
 def spark_options() -> str:

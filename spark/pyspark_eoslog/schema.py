@@ -136,6 +136,31 @@ def check_source_schema(schema: StructType) -> None:
             )
 
 
+def check_column_options(schema: StructType, options: Options) -> None:
+    """Check that the options that choose columns agree with the columns of a read.
+
+    They do not if the user gives a schema, which then decides.
+
+    Raises:
+        ConfigError: if an option has no effect.
+    """
+    types = {field.name: field.dataType.simpleString() for field in schema}
+    without = {}
+    if options.columns is not None and options.columns != tuple(types):
+        without["columns"] = ",".join(options.columns)
+    if options.include_headers and "headers" not in types:
+        without["includeHeaders"] = "true"
+    for column, form in (("key", options.key_format), ("value", options.value_format)):
+        if form == "string" and types.get(column) == "binary":
+            without[f"{column}Format"] = form
+    for option, value in without.items():
+        raise ConfigError(
+            f"option '{option}' = {value!r} has no effect with a schema, which has the columns "
+            f"{', '.join(f'{name} {kind}' for name, kind in types.items())}; "
+            f"remove '{option}', or change the schema"
+        )
+
+
 def check_sink_schema(schema: StructType, topic_option: str | None) -> None:
     """Check the columns of a DataFrame to write, as Spark's Kafka sink does.
 

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from pyspark_eoslog.options.options import Options
+    from pyspark_eoslog.options.options import Options, Use
     from pyspark_eoslog.read.batch import EoslogReader
     from pyspark_eoslog.read.splitting import Pinned
     from pyspark_eoslog.read.stream import EoslogStreamReader
@@ -102,6 +102,21 @@ class EoslogDataSource(DataSource):
             self.parsed = parsed
         return self.parsed
 
+    def _read_options(self, schema: StructType, use: Use) -> Options:
+        """Return the options of a read of these columns.
+
+        Raises:
+            ConfigError: if they name no topics, or a given option has no effect.
+        """
+        from pyspark_eoslog.options.options import check_use
+        from pyspark_eoslog.schema import check_column_options
+
+        options = self._options(schema)
+        options.require_read()
+        check_use(self._given, use)
+        check_column_options(schema, options)
+        return options
+
     @classmethod
     def name(cls) -> str:
         """Return the name for `format`."""
@@ -118,10 +133,10 @@ class EoslogDataSource(DataSource):
 
     def reader(self, schema: StructType) -> EoslogReader:
         """Create a batch reader of the ranges pinned at `load()`."""
+        from pyspark_eoslog.options.options import Use
         from pyspark_eoslog.read.batch import EoslogReader
 
-        options = self._options(schema)
-        options.require_read()
+        options = self._read_options(schema, Use.BATCH_READ)
         if self._refused is not None:
             raise self._refused
         if self._ranges is None:
@@ -133,22 +148,26 @@ class EoslogDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> EoslogWriter:
         """Create a batch writer, atomic over all partitions."""
+        from pyspark_eoslog.options.options import Use, check_use
         from pyspark_eoslog.write.batch import EoslogWriter
 
+        check_use(self._given, Use.BATCH_WRITE)
         return EoslogWriter(self._options(), schema, overwrite)
 
     def streamReader(self, schema: StructType) -> EoslogStreamReader:
         """Create a reader of a stream of committed records."""
+        from pyspark_eoslog.options.options import Use
         from pyspark_eoslog.read.stream import EoslogStreamReader
 
-        options = self._options(schema)
-        options.require_read()
+        options = self._read_options(schema, Use.STREAM_READ)
         return EoslogStreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> EoslogStreamWriter:
         """Create an exactly-once sink; `overwrite` means complete mode, which appends."""
+        from pyspark_eoslog.options.options import Use, check_use
         from pyspark_eoslog.write.stream import EoslogStreamWriter
 
+        check_use(self._given, Use.STREAM_WRITE)
         return EoslogStreamWriter(self._options(), schema)
 
 

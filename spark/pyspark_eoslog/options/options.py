@@ -7,6 +7,7 @@ not touch a directory or import pyspark.
 from __future__ import annotations
 
 import difflib
+import enum
 import json
 import os
 import re
@@ -26,33 +27,64 @@ START = "@start"
 
 PartitionKey = tuple[str, int]
 
-_READ = {
-    "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets",
-    "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "isolationLevel",
-    "kafka.isolation.level", "includeHeaders", "minPartitions", "maxRecordsPerPartition",
-    "failOnDataLoss", "columns", "valueFormat", "keyFormat", "batchRows", "layout",
-    "maxBytesPerPartition", "minBytesPerPartition",
-}  # fmt: skip
-_STREAM_READ = {
-    "maxOffsetsPerTrigger",
-    "maxRecordsPerTrigger",
-    "maxBytesPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "commitGroup",
-}
-_WRITE = {
-    "topic",
-    "txnAppId",
-    "txnVersion",
-    "txnReplay",
-    "compression",
-    "inlineLimitBytes",
-    "segmentBytes",
-    "stagingRetentionHours",
-}
-_SHARED = {"path", "checkpointLocation", "location"}
+
+class Use(enum.Enum):
+    """What Spark does with the options; the value names it in messages."""
+
+    BATCH_READ = "a batch read"
+    STREAM_READ = "a stream read"
+    BATCH_WRITE = "a batch write"
+    STREAM_WRITE = "a stream write"
+
+
+_READS = (Use.BATCH_READ, Use.STREAM_READ)
+_WRITES = (Use.BATCH_WRITE, Use.STREAM_WRITE)
+_SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
+# Title in the reference, the uses in which the options have an effect, and their names.
+_GROUPS: tuple[tuple[str, tuple[Use, ...], frozenset[str]], ...] = (
+    (
+        "Reading and writing",
+        (*_READS, *_WRITES),
+        frozenset({"path", "checkpointLocation", "location"}),
+    ),
+    (
+        "Reading",
+        _READS,
+        frozenset({
+            *_SUBSCRIPTIONS, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
+            "startingOffsetsByTimestampStrategy", "isolationLevel", "kafka.isolation.level",
+            "includeHeaders", "minPartitions", "maxRecordsPerPartition", "failOnDataLoss",
+            "columns", "valueFormat", "keyFormat", "batchRows", "layout", "maxBytesPerPartition",
+            "minBytesPerPartition",
+        }),
+    ),
+    (
+        "Reading a batch",
+        (Use.BATCH_READ,),
+        frozenset({"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"}),
+    ),
+    (
+        "Reading a stream",
+        (Use.STREAM_READ,),
+        frozenset({
+            "maxOffsetsPerTrigger", "maxRecordsPerTrigger", "maxBytesPerTrigger",
+            "minOffsetsPerTrigger", "maxTriggerDelay", "commitGroup",
+        }),
+    ),
+    (
+        "Writing",
+        _WRITES,
+        frozenset({
+            "topic", "compression", "inlineLimitBytes", "segmentBytes", "stagingRetentionHours",
+        }),
+    ),
+    (
+        "Writing a batch",
+        (Use.BATCH_WRITE,),
+        frozenset({"txnAppId", "txnVersion", "txnReplay"}),
+    ),
+)  # fmt: skip
+_USES = {name.lower(): uses for _, uses, names in _GROUPS for name in names}
 # Options for a network or for Spark itself, without meaning for a directory. They are accepted so
 # that a job can move unchanged.
 _IGNORED = {
@@ -63,7 +95,12 @@ _IGNORED = {
     "collation", "table_type",
 }  # fmt: skip
 _IGNORED_PREFIX = "option."
-_KNOWN = {name.lower(): name for name in _READ | _STREAM_READ | _WRITE | _SHARED | _IGNORED}
+_KAFKA_PREFIX = "kafka."
+_KNOWN = {
+    name.lower(): name
+    for names in (*(names for _, _, names in _GROUPS), _IGNORED)
+    for name in names
+}
 _COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 _GREATEST = (1 << 63) - 1
 _MOST_ROWS = (1 << 31) - 1
@@ -87,6 +124,10 @@ class Bound:
     timestamp_ms: int | None = None
     timestamps_ms: dict[PartitionKey, int] | None = None
     offsets: dict[PartitionKey, int] | None = None
+
+    def time_of(self, key: PartitionKey) -> int | None:
+        """Return the time of a partition; None if the bound is not a time."""
+        return (self.timestamps_ms or {}).get(key, self.timestamp_ms)
 
 
 @dataclass(frozen=True)
@@ -149,6 +190,8 @@ class Options:
     def parse(cls, options: Mapping[str, str]) -> Options:
         """Check names, forms and combinations.
 
+        `check_use` checks whether the options have an effect, once their use is known.
+
         Args:
             options: Options from Spark; names in any case.
 
@@ -170,23 +213,28 @@ class Options:
             )
         version = values.integer("txnVersion", minimum=0)
         app_id = values.text("txnAppId")
-        if (version is None) != (app_id is None):
-            raise ConfigError(
-                f"options 'txnAppId' ({shown(app_id)}) and 'txnVersion' ({version!r}) "
-                "belong together; set both or neither"
-            )
         if app_id is not None and not app_id:
             raise ConfigError("option 'txnAppId' is empty")
+        starting, ending = _bound(values, "starting"), _bound(values, "ending")
+        _check_order(starting, ending)
+        include_headers = values.boolean("includeHeaders", False)
+        columns = _columns(values)
+        if include_headers and columns is not None and "headers" not in columns:
+            raise ConfigError(
+                "option 'includeHeaders' = 'true' has no effect with 'columns' = "
+                f"{shown(values.text('columns'))}; add headers to 'columns', or remove "
+                "'includeHeaders'"
+            )
         return cls(
             path=_local_path(path),
             subscription=_subscription(values),
-            starting=_bound(values, "starting"),
-            ending=_bound(values, "ending"),
+            starting=starting,
+            ending=ending,
             timestamp_strategy=values.choice(
                 "startingOffsetsByTimestampStrategy", ("error", "latest"), "error"
             ),
             isolation=_isolation(values),
-            include_headers=values.boolean("includeHeaders", False),
+            include_headers=include_headers,
             min_partitions=values.integer("minPartitions", minimum=1),
             max_records_per_partition=values.integer("maxRecordsPerPartition", minimum=1),
             max_bytes_per_partition=values.size("maxBytesPerPartition", minimum=1),
@@ -195,7 +243,7 @@ class Options:
             ),
             layout=values.choice("layout", ("eoslog", "kafka"), "eoslog"),
             fail_on_data_loss=values.boolean("failOnDataLoss", True),
-            columns=_columns(values),
+            columns=columns,
             key_format=values.choice("keyFormat", ("binary", "string"), "binary"),
             value_format=values.choice("valueFormat", ("binary", "string"), "binary"),
             batch_rows=_or(values.integer("batchRows", minimum=1, maximum=_MOST_ROWS), 32768),
@@ -236,6 +284,60 @@ class Options:
 def names_directory(options: Mapping[str, str]) -> bool:
     """Return whether the options name a directory; those of a catalog table do not."""
     return any(name in ("path", "location") for name in texts_of(options))
+
+
+def check_use(options: Mapping[str, str], use: Use) -> None:
+    """Check that each option has an effect in a use.
+
+    A temporary view is read and written with one set of options. So the options of the other
+    direction are accepted if `subscribe` (or its like) is in those of a write, or `topic` is in
+    those of a read. The settings `kafka.*` are accepted everywhere.
+
+    Args:
+        options: Options that the user gave; those that a table stores serve for all its uses.
+        use: What Spark does with them.
+
+    Raises:
+        ConfigError: if an options have no effect; the error names them and their values.
+    """
+    raw = texts_of(options)
+    other, marks = (_WRITES, ("topic",)) if use in _READS else (_READS, _SUBSCRIPTIONS)
+    two_way = any(mark.lower() in raw for mark in marks)
+    without = []
+    for name in sorted(raw):
+        uses = _USES.get(name, (use,))
+        accepted = name.startswith(_KAFKA_PREFIX) or (two_way and uses[0] in other)
+        if use not in uses and not accepted:
+            without.append(name)
+    if without:
+        named = ", ".join(f"'{_KNOWN[name]}' = {shown(raw[name])}" for name in without)
+        several = len(without) > 1
+        reason = instead = ""
+        if use is Use.STREAM_WRITE and any(name.startswith("txn") for name in without):
+            reason = ", where the query is the application and the batch id is the version"
+            instead = (
+                "; to name an application, use foreachBatch(write_once(PATH, TOPIC, app_id=NAME))"
+            )
+        raise ConfigError(
+            f"option{'s' if several else ''} {named} {'have' if several else 'has'} no effect in "
+            f"{use.value}{reason}; remove {'them' if several else 'it'}{instead}"
+        )
+    if use is Use.BATCH_WRITE:
+        _check_txn(raw)
+
+
+def _check_txn(raw: Mapping[str, str]) -> None:
+    app_id, version = raw.get("txnappid"), raw.get("txnversion")
+    if (version is None) != (app_id is None):
+        raise ConfigError(
+            f"options 'txnAppId' ({shown(app_id)}) and 'txnVersion' ({shown(version)}) "
+            "belong together; set both or neither"
+        )
+    if "txnreplay" in raw and app_id is None:
+        raise ConfigError(
+            f"option 'txnReplay' = {shown(raw['txnreplay'])} has no effect without 'txnAppId' and "
+            "'txnVersion'; set both, or remove it"
+        )
 
 
 class _Values:
@@ -381,11 +483,7 @@ def _local_path(path: str) -> str:
 
 
 def _subscription(values: _Values) -> tuple[str, str] | None:
-    given = [
-        name
-        for name in ("subscribe", "subscribePattern", "assign")
-        if values.text(name) is not None
-    ]
+    given = [name for name in _SUBSCRIPTIONS if values.text(name) is not None]
     if len(given) > 1:
         names = ", ".join(f"'{name}' = {shown(values.text(name))}" for name in given)
         raise ConfigError(f"give only one of subscribe, subscribePattern and assign, got {names}")
@@ -458,11 +556,49 @@ def _bound(values: _Values, side: str) -> Bound | None:
     return Bound(name, offsets=offsets)
 
 
-def _isolation(values: _Values) -> str:
-    name = (
-        "isolationLevel" if values.text("isolationLevel") is not None else "kafka.isolation.level"
+def _check_order(starting: Bound | None, ending: Bound | None) -> None:
+    """Check that no partition starts after its end, among offsets or times.
+
+    Raises:
+        ConfigError: if one does, because nothing of it would be read.
+    """
+    if starting is None or ending is None:
+        return
+    for name, at in sorted((starting.offsets or {}).items()):
+        end = (ending.offsets or {}).get(name, LATEST)
+        if at > end >= 0:
+            raise _after_end(starting, at, ending, end, name)
+    if starting.timestamp_ms is not None and ending.timestamp_ms is not None:
+        if starting.timestamp_ms > ending.timestamp_ms:
+            raise _after_end(starting, starting.timestamp_ms, ending, ending.timestamp_ms)
+        return
+    for name in sorted({*(starting.timestamps_ms or {}), *(ending.timestamps_ms or {})}):
+        first, last = starting.time_of(name), ending.time_of(name)
+        if first is not None and last is not None and first > last:
+            raise _after_end(starting, first, ending, last, name)
+
+
+def _after_end(
+    starting: Bound, first: int, ending: Bound, last: int, key: PartitionKey | None = None
+) -> ConfigError:
+    where = f" of {key[0]}-{key[1]}" if key is not None else ""
+    return ConfigError(
+        f"option '{starting.option}': the start{where} is {first}, after the end {last} of "
+        f"'{ending.option}', so nothing would be read; set an end that is not before the start"
     )
-    return values.choice(name, ("read_committed", "read_uncommitted"), "read_committed")
+
+
+def _isolation(values: _Values) -> str:
+    levels = ("read_committed", "read_uncommitted")
+    own, kafka = (
+        values.choice(name, levels, "") for name in ("isolationLevel", "kafka.isolation.level")
+    )
+    if own and kafka and own != kafka:
+        raise ConfigError(
+            f"options 'isolationLevel' = {shown(own)} and 'kafka.isolation.level' = "
+            f"{shown(kafka)} differ; remove one of them"
+        )
+    return own or kafka or "read_committed"
 
 
 def _columns(values: _Values) -> tuple[str, ...] | None:

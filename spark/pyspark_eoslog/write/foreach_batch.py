@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_OWN = {"txnappid", "txnversion", "txnreplay"}
 _QUERY_ID = "sql.streaming.queryId"
 
 
@@ -29,9 +30,21 @@ def write_once(
     Raises:
         ValueError: if `app_id` is empty. The function itself raises RuntimeError outside of a
             query.
+        ConfigError: if an option has no effect in a write, or this function sets it.
     """
     if not app_id:
         raise ValueError("app_id must name the sink: it tells the writes of one batch apart")
+    # Spark imports this package to list data sources, so its import must not need others.
+    from eoslog.errors import ConfigError
+    from pyspark_eoslog.options.options import Use, check_use
+
+    own = [name for name in options if name.lower() in _OWN]
+    if own:
+        raise ConfigError(
+            f"write_once: options {', '.join(map(repr, own))} are set from the query and the batch "
+            "id; remove them (app_id names the application)"
+        )
+    check_use(options, Use.BATCH_WRITE)
 
     def write(frame: DataFrame, batch_id: int) -> None:
         query_id = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)

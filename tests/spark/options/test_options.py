@@ -105,7 +105,7 @@ def test_option_values_accept_units_of_size_and_time():
         ({"failOnDataLoss": "maybe"}, ["'failOnDataLoss'", "maybe"]),
         ({"includeHeaders": "yes"}, ["'includeHeaders'", "yes"]),
         ({"columns": ","}, ["'columns'"]),
-        ({"txnAppId": "a"}, ["'txnAppId'", "'txnVersion'"]),
+        ({"txnAppId": ""}, ["'txnAppId'"]),
         ({"txnAppId": "a", "txnVersion": "-1"}, ["'txnVersion'", "-1"]),
         ({"kafka.auto.offset.reset": "latest"}, ["'kafka.auto.offset.reset'", "startingOffsets"]),
         ({"kafka.value.deserializer": "X"}, ["'kafka.value.deserializer'", "valueFormat"]),

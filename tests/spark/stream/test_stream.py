@@ -280,7 +280,8 @@ def test_one_query_writes_to_two_sinks_in_one_foreach_batch(spark, topics, tmp_p
         ({"maxBytesPerTrigger": "much"}, {}, ["'maxBytesPerTrigger'", "much"]),
         ({"maxTriggerDelay": "soon"}, {}, ["'maxTriggerDelay'", "soon"]),
         ({"maxRecordsPerTrigger": "0"}, {}, ["'maxRecordsPerTrigger'", "0"]),
-        ({}, {"txnVersion": "3", "txnAppId": "x"}, ["'txnVersion'"]),
+        ({}, {"txnVersion": "3", "txnAppId": "x"}, ["'txnVersion'", "write_once"]),
+        ({}, {"txnAppId": "x"}, ["'txnAppId' = 'x' has no effect", "write_once"]),
     ],
 )
 def test_an_impossible_stream_is_rejected(spark, topics, tmp_path, options, to, words):
