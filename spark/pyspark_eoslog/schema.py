@@ -111,6 +111,35 @@ def table_options(schema: StructType) -> dict[str, str]:
     return {}
 
 
+COLUMN_OPTIONS = ("columns", "includeHeaders", "keyFormat", "valueFormat")
+"""Options of a read that choose the columns or their types."""
+
+
+def check_table_read(schema: StructType, table: Options, given: Mapping[str, str]) -> None:
+    """Check that the options of a read keep the columns of its table.
+
+    Args:
+        schema: Columns that Spark has stored for the table.
+        table: Options that the table stores.
+        given: Options of the read.
+
+    Raises:
+        ConfigError: if the table has these columns, and an option of the read changes them.
+    """
+    if not same_columns(schema, source_schema(table)):
+        return  # columns of another table
+    names = {name.lower(): value for name, value in given.items()}
+    changed = {name: names[name.lower()] for name in COLUMN_OPTIONS if name.lower() in names}
+    if changed:
+        named = ", ".join(f"'{name}' = {value!r}" for name, value in changed.items())
+        raise ConfigError(
+            f"a read of a table cannot change its columns with {named}; drop the table, and create "
+            "it again with CREATE TABLE ... OPTIONS (path '...', subscribe '...', "
+            + ", ".join(f"{name} '{value}'" for name, value in changed.items())
+            + "), or use spark.read.format('eoslog')"
+        )
+
+
 def same_columns(schema: StructType | None, other: StructType) -> bool:
     """Return whether names and types are the same, in the same order."""
     return schema is not None and [(one.name, one.dataType.simpleString()) for one in schema] == [

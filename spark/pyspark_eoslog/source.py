@@ -52,8 +52,9 @@ class EoslogDataSource(DataSource):
         """
         super().__init__(options)
         _check_version()
-        from pyspark_eoslog.options.options import Options, names_directory
+        from pyspark_eoslog.options.options import Options, names_directory, without_properties
 
+        options = without_properties(options)
         self._given = dict(options)
         self._ranges: list[Pinned] | None = None
         self._refused: Exception | None = None
@@ -91,12 +92,18 @@ class EoslogDataSource(DataSource):
             ConfigError: if there are none.
         """
         if self.parsed is None:
-            from pyspark_eoslog.options.options import Options
-            from pyspark_eoslog.schema import same_columns, source_schema, table_options
+            from pyspark_eoslog.options.options import Options, of_table_read
+            from pyspark_eoslog.schema import (
+                check_table_read,
+                same_columns,
+                source_schema,
+                table_options,
+            )
 
             table = table_options(schema) if schema is not None else {}
-            parsed = Options.parse({**table, **self._given})
-            if table and not same_columns(schema, source_schema(parsed)):
+            parsed = Options.parse(of_table_read(table, self._given))
+            if schema is not None and table and not same_columns(schema, source_schema(parsed)):
+                check_table_read(schema, Options.parse(table), self._given)
                 # Columns that were selected from a table and saved as another keep the metadata.
                 parsed = Options.parse(self._given)
             self.parsed = parsed

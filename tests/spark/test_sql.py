@@ -140,3 +140,18 @@ def test_a_table_with_other_columns_raises_with_the_right_statement(spark, log):
         assert spark.read.options(path=log.path, subscribe="t").table("own").count() == 0
     finally:
         spark.sql("DROP TABLE own")
+
+
+def test_a_table_has_properties_and_refuses_other_columns_at_a_read(spark, log):
+    log.create_topic("t")
+    spark.sql(
+        f"CREATE TABLE noted USING eoslog OPTIONS (path '{log.path}', subscribe 't') "
+        "COMMENT 'c' TBLPROPERTIES ('team' = 'x')"
+    )
+    try:
+        assert count(spark, "noted") == 0
+        with pytest.raises(Exception) as caught:
+            spark.sql("SELECT value FROM noted WITH (valueFormat = 'string')").collect()
+        assert "cannot change its columns with 'valueFormat'" in message_of(caught)
+    finally:
+        spark.sql("DROP TABLE noted")

@@ -286,6 +286,34 @@ def names_directory(options: Mapping[str, str]) -> bool:
     return any(name in ("path", "location") for name in texts_of(options))
 
 
+def without_properties(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options without the properties of a table that is being created.
+
+    Spark passes `TBLPROPERTIES` together with the options, and the options under `option.NAME` too.
+    A property with the name of an option counts as the option.
+    """
+    # Only the creation of a table passes its provider.
+    given = {name.lower() for name in options if isinstance(name, str)}
+    if "provider" not in given:
+        return dict(options)
+    return {
+        name: value
+        for name, value in options.items()
+        if _is_known(name.lower()) or f"{_IGNORED_PREFIX}{name.lower()}" in given
+    }
+
+
+def of_table_read(table: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of a table, overridden by those of a read of it.
+
+    The two names of the isolation level override each other.
+    """
+    levels = {"isolationlevel", "kafka.isolation.level"}
+    overridden = levels if levels & {name.lower() for name in given} else set()
+    kept = {name: value for name, value in table.items() if name.lower() not in overridden}
+    return {**kept, **given}
+
+
 def check_use(options: Mapping[str, str], use: Use) -> None:
     """Check that each option has an effect in a use.
 
@@ -354,8 +382,7 @@ class _Values:
                 raise ConfigError(
                     f"option '{name}' = {shown(self.raw[name])} is not supported: {reason}"
                 )
-            known = name in _KNOWN or name.startswith(_IGNORED_PREFIX)
-            if not known and not kafka_settings.is_ignored(name):
+            if not _is_known(name):
                 near = difflib.get_close_matches(name, _KNOWN, n=1)
                 hint = f"; did you mean '{_KNOWN[near[0]]}'?" if near else ""
                 raise ConfigError(f"unknown option '{name}' = {shown(self.raw[name])}{hint}")
@@ -460,6 +487,11 @@ class _Values:
                     )
                 result[(topic, int(partition))] = value
         return result
+
+
+def _is_known(name: str) -> bool:
+    settings = kafka_settings.is_ignored(name) or kafka_settings.rejection(name) is not None
+    return name in _KNOWN or name.startswith(_IGNORED_PREFIX) or settings
 
 
 def _or(value: int | None, default: int) -> int:
