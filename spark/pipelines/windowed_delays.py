@@ -3,11 +3,11 @@ r"""Exactly-once streaming aggregation of flights and delays by carrier and week
     spark-submit spark/pipelines/windowed_delays.py --dir DIR --source flights --target weekly \
         --checkpoint CHECKPOINT
 
-Every micro-batch ends at a snapshot of the source, so it contains complete transactions. The sink
-publishes it once, with the key (query id, batch id). A window is written when the watermark has
-passed its end, so each appears in the target exactly once. After a crash, start the job again with
-the same checkpoint. It processes the existing records and ends (`availableNow`); for a service,
-leave out the trigger.
+A micro-batch has at most `per_trigger` records, so a transaction of the source can be split over
+two. The sink publishes each once, with the key (query id, batch id). A window is written when the
+watermark has passed its end, so each appears in the target exactly once. After a crash, start the
+job again with the same checkpoint. It processes the existing records and ends (`availableNow`); for
+a service, leave out the trigger.
 """
 
 from __future__ import annotations
