@@ -27,14 +27,25 @@ if TYPE_CHECKING:
     from pyspark_eoslog.options.options import Options
 
 DEFAULT_MAX_MESSAGE_BYTES = 1048588
+MICRO_BATCH = "eoslog.microBatch"
+"""Local property with the mark of the micro-batch that a batch write belongs to."""
 
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """A task's message to the driver: its staged attempt, and its query if any."""
+    """A task's message to the driver.
+
+    Attributes:
+        attempt: The staged attempt.
+        query_id: Id of the streaming query; None in a batch write.
+        checkpoint: Location of the query's checkpoint, if known.
+        micro_batch: Mark that `write_once` gave to its batch; empty if there is none.
+    """
 
     attempt: Attempt
     query_id: str | None = None
+    checkpoint: str | None = None
+    micro_batch: str = ""
 
 
 class StagingTask:
@@ -182,8 +193,13 @@ class EoslogWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """Stage the rows of one attempt; runs in a task."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        mark = context.getLocalProperty(MICRO_BATCH) if context else None
         # Tasks do not create the folder: an attempt that outlives the job must leave no files.
-        return StagedMessage(self.task.run(iterator, self.job, make_folder=False))
+        attempt = self.task.run(iterator, self.job, make_folder=False)
+        return StagedMessage(attempt, micro_batch=mark or "")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Publish the winning attempts, unless this version was published before.
@@ -193,13 +209,14 @@ class EoslogWriter(DataSourceArrowWriter):
         from pyspark_eoslog.write.publish import publish_once
 
         app_id, version = self.options.txn_app_id, self.options.txn_version
+        marks = {one.micro_batch for one in messages if isinstance(one, StagedMessage)}
         publish_once(
             self.options,
             app_id,
             version,
             attempts_of(messages),
             jobs=[self.job],
-            micro_batch="" if self.options.txn_replay == "last" else None,
+            micro_batch=max(marks, default="") if self.options.txn_replay == "last" else None,
         )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _OWN = {"txnappid", "txnversion", "txnreplay"}
 _QUERY_ID = "sql.streaming.queryId"
@@ -19,7 +19,8 @@ def write_once(
 
     The version is the batch id. The application is `app_id` with the query's id: a new checkpoint
     is a new query, whose batches begin at 0 and are not replays. If a checkpoint went back, the
-    query fails with IllegalState.
+    query fails with IllegalState. If Spark does not show the query's checkpoint, a batch with the
+    number of the last one is refused only if it has another number of rows.
 
     Args:
         path: The eoslog directory.
@@ -47,6 +48,8 @@ def write_once(
     check_use(options, Use.BATCH_WRITE)
 
     def write(frame: DataFrame, batch_id: int) -> None:
+        from pyspark_eoslog.write.batch import MICRO_BATCH
+
         query_id = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         if not query_id:
             raise RuntimeError(
@@ -57,6 +60,35 @@ def write_once(
             writer = writer.option("topic", topic)
         writer = writer.option("txnAppId", f"{app_id}-{query_id}").option("txnVersion", batch_id)
         writer = writer.option("txnReplay", "last")  # an older version: the checkpoint went back
-        writer.mode("append").save()
+        context = frame.sparkSession.sparkContext
+        context.setLocalProperty(MICRO_BATCH, _mark(frame.sparkSession, query_id, batch_id))
+        try:
+            writer.mode("append").save()
+        finally:
+            context.setLocalProperty(MICRO_BATCH, None)  # type: ignore[arg-type]
 
     return write
+
+
+def _mark(session: SparkSession, query_id: str, batch_id: int) -> str:
+    """Return the mark of a batch; empty if Spark does not show the checkpoint.
+
+    Spark's JVM reads the checkpoint, which may be in any file system.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    from pyspark_eoslog.write.stream import mark_of
+
+    jvm, java = session.sparkContext._jvm, session._jsparkSession
+    try:
+        key = jvm.java.util.UUID.fromString(query_id)
+        query = java.sharedState().activeStreamingQueries().get(key)
+        name = f"{query.resolvedCheckpointRoot()}/offsets/{batch_id}"
+        path = jvm.org.apache.hadoop.fs.Path(name)
+        stream = path.getFileSystem(java.sessionState().newHadoopConf()).open(path)
+        try:
+            return mark_of(stream.readAllBytes())
+        finally:
+            stream.close()
+    except (Py4JError, AttributeError, TypeError):
+        return ""

@@ -91,7 +91,8 @@ def publish_once(
 
     Raises:
         IllegalState: if the micro-batch is older than the last one, or another one with the same
-            version; its rows may never have been written.
+            version; its rows may never have been written. If a mark is not known, another number of
+            records shows that it is another one.
         ProducerFenced: if another driver took over the application's transactional id.
         CommitOutcomeUnknown: if the outcome is unknown even after a second check. A retry with the
             same version is safe; it is skipped if a later version was committed in the meantime.
@@ -189,28 +190,31 @@ def _check_same(app_id: str, version: int, now: dict[str, Any], last: OffsetAndM
     Spark never repeats an older one.
 
     Raises:
-        IllegalState: if it is an older or another one, because the checkpoint went back.
+        IllegalState: if it is an older or another one, because the checkpoint went back; without
+            both marks, if it has another number of records.
     """
     try:
         before = json.loads(last.metadata or "{}")
     except ValueError:
         before = {}
-    other = before.get("batch") and now["batch"] and before["batch"] != now["batch"]
+    known = before.get("batch") and now["batch"]
+    other = known and before["batch"] != now["batch"]
     if version < last.offset or other:
-        raise IllegalState(
-            f"batch {version} of the query {app_id!r} was committed before, up to batch "
-            f"{last.offset}: the query's checkpoint went back (it was restored from a copy, or its "
-            "files were lost), and skipping this batch could lose its rows; check what the topic "
-            "holds, then continue with a new checkpoint whose startingOffsets are the topic's ends "
-            "(in foreachBatch, another app_id or txnAppId works too)"
+        why = (
+            "the query's checkpoint went back (it was restored from a copy, or its files were lost)"
         )
-    known = bool(before.get("batch") and now["batch"])
-    if not known and before.get("records", now["records"]) != now["records"]:
-        logger.warning(
-            "query %r: batch %d was committed before with %s records and now has %d: skipping it; "
-            "if the query's input never changes, its checkpoint went back and rows are missing",
-            app_id,
-            version,
-            before["records"],
-            now["records"],
+    elif not known and before.get("records", now["records"]) != now["records"]:
+        why = (
+            f"then with {before['records']} records, now with {now['records']}, and the checkpoint "
+            "that would show whether the input is the same cannot be read: either the query's "
+            "checkpoint went back, or the query returns other rows for the same input"
         )
+    else:
+        return
+    raise IllegalState(
+        f"batch {version} of the query {app_id!r} was committed before, up to batch "
+        f"{last.offset}: {why}, and skipping this batch could lose its rows; nothing was written; "
+        "find the first input offset whose rows the topic lacks, and start the query with a new "
+        "checkpoint and startingOffsets at that offset (a later one loses rows, an earlier one "
+        "repeats them)"
+    )

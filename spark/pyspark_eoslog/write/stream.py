@@ -7,6 +7,7 @@ their messages. A batch always has at least one message.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
+DESCRIPTION = "spark.job.description"
+CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 
 
 class EoslogStreamWriter(DataSourceStreamArrowWriter):
@@ -31,7 +34,9 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
 
     Complete mode appends the complete result, as Kafka's sink does. The application is the query
     id. A new checkpoint has a new one, so a query that starts again is not mistaken for a replay. A
-    batch of a checkpoint that went back is distinguished from a replay and refused.
+    batch of a checkpoint that went back is distinguished from a replay and refused. This needs a
+    checkpoint in a directory that the driver's host can read. Without one, a different batch with
+    the number of the last one is refused only if it has another number of rows.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -60,7 +65,11 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
             raise IllegalState(
                 f"Spark did not set the local property {QUERY_ID}, which exactly once needs"
             )
-        return StagedMessage(self.task.run(iterator, job_name(query_id, batch_id)), query_id)
+        checkpoint = self.options.checkpoint_location or _checkpoint_of_session(
+            query_id, context.getLocalProperty(CHECKPOINTS), context.getLocalProperty(DESCRIPTION)
+        )
+        attempt = self.task.run(iterator, job_name(query_id, batch_id))
+        return StagedMessage(attempt, query_id, checkpoint)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Publish the batch, unless it was published before.
@@ -68,16 +77,18 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
         **Durability:** all rows are durable and visible on return.
 
         Raises:
-            IllegalState: if Spark's checkpoint went back to a batch that was published before.
+            IllegalState: if Spark's checkpoint went back to a batch that was published before; if
+                this host cannot read the checkpoint, only if the number of rows differs.
         """
         from pyspark_eoslog.write.publish import publish_once
 
-        query_id = _query_id(messages)
-        if query_id is None:
+        first = _first(messages)
+        if first is None or first.query_id is None:
             raise IllegalState(
                 f"batch {batchId} has no message that names its query, so "
                 "it cannot be committed exactly once"
             )
+        query_id = first.query_id
         publish_once(
             self.options,
             query_id,
@@ -85,7 +96,7 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
             attempts_of(messages),
             # Attempts that outlived the last batch may have left files in its folder.
             jobs=[job_name(query_id, str(batchId)), job_name(query_id, str(batchId - 1))],
-            micro_batch=_mark_of_batch(self.options.checkpoint_location, batchId),
+            micro_batch=_mark_of_batch(first.checkpoint, query_id, batchId),
         )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -103,25 +114,44 @@ def job_name(query_id: str, batch_id: str | None) -> str:
     return f"stream-{query_id}-{batch_id}"
 
 
-def _mark_of_batch(checkpoint: str | None, batch_id: int) -> str:
+def mark_of(offsets: bytes) -> str:
     """Return a mark that distinguishes a batch from another with the same number.
 
-    The mark is the checksum of the checkpoint file with the batch's input, and the file's time. It
-    is empty if this host cannot read the file.
+    Args:
+        offsets: Content of the checkpoint's file with the batch's input and its time.
     """
     from eoslog.connector import crc32c
 
-    folder = (checkpoint or "").removeprefix("file:")
-    if not os.path.isabs(folder):
+    return f"{crc32c(offsets):08x}"
+
+
+def _mark_of_batch(checkpoint: str | None, query_id: str, batch_id: int) -> str:
+    """Return the mark of a batch; empty if this host cannot read the checkpoint."""
+    if not checkpoint:
         return ""
+    # Spark starts this process in its own working directory, to which a relative path refers.
+    folder = os.path.abspath(checkpoint.removeprefix("file:"))
     try:
+        with open(os.path.join(folder, "metadata"), "rb") as file:
+            if json.load(file)["id"] != query_id:
+                return ""  # the path is of another file system
         with open(os.path.join(folder, "offsets", str(batch_id)), "rb") as file:
-            return f"{crc32c(file.read()):08x}"
-    except OSError:
+            return mark_of(file.read())
+    except (OSError, ValueError, LookupError, TypeError):
         return ""
 
 
-def _query_id(messages: Sequence[WriterCommitMessage | None]) -> str | None:
-    return next(
-        (one.query_id for one in messages if isinstance(one, StagedMessage) and one.query_id), None
-    )
+def _checkpoint_of_session(
+    query_id: str, checkpoints: str | None, description: str | None
+) -> str | None:
+    """Return the checkpoint of a query in the session's folder of checkpoints.
+
+    The name of the checkpoint is the query's. Without one, each start has a new checkpoint.
+    """
+    head, found, _ = (description or "").partition(f"id = {query_id}")
+    name = head.removesuffix("\n").removesuffix("<br/>")
+    return os.path.join(checkpoints, name) if checkpoints and found and name else None
+
+
+def _first(messages: Sequence[WriterCommitMessage | None]) -> StagedMessage | None:
+    return next((one for one in messages if isinstance(one, StagedMessage) and one.query_id), None)

@@ -1,6 +1,7 @@
 """Streams, exactly once: a micro-batch that runs again is not written again."""
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -103,6 +104,43 @@ def test_a_committed_batch_that_spark_repeats_is_not_written_again(spark, topics
     feed(topics, 50, 60)
     run(spark, topics, tmp_path / "c")
     assert numbers(topics) == list(range(60))
+
+
+@pytest.mark.parametrize("way", ["relative", "session", "write_once"])
+def test_a_checkpoint_restored_one_batch_old_is_rejected(spark, topics, tmp_path, way):
+    """Each batch has one row, so that only its input differs."""
+    from pyspark_eoslog import write_once
+
+    def go():
+        frame = source(spark, topics).load().select("value")
+        if way == "write_once":
+            writer = frame.writeStream.foreachBatch(write_once(topics.path, "out", app_id="a"))
+        else:
+            writer = frame.writeStream.format("eoslog").options(path=topics.path, topic="out")
+        if way == "session":
+            writer = writer.queryName("c")
+        else:
+            writer = writer.option("checkpointLocation", os.path.relpath(tmp_path / "c"))
+        assert writer.trigger(availableNow=True).start().awaitTermination(60)
+
+    if way == "session":
+        spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))
+    try:
+        feed(topics, 0, 1)
+        go()
+        shutil.copytree(tmp_path / "c", tmp_path / "copy")
+        feed(topics, 1, 2)
+        go()
+        forget_last_commit(tmp_path / "c")
+        go()  # a repeated batch, which is skipped
+        shutil.rmtree(tmp_path / "c")
+        (tmp_path / "copy").rename(tmp_path / "c")
+        feed(topics, 2, 3)
+        with pytest.raises(Exception, match="checkpoint went back"):
+            go()
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    assert numbers(topics) == [0, 1]
 
 
 def test_a_new_checkpoint_is_a_new_query_even_at_the_same_path(spark, topics, tmp_path):

@@ -158,10 +158,10 @@ def stream_commit(log, tag, version, checkpoint=None):
     )
     job = f"stream-query-{version}"
     if tag:
-        message = StagedMessage(attempt(log, tag, job=job), "query")
+        one = attempt(log, tag, job=job)
     else:
-        message = StagedMessage(AttemptWriter(log.path, job, "empty", 0, 0).finish(), "query")
-    writer.commit([message], version)
+        one = AttemptWriter(log.path, job, "empty", 0, 0).finish()
+    writer.commit([StagedMessage(one, "query", given.get("checkpointLocation"))], version)
 
 
 def test_a_micro_batch_older_than_the_last_one_is_rejected_not_dropped(topic):
@@ -179,6 +179,7 @@ def test_a_micro_batch_older_than_the_last_one_is_rejected_not_dropped(topic):
 def test_another_micro_batch_with_the_last_version_is_found_by_its_input(topic, tmp_path):
     offsets = tmp_path / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
+    (offsets.parent / "metadata").write_text('{"id":"query"}')
     (offsets / "0").write_text('v1\n{"batchTimestampMs":1}\n{"in":{"0":5}}')
     stream_commit(topic, b"a", 0, offsets.parent)
     stream_commit(topic, b"b", 0, offsets.parent)  # the same input need not give the same rows
@@ -188,14 +189,13 @@ def test_another_micro_batch_with_the_last_version_is_found_by_its_input(topic, 
     assert sorted(values(topic, "t")) == [b"a0", b"a1"]
 
 
-def test_a_different_record_count_logs_a_warning_if_the_input_is_unknown(topic, caplog):
+def test_a_different_record_count_is_rejected_if_the_input_is_unknown(topic):
     stream_commit(topic, b"a", 0)
-    with caplog.at_level("WARNING"):
-        stream_commit(topic, b"b", 0)
-        assert caplog.text == ""
+    stream_commit(topic, b"b", 0)
+    said = "batch 0 of .* then with 2 records, now with 0, .* startingOffsets at that offset"
+    with pytest.raises(IllegalState, match=said):
         stream_commit(topic, b"", 0)
-    assert "committed before with 2 records and now has 0: skipping" in caplog.text
-    assert len(values(topic, "t")) == 2
+    assert sorted(values(topic, "t")) == [b"a0", b"a1"]
 
 
 def test_missing_earlier_batches_log_a_warning(topic, caplog):
