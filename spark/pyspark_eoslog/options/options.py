@@ -24,6 +24,8 @@ EARLIEST = -2
 LATEST = -1
 START = "@start"
 """Key for the start of a stream in the end of its first micro-batch; not a valid topic name."""
+TOPIC_IDS = "@ids"
+"""Key for the ids of the topics in a stream's offsets; not a valid topic name."""
 
 PartitionKey = tuple[str, int]
 
@@ -472,7 +474,8 @@ class _Values:
         ):
             raise ConfigError(form)
         result: dict[PartitionKey, int] = {}
-        parsed.pop(START, None)  # copied from a progress report or a checkpoint
+        for own in (START, TOPIC_IDS):  # copied from a progress report or a checkpoint
+            parsed.pop(own, None)
         for topic, inner in parsed.items():
             for partition, value in inner.items():
                 if not (

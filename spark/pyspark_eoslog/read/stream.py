@@ -1,5 +1,8 @@
 """Streaming source: offsets are JSON objects of topics and partitions.
 
+They have the ids of the topics, so that a re-created topic is not mistaken for the one that the
+query has read. Offsets of earlier versions have no ids.
+
 The latest offset never splits a transaction. The reader runs in one long-lived process of the
 driver, which keeps the directory open. `read` runs in tasks from a pickled copy and keeps no state.
 """
@@ -9,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from eoslog.connector.byte_ranges import RELISTINGS
 from eoslog.errors import (
     ConfigError,
     EoslogError,
@@ -30,7 +34,14 @@ from eoslog.errors import (
     UnknownTopicOrPartition,
 )
 from eoslog.model import TopicPartition
-from pyspark_eoslog.options.options import LATEST, START, Bound, Options, PartitionKey
+from pyspark_eoslog.options.options import (
+    LATEST,
+    START,
+    TOPIC_IDS,
+    Bound,
+    Options,
+    PartitionKey,
+)
 from pyspark_eoslog.read.batch import ReadTask, read_task
 from pyspark_eoslog.read.catalog import LogCatalog, open_log
 from pyspark_eoslog.read.limits import Offsets, limited
@@ -45,6 +56,8 @@ if TYPE_CHECKING:
     from eoslog import Log
 
 logger = logging.getLogger(__name__)
+
+TopicIds = dict[str, str]
 
 
 class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -76,6 +89,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._refused: EoslogError | None = None  # reason why there is no start
         self._pinned: Offsets | None = None
+        self._ids: TopicIds = {}  # of the topics as the query first saw them
         self._log: Log | None = None
         self._reported: Offsets = {}
         self._moved_at = -math.inf  # the first batch does not wait, as with Kafka's source
@@ -131,7 +145,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _begin(self) -> Offsets:
         bound = self.options.starting or Bound("startingOffsets", word=LATEST)
         catalog = self._catalog()
-        latest = catalog.latest(self._subscribed(catalog))
+        latest, self._ids = self._latest()
         starts = resolve(catalog, self.options, bound, latest)
         begin = {}
         for key, start in starts.items():
@@ -159,14 +173,15 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Pin the end of an AvailableNow run."""
-        self._pinned = self._latest()
+        self._pinned, _ = self._latest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch; `start` itself if there is nothing to read.
 
         Raises:
-            OffsetOutOfRange: if `failOnDataLoss` is set and a partition ends before the offset that
-                the query has read, or the start of the options does not exist.
+            OffsetOutOfRange: if `failOnDataLoss` is set and a topic was re-created, or a partition
+                ends before the offset that the query has read, or the start of the options does
+                not exist.
             UnknownTopicOrPartition: if `failOnDataLoss` is set and a partition is deleted.
             ConfigError: if the start of the options does not fit the partitions.
         """
@@ -175,17 +190,22 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._next(start, limit)
         if self._refused is not None:
             raise self._refused
-        return {**self._next(start, limit), START: start}
+        ids = {topic: one for topic, one in self._ids.items() if topic in start}
+        return {**self._next(start, limit), START: {**start, TOPIC_IDS: ids}}
 
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         seen = from_json(start)
         # Spark requests the next batch after the one before is in its commit log.
         self._report(seen)
-        end = self._latest() if self._pinned is None else self._pinned
+        end, ids = self._latest() if self._pinned is None else (self._pinned, {})
+        ids = self._topic_ids(seen | end) | ids
+        known = {**ids, **self._ids, **start.get(TOPIC_IDS, {})}
+        self._ids = ids | {topic: known[topic] for topic, _ in seen if topic in known}
+        other = {topic for topic, _ in seen if topic in ids and known[topic] != ids[topic]}
         begin = self._with_new_partitions(seen, end)
-        begin, end = self._without_lost(begin, end)
+        begin, end = self._without_lost(begin, end, other)
         pending = sum(max(end[key] - begin[key], 0) for key in end)
-        if pending == 0 and end == seen:
+        if pending == 0 and end == seen and not other:
             self._done = self._pinned is not None
             self._rest()
             return start
@@ -197,11 +217,11 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
             end = limited(self._catalog(), self.options, begin, end)
         self._moved_at = time.monotonic()
-        return to_json(end)
+        return with_ids(end, ids)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the end of the log, so that progress reports show the lag."""
-        latest = to_json(self._latest())
+        latest = to_json(self._latest()[0])
         self._rest()
         return latest
 
@@ -209,14 +229,18 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of a batch; after a restart, of the interrupted batch.
 
         Raises:
-            OffsetOutOfRange: if `failOnDataLoss` is set and retention deleted unread records.
+            OffsetOutOfRange: if `failOnDataLoss` is set and retention deleted unread records, or a
+                topic was re-created.
         """
         stop = from_json(end)
         catalog = self._catalog()
+        ids = self._topic_ids(stop)
+        planned = ids | end.get(TOPIC_IDS, {})
         if START in end and START not in start:
             start = end[START]
         elif self._refused is not None and start == self._initial:
             raise self._refused
+        read = planned | start.get(TOPIC_IDS, {})
         begin = self._with_new_partitions(from_json(start), stop)
         there = self._existing(catalog, stop)
         ends = catalog.latest(sorted(there))
@@ -226,6 +250,13 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lose(UnknownTopicOrPartition(f"{key[0]}-{key[1]} was deleted"))
                 continue
             first = begin[key]
+            if planned[key[0]] != ids[key[0]]:
+                # The next batch begins at the start of the new topic.
+                self._lose(_re_created(key, last))
+                continue
+            if read[key[0]] != planned[key[0]]:
+                self._lose(_re_created(key, first))
+                first = catalog.earliest(*key)
             if first > last:
                 self._lose(
                     OffsetOutOfRange(
@@ -239,6 +270,11 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             latest = max(ends[key], min(last, catalog.readable(*key)))
             first, last = within_log(catalog, self.options, key, first, last, latest)
             ranges.append(pinned(catalog, key, first, last))
+        if self._topic_ids(stop) != ids:
+            raise OffsetOutOfRange(
+                "a topic was deleted or re-created while its micro-batch was planned; start the "
+                "query again"
+            )
         return [ReadTask(pieces) for pieces in plan(ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -271,9 +307,24 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "option 'commitGroup' = %r: progress was not committed: %s", group, error
             )
 
-    def _latest(self) -> Offsets:
+    def _latest(self) -> tuple[Offsets, TopicIds]:
+        """Return the ends, and the ids of the topics that they belong to."""
         catalog = self._catalog()
-        return catalog.latest(self._subscribed(catalog))
+        for _ in range(RELISTINGS):
+            keys = self._subscribed(catalog)
+            ids = self._topic_ids(keys)
+            ends = catalog.latest(keys)
+            if self._topic_ids(keys) == ids:
+                return ends, ids
+        raise OffsetOutOfRange("topics were re-created in each attempt to read their ends; retry")
+
+    def _topic_ids(self, keys: Iterable[PartitionKey]) -> TopicIds:
+        """Return the ids of those topics that exist now."""
+        catalog, ids = self._catalog(), {}
+        for topic in {topic for topic, _ in keys}:
+            with suppress(UnknownTopicOrPartition):
+                ids[topic] = catalog.log.topic_id(topic).hex()
+        return ids
 
     def _subscribed(self, catalog: LogCatalog) -> list[PartitionKey]:
         tolerant = not self.options.fail_on_data_loss  # a topic may have been deleted
@@ -290,10 +341,17 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return begin | dict.fromkeys(new, 0)
         return begin | {key: catalog.earliest(*key) for key in new}
 
-    def _without_lost(self, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
+    def _without_lost(
+        self, begin: Offsets, end: Offsets, re_created: Set[str]
+    ) -> tuple[Offsets, Offsets]:
         """Reduce both vectors to the existing partitions.
 
         Ends never decrease, unless a topic was re-created and loss is accepted.
+
+        Args:
+            begin: First offsets to read.
+            end: Ends of the partitions.
+            re_created: Topics whose id is not the one that the query has read.
         """
         catalog = self._catalog()
         there = self._existing(catalog, begin)
@@ -309,7 +367,11 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
                 continue
             last = end.get(key, first)
-            if last < first and catalog.end(*key) < first:
+            if key[0] in re_created:
+                self._lose(_re_created(key, first))
+                first = catalog.earliest(*key)
+                last = max(first, min(end.get(key, first), catalog.readable(*key)))
+            elif last < first and catalog.end(*key) < first:
                 self._lose(
                     OffsetOutOfRange(
                         f"{name}: the query has read up to {first}, but the log ends at "
@@ -340,6 +402,13 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logger.warning("failOnDataLoss is off: %s", error)
 
 
+def _re_created(key: PartitionKey, read: int) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"{key[0]}-{key[1]}: the query has read up to {read}, and then the topic was deleted and "
+        "re-created; set failOnDataLoss to false to read it from its start"
+    )
+
+
 def to_json(offsets: Offsets) -> dict[str, Any]:
     """Convert offsets to `{"topic": {"0": 23}}`, the form of Spark's Kafka source."""
     result: dict[str, dict[str, int]] = {}
@@ -348,11 +417,18 @@ def to_json(offsets: Offsets) -> dict[str, Any]:
     return result
 
 
+def with_ids(offsets: Offsets, ids: TopicIds) -> dict[str, Any]:
+    """Convert offsets as `to_json` does, and add the ids of their topics."""
+    topics = sorted({topic for topic, _ in offsets})
+    own = {topic: ids[topic] for topic in topics if topic in ids}
+    return to_json(offsets) | ({TOPIC_IDS: own} if own else {})
+
+
 def from_json(offsets: dict[str, Any]) -> Offsets:
-    """Convert the result of `to_json` back, without the start of the stream."""
+    """Convert the result of `with_ids` back, without ids and start of the stream."""
     return {
         (topic, int(partition)): offset
         for topic, inner in offsets.items()
-        if topic != START
+        if topic not in (START, TOPIC_IDS)
         for partition, offset in inner.items()
     }

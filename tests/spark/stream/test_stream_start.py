@@ -3,13 +3,14 @@
 Spark asks for it until its first micro-batch is committed.
 """
 
+import json
 import threading
 import time
 
 import pytest
 
 pytest.importorskip("pyspark")
-from pyspark_eoslog.options.options import START
+from pyspark_eoslog.options.options import START, TOPIC_IDS
 
 from eoslog import TopicPartition
 from eoslog.errors import ConfigError, OffsetOutOfRange
@@ -110,6 +111,60 @@ def test_a_batch_that_ends_before_it_begins_is_data_loss(topic, made):
     with pytest.raises(OffsetOutOfRange, match="deleted and re-created"):
         rows(made(), begin, end)
     assert rows(made(failOnDataLoss="false"), begin, end) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_re_created_topic_that_is_longer_is_data_loss(topic, made, restarted):
+    reader = made()
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    assert rows(reader, {}, end) == list(range(10))
+    topic.delete_topic("t")
+    topic.create_topic("t")
+    feed(topic, "t", 100, 115)
+    reader = made() if restarted else reader
+    for _ in range(2):
+        with pytest.raises(OffsetOutOfRange, match="t-0: .* read up to 10, .* re-created"):
+            reader.latestOffset(end, reader.getDefaultReadLimit())
+    with pytest.raises(OffsetOutOfRange, match="re-created"):
+        rows(reader, {}, end)
+    accepting = made(failOnDataLoss="false", maxOffsetsPerTrigger="12")
+    assert rows(accepting, {}, end) == [], "the next batch reads the new topic"
+    then = accepting.latestOffset(end, accepting.getDefaultReadLimit())
+    assert rows(accepting, end, then) == list(range(100, 112))
+    last = accepting.latestOffset(then, accepting.getDefaultReadLimit())
+    assert rows(accepting, then, last) == [112, 113, 114]
+
+
+def test_a_topic_re_created_before_the_first_batch_is_data_loss(topic, made):
+    for loss in ("true", "false"):
+        reader = made(startingOffsets="latest", failOnDataLoss=loss)
+        start = reader.initialOffset()
+        topic.delete_topic("t")
+        topic.create_topic("t")
+        feed(topic, "t", 100, 115)
+        if loss == "true":
+            with pytest.raises(OffsetOutOfRange, match="re-created"):
+                reader.latestOffset(start, reader.getDefaultReadLimit())
+        else:
+            end = reader.latestOffset(start, reader.getDefaultReadLimit())
+            assert rows(reader, start, end) == list(range(100, 115))
+
+
+def test_offsets_without_topic_ids_are_accepted_and_ids_kept_from_then(topic, made):
+    reader = made()
+    old = {"t": {"0": 4}}
+    end = reader.latestOffset(old, reader.getDefaultReadLimit())
+    assert rows(reader, old, end) == [4, 5, 6, 7, 8, 9]
+    assert end["t"] == {"0": 10} and list(end[TOPIC_IDS]) == ["t"]
+    assert made(startingOffsets=json.dumps(end)).initialOffset() == {"t": {"0": 10}}
+    reader = made()
+    full = {"t": {"0": 10}}
+    assert reader.latestOffset(full, reader.getDefaultReadLimit()) == full
+    topic.delete_topic("t")
+    topic.create_topic("t")
+    feed(topic, "t", 100, 115)
+    with pytest.raises(OffsetOutOfRange, match="re-created"):
+        reader.latestOffset(full, reader.getDefaultReadLimit())
 
 
 def test_an_unavailable_start_is_reported_with_its_option(topic, made):
