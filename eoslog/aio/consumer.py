@@ -75,6 +75,11 @@ class UndoableConsumer(Consumer):
             self._current = self._fetcher.current
             return records[0] if records else None
 
+    def begin_read(self) -> None:
+        """Remember where a read begins, which may return a fetched record, or none."""
+        states = self._subscription.states.values()
+        self._before = [(state, state.place()) for state in states]
+
     def _find(
         self,
         collect: Callable[[int], T],
@@ -84,8 +89,7 @@ class UndoableConsumer(Consumer):
     ) -> T | None:
         def noting(limit: int) -> T:
             if self._before is None:
-                states = self._subscription.states.values()
-                self._before = [(state, state.place()) for state in states]
+                self.begin_read()  # again, because a rebalance may have come since
             return collect(limit)
 
         self._before = None
@@ -239,6 +243,7 @@ class AsyncConsumer(AsyncClient[UndoableConsumer]):
 
         def begun() -> T | None:
             self._ready(reader)
+            reader.begin_read()
             return None if thread.interrupted else read()
 
         return await thread.call(what, begun, undo=reader.put_back, interrupt=reader.wakeup)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -234,3 +236,46 @@ def test_a_send_cancelled_at_any_wait_is_stored_at_most_once(
     stored = [record.value for record in log.read("out")]
     assert len(stored) == len(set(stored))
     assert set(known) <= set(stored)
+
+
+READS = {"one": lambda c: c.getone(), "many": lambda c: c.getmany(timeout_ms=5000)}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("before", [1, 5])
+def test_a_cancelled_read_repeats_no_record_of_an_earlier_one(
+    log: eoslog.Log, before: int, read: str
+) -> None:
+    """Another call ends the read without a record, or the record was fetched by an earlier read."""
+    with log.producer() as producer:
+        producer.produce_many("in", [b"%d" % number for number in range(10)], partition=0)
+
+    async def main() -> list[bytes]:
+        async with log.async_consumer("in", group_id="g", **READING) as consumer:
+            found = [(await consumer.getone()).value for _ in range(before)]
+            for interrupts in (True, False):
+                running = asyncio.Event()
+                loop = asyncio.get_running_loop()
+                go_on = threading.Event()
+
+                def hold(
+                    _: Any, running: Any = running, go_on: Any = go_on, loop: Any = loop
+                ) -> None:
+                    loop.call_soon_threadsafe(running.set)
+                    go_on.wait(60)
+
+                held = asyncio.create_task(consumer.call(hold))
+                await running.wait()
+                cancelled = asyncio.ensure_future(READS[read](consumer))
+                await asyncio.sleep(0)
+                other = asyncio.create_task(consumer.positions()) if interrupts else None
+                await asyncio.sleep(0)
+                go_on.set()
+                while consumer._thread.waiting:  # all calls end, and no coroutine knows it
+                    time.sleep(0.001)
+                cancelled.cancel()
+                await asyncio.wait([held, cancelled, *([other] if other else [])])
+                assert cancelled.cancelled()
+            return [*found, *[(await consumer.getone()).value for _ in range(10 - before)]]
+
+    assert asyncio.run(main()) == [b"%d" % number for number in range(10)]
