@@ -103,6 +103,7 @@ class Staged:
         *,
         offsets: Mapping[TopicPartition, Any] | None = None,
         group: str | None = None,
+        check: Callable[[], None] | None = None,
     ) -> int:
         """Append all attempts and a group's offsets in one transaction and commit it.
 
@@ -110,6 +111,8 @@ class Staged:
             producer: Transactional producer after `init_transactions`, without an open transaction.
             offsets: Offsets to commit in the same transaction.
             group: Group of the offsets.
+            check: Called before the first record is appended and again after the last one; an
+                error that it raises aborts the transaction.
 
         Returns:
             Number of records.
@@ -126,6 +129,8 @@ class Staged:
         pieces = self._pieces.result()
         count = 0
         with producer.transaction():
+            if check is not None:
+                check()
             for part in _parts(pieces):
                 if isinstance(part, _Piece):
                     count += self._adopt(producer, part)
@@ -135,6 +140,8 @@ class Staged:
                 raise CorruptRecord(f"{count} records are staged, the tasks wrote {self.count}")
             if offsets is not None and group is not None:
                 producer.send_offsets_to_transaction(dict(offsets), group)
+            if check is not None:
+                check()
             files.failpoint("staging.published")
         files.failpoint("staging.committed")
         return count

@@ -9,7 +9,7 @@ import errno
 import os
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -40,12 +40,14 @@ class StagedMessage(WriterCommitMessage):
         query_id: Id of the streaming query; None in a batch write.
         checkpoint: Location of the query's checkpoint, if known.
         micro_batch: Mark that `write_once` gave to its batch; empty if there is none.
+        topic_ids: Ids of the written topics when the write was planned.
     """
 
     attempt: Attempt
     query_id: str | None = None
     checkpoint: str | None = None
     micro_batch: str = ""
+    topic_ids: dict[str, bytes | None] = field(default_factory=dict)
 
 
 class StagingTask:
@@ -67,7 +69,9 @@ class StagingTask:
         self.retention_s = options.staging_retention_hours * 3600
         self.targets = topic_targets(options.path, options.topic)
 
-    def run(self, rows: Iterator[pa.RecordBatch], job: str, *, make_folder: bool = True) -> Attempt:
+    def run(
+        self, rows: Iterator[pa.RecordBatch], job: str, *, make_folder: bool = True
+    ) -> StagedMessage:
         """Encode and stage the rows of this attempt.
 
         Args:
@@ -92,7 +96,7 @@ class StagingTask:
                 "user may write to (if the job has ended, ignore this)"
             ) from error
 
-    def _run(self, rows: Iterator[pa.RecordBatch], job: str, make_folder: bool) -> Attempt:
+    def _run(self, rows: Iterator[pa.RecordBatch], job: str, make_folder: bool) -> StagedMessage:
         from pyspark import TaskContext
 
         from eoslog.connector import AttemptWriter, failpoint
@@ -120,16 +124,16 @@ class StagingTask:
                 encoder.add(batch)
                 failpoint("spark.write.rows")
             encoder.flush()
-            attempt = out.finish()
+            staged = out.finish()
             failpoint("spark.write.finished")
-            return attempt
+            return StagedMessage(staged, topic_ids=encoder.written)
         except BaseException:
             out.discard()
             raise
 
 
 def topic_targets(path: str, topic: str | None) -> dict[str, TopicTarget]:
-    """Return the partition counts and size limits of the writable topics.
+    """Return the ids, partition counts and size limits of the writable topics.
 
     Raises:
         UnknownTopicOrPartition: if `topic` is given and does not exist.
@@ -150,6 +154,7 @@ def topic_targets(path: str, topic: str | None) -> dict[str, TopicTarget]:
         targets = {}
         for name in names:
             try:
+                topic_id = log.topic_id(name)  # before the partitions, which may be newer
                 described = log.describe_topic(name)
             except UnknownTopicOrPartition:
                 raise UnknownTopicOrPartition(
@@ -157,13 +162,19 @@ def topic_targets(path: str, topic: str | None) -> dict[str, TopicTarget]:
                     "first, nothing is created by writing"
                 ) from None
             limit = int(described.config.get("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES))
-            targets[name] = TopicTarget(len(described.partitions), limit)
+            targets[name] = TopicTarget(len(described.partitions), limit, topic_id)
         return targets
 
 
 def attempts_of(messages: Sequence[WriterCommitMessage | None]) -> list[Attempt]:
     """Return the attempts in the messages; failed tasks have none."""
     return [message.attempt for message in messages if isinstance(message, StagedMessage)]
+
+
+def topic_ids_of(messages: Sequence[WriterCommitMessage | None]) -> set[tuple[str, bytes]]:
+    """Return the topics that the tasks wrote, with their ids at planning."""
+    staged = [message for message in messages if isinstance(message, StagedMessage)]
+    return {(name, one) for message in staged for name, one in message.topic_ids.items() if one}
 
 
 class EoslogWriter(DataSourceArrowWriter):
@@ -198,11 +209,14 @@ class EoslogWriter(DataSourceArrowWriter):
         context = TaskContext.get()
         mark = context.getLocalProperty(MICRO_BATCH) if context else None
         # Tasks do not create the folder: an attempt that outlives the job must leave no files.
-        attempt = self.task.run(iterator, self.job, make_folder=False)
-        return StagedMessage(attempt, micro_batch=mark or "")
+        message = self.task.run(iterator, self.job, make_folder=False)
+        return replace(message, micro_batch=mark or "")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Publish the winning attempts, unless this version was published before.
+
+        Raises:
+            IllegalState: if a written topic was re-created after the write was planned.
 
         **Durability:** all rows are durable and visible on return.
         """
@@ -216,6 +230,7 @@ class EoslogWriter(DataSourceArrowWriter):
             version,
             attempts_of(messages),
             jobs=[self.job],
+            topic_ids=topic_ids_of(messages),
             micro_batch=max(marks, default="") if self.options.txn_replay == "last" else None,
         )
 
@@ -228,4 +243,11 @@ class EoslogWriter(DataSourceArrowWriter):
         discard_job(self.options.path, self.job)
 
 
-__all__ = ["EoslogWriter", "StagedMessage", "StagingTask", "attempts_of", "topic_targets"]
+__all__ = [
+    "EoslogWriter",
+    "StagedMessage",
+    "StagingTask",
+    "attempts_of",
+    "topic_ids_of",
+    "topic_targets",
+]

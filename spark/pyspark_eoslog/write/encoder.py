@@ -34,7 +34,10 @@ NO_LIMIT = (1 << 31) - 1
 class TopicTarget:
     """The limits of a topic that a task needs, in plain values from the driver."""
 
-    def __init__(self, partitions: int, max_message_bytes: int) -> None:
+    def __init__(
+        self, partitions: int, max_message_bytes: int, topic_id: bytes | None = None
+    ) -> None:
+        self.topic_id = topic_id
         self.partitions = partitions
         self.max_message_bytes = max_message_bytes
 
@@ -75,6 +78,7 @@ class RowEncoder(RecordAccumulator):
         self._topic = topic
         self._seed = seed
         self._turned: dict[str, int] = {}
+        self.written: dict[str, bytes | None] = {}  # the ids of the topics that have rows
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add the rows of a batch.
@@ -95,6 +99,7 @@ class RowEncoder(RecordAccumulator):
                     f"column 'topic' is '{topic}', which does not exist; create the topic first "
                     "(writing does not create topics)"
                 )
+            self.written[topic] = target.topic_id
             produce_stream(self, topic, self._columns(topic, target, rows), more=True)
             self._stage(force=False)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import eoslog
@@ -72,6 +72,7 @@ def publish_once(
     attempts: Sequence[Attempt],
     *,
     jobs: Sequence[str],
+    topic_ids: Iterable[tuple[str, bytes]] = (),
     micro_batch: str | None = None,
 ) -> bool:
     """Publish the winning attempts in one transaction, unless this is a replay.
@@ -83,6 +84,7 @@ def publish_once(
             before.
         attempts: The winning attempts.
         jobs: Staging directories to retire after the decision.
+        topic_ids: The written topics, with the ids for which the rows were routed.
         micro_batch: For a stream, which may repeat only its last version: a mark that distinguishes
             this batch from another of the same version; empty if it is not known.
 
@@ -93,6 +95,7 @@ def publish_once(
         IllegalState: if the micro-batch is older than the last one, or another one with the same
             version; its rows may never have been written. If a mark is not known, another number of
             records shows that it is another one.
+        IllegalState: if a written topic was re-created.
         ProducerFenced: if another driver took over the application's transactional id.
         CommitOutcomeUnknown: if the outcome is unknown even after a second check. A retry with the
             same version is safe; it is skipped if a later version was committed in the meantime.
@@ -106,7 +109,7 @@ def publish_once(
         # Reads the staged files while the producer is initialised.
         Staged(options.path, attempts, strict=log.durability == "strict") as staged,
     ):
-        published = _publish(log, options, app_id, version, staged, micro_batch)
+        published = _publish(log, options, app_id, version, staged, topic_ids, micro_batch)
     # Decided: the files of winning and losing attempts are not needed any more.
     retire(options.path, jobs, options.staging_retention_hours * 3600)
     failpoint("spark.commit.finished")
@@ -119,6 +122,7 @@ def _publish(
     app_id: str | None,
     version: int | None,
     staged: Staged,
+    topic_ids: Iterable[tuple[str, bytes]],
     micro_batch: str | None,
 ) -> bool:
     said = {"records": staged.count, "batch": micro_batch or ""}
@@ -142,6 +146,15 @@ def _publish(
         logger.info("version %d of %r was committed before: skipped", version, app_id)
         return True
 
+    def check_topics() -> None:
+        for name, planned in topic_ids:
+            if log.topic_id(name) != planned:
+                raise IllegalState(
+                    f"topic {name!r} was deleted and re-created after the write was planned, and "
+                    "the rows were routed for its earlier partitions; nothing was written; run "
+                    "the job or the query again"
+                )
+
     if app_id is None and not staged.count:
         return False
     name = (
@@ -159,7 +172,7 @@ def _publish(
             }
         group = version_group(app_id) if app_id is not None else None
         try:
-            staged.publish(producer, offsets=offsets, group=group)
+            staged.publish(producer, offsets=offsets, group=group, check=check_topics)
             return True
         except CommitOutcomeUnknown as error:
             logger.warning("the outcome of the commit of %s is not known, asking again", name)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from eoslog.errors import ConfigError, IllegalState
-from pyspark_eoslog.write.batch import StagedMessage, StagingTask, attempts_of
+from pyspark_eoslog.write.batch import StagedMessage, StagingTask, attempts_of, topic_ids_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,8 +69,8 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
         checkpoint = self.options.checkpoint_location or _checkpoint_of_session(
             query_id, context.getLocalProperty(CHECKPOINTS), context.getLocalProperty(DESCRIPTION)
         )
-        attempt = self.task.run(iterator, job_name(query_id, batch_id))
-        return StagedMessage(attempt, query_id, checkpoint)
+        message = self.task.run(iterator, job_name(query_id, batch_id))
+        return replace(message, query_id=query_id, checkpoint=checkpoint)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Publish the batch, unless it was published before.
@@ -78,7 +79,8 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
 
         Raises:
             IllegalState: if Spark's checkpoint went back to a batch that was published before; if
-                this host cannot read the checkpoint, only if the number of rows differs.
+                this host cannot read the checkpoint, only if the number of rows differs. Also if a
+                written topic was re-created after the batch was planned.
         """
         from pyspark_eoslog.write.publish import publish_once
 
@@ -96,6 +98,7 @@ class EoslogStreamWriter(DataSourceStreamArrowWriter):
             attempts_of(messages),
             # Attempts that outlived the last batch may have left files in its folder.
             jobs=[job_name(query_id, str(batchId)), job_name(query_id, str(batchId - 1))],
+            topic_ids=topic_ids_of(messages),
             micro_batch=_mark_of_batch(first.checkpoint, query_id, batchId),
         )
 

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyspark")
+import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
 from pyspark_eoslog.options.options import Options
 from pyspark_eoslog.write.batch import EoslogWriter, StagedMessage
@@ -220,6 +222,48 @@ def test_versions_of_a_batch_write_may_decrease_unless_configured(topic):
     with pytest.raises(IllegalState, match="batch 4 of the query 'app' .* up to batch 5"):
         write(b"b", 4, txnReplay="last")
     assert sorted(values(topic, "t")) == [b"a0", b"a1"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_rows_are_not_written_to_a_topic_re_created_since(topic, stream):
+    schema = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
+    given = Options.parse({"path": topic.path, "topic": "t"})
+    rows = pa.record_batch({"key": [b"ann", b"bob"], "value": [b"1", b"2"]})
+    writer = EoslogWriter(given, schema, False)
+
+    def write(version):
+        message = writer.task.run(iter([rows]), writer.job)
+        if stream:
+            message = replace(message, query_id="query")
+            return lambda: EoslogStreamWriter(given, schema).commit([message], version)
+        return lambda: writer.commit([message])
+
+    write(0)()
+    commit = write(1)
+    topic.delete_topic("t")
+    topic.create_topic("t", 3)
+    with pytest.raises(IllegalState, match="topic 't' was deleted and re-created"):
+        commit()
+    assert values(topic, "t", isolation="read_uncommitted") == []
+
+
+def test_a_topic_re_created_while_rows_are_appended_aborts_the_write(topic):
+    one = attempt(topic, b"x", limit=1 << 20)
+    planned = topic.topic_id("t")
+
+    class Recreating:
+        done = False
+
+        def __iter__(self):
+            yield "t", planned
+            if not self.done:  # after the first check
+                self.done = True
+                topic.delete_topic("t")
+                topic.create_topic("t", 2)
+
+    with pytest.raises(IllegalState, match="topic 't' was deleted and re-created"):
+        publish_once(options(topic), None, None, [one], jobs=["job"], topic_ids=Recreating())
+    assert values(topic, "t") == []
 
 
 def test_abort_before_the_decision_leaves_nothing(topic):
