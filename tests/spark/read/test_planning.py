@@ -179,20 +179,10 @@ def test_a_pattern_leaves_out_only_internal_topics(log):
         assert [one.topic for one in pin_ranges(parsed)] == ["__mine", "_b", "c"]
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"maxOffsetsPerTrigger": "10"},
-        {"minOffsetsPerTrigger": "1"},
-        {"maxTriggerDelay": "5s"},
-        {"commitGroup": "g"},
-    ],
-)
-def test_the_end_of_a_batch_read_is_fixed_at_load_despite_stream_options(log, given):
+def test_the_end_of_a_batch_read_is_fixed_at_load(log):
     log.create_topic("t")
     fill(log, 3)
-    source = EoslogDataSource({"path": log.path, "subscribe": "t", **given})
+    source = EoslogDataSource({"path": log.path, "subscribe": "t"})
     fill(log, 3, start=3)
     assert [one.end for one in source.reader(source.schema()).ranges] == [3]
 
