@@ -1044,7 +1044,9 @@ class Log(Closing):
             producer: a producer of this log with a `transactional.id`, or with a `name`.
             database: the database with the rows, and with the outcome of the transaction.
             connection: a connection to the database, with or without an open transaction, which
-                the block ends; None means a connection that the database opens.
+                the block ends. If the `with` statement raises, the transaction is rolled back,
+                with the rows from before the block. None means a connection that the database
+                opens.
 
         Returns:
             A transaction with the methods of `Producer.transaction` and with `connection`.

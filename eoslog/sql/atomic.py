@@ -96,17 +96,29 @@ class AtomicTransaction(Transaction):
         self._of_log = producer
         self._database = database
         self._given = connection
+        self._of_given: DatabaseSession | None = None
         self._session: DatabaseSession | None = None
         self._lease = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._decide_earlier()
-        super().__enter__()
+        if self._given is not None:
+            self._of_given = self._database._session_of(self._given)
+        try:
+            self._decide_earlier()
+            super().__enter__()
+        except BaseException:
+            self._roll_back()
+            raise
+        if self._given is not None:  # a connection in autocommit mode would commit each statement
+            self._enter_database()
         return self
 
     def enter_connected(self) -> None:
         """Begin both transactions, for coroutines, whose `connection` must not wait."""
         self.__enter__()
+        self._enter_database()
+
+    def _enter_database(self) -> None:
         try:
             self._begun()
         except BaseException:
@@ -146,7 +158,7 @@ class AtomicTransaction(Transaction):
     def connection(self) -> Any:
         """The database connection; its transaction begins at the first access.
 
-        Do not end its transaction.
+        The transaction of a given connection begins with the block. Do not end the transaction.
 
         Raises:
             IllegalState: if the block has not begun, or has ended, or was aborted.
@@ -170,8 +182,9 @@ class AtomicTransaction(Transaction):
 
     def _begun(self) -> DatabaseSession:
         if self._session is None:
-            if self._given is not None:
-                self._session = self._database._session_of(self._given, ends=True)
+            if self._of_given is not None:
+                self._database._join(self._of_given, ends=True)
+                self._session = self._of_given
             else:
                 session = self._lease.enter_context(self._database._session())
                 try:
@@ -265,8 +278,11 @@ class AtomicTransaction(Transaction):
         self._lease.close()
 
     def _roll_back(self) -> None:
-        """Roll back the transaction of the database, if it has begun."""
-        session, self._session = self._session, None
+        """Roll back the transaction of the database.
+
+        The program may have written to a given connection whose transaction eoslog did not join.
+        """
+        session, self._session = self._session or self._of_given, None
         if session is not None:
             session.rollback()
         self._lease.close()

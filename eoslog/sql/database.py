@@ -218,28 +218,32 @@ class Database(Closing):
                 "store_offsets: the connection commits automatically, and no transaction is "
                 "open; begin one first"
             )
-        self._store(self._session_of(connection), consumer)
+        session = self._session_of(connection)
+        self._join(session)
+        self._store(session, consumer)
 
-    def _session_of(self, connection: Any, *, ends: bool = False) -> DatabaseSession:
-        """A session of a program's connection, in its transaction or in a new one.
-
-        Args:
-            connection: the connection.
-            ends: whether eoslog ends the transaction.
-        """
+    def _session_of(self, connection: Any) -> DatabaseSession:
+        """A session of a program's connection; runs no statement."""
         dialect = self._dialect_of(connection)
         if self._dialect is not None and self._dialect.name != dialect.name:
             raise ConfigError(
                 f"connection: it is one of {dialect.name}, but {self!r} is one of "
                 f"{self._dialect.name}; pass a connection to the same database"
             )
-        session = DatabaseSession(connection, dialect, self._source.text, given=True)
+        return DatabaseSession(connection, dialect, self._source.text, given=True)
+
+    def _join(self, session: DatabaseSession, *, ends: bool = False) -> None:
+        """Use the transaction of a program's connection, or begin one.
+
+        Args:
+            session: the session of the connection.
+            ends: whether eoslog ends the transaction.
+        """
         with session.errors():
             if ends:
-                dialect.check_can_end(connection)
-            session.dialect.check(connection)
+                session.dialect.check_can_end(session.connection)
+            session.dialect.check(session.connection)
             session.join()  # sets what makes its commit durable
-        return session
 
     def _dialect_of(self, connection: Any) -> Dialect:
         """The dialect of a connection of the program, or of one that the source returned."""

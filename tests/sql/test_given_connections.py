@@ -7,7 +7,7 @@ import os
 import sqlite3
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 
@@ -129,6 +129,60 @@ def place_order(log, producer, database, connection):
     with log.atomic(producer, database, connection) as tx:
         tx.connection.execute("insert into placed values (1)")
         tx.produce("out", "1")
+
+
+@pytest.mark.parametrize("end", [ValueError, KeyboardInterrupt, None])
+def test_a_block_that_fails_rolls_back_the_given_connection(out, table, producer, end):
+    """The next block must not commit the rows."""
+    connection = table.connect()
+    with Database(table.connect) as database, closing(connection):
+        database.create()
+        connection.execute("insert into placed values (1)")  # the block ends this transaction too
+        with pytest.raises(end) if end else nullcontext():
+            with out.atomic(producer, database, connection) as tx:
+                connection.execute("insert into placed values (2)")
+                tx.produce("out", "2")
+                if end:
+                    raise end
+                tx.abort()
+        table.run("insert into placed values (3)")  # no lock is left
+        place_order(out, producer, database, connection)
+    assert sorted(table.rows("select number from placed")) == [(1,), (3,)]
+    assert visible(out) == [b"1"]
+
+
+def test_a_block_that_cannot_begin_rolls_back_the_given_connection(out, table, producer):
+    connection = table.connect()
+    with Database(table.connect) as database, closing(connection):
+        database.create()
+        connection.execute("insert into placed values (2)")
+        with out.atomic(producer, database) as open_block:
+            with pytest.raises(IllegalState):
+                with out.atomic(producer, database, connection):
+                    pytest.fail("the producer is in a transaction")
+            open_block.abort()
+        place_order(out, producer, database, connection)
+    assert table.rows("select number from placed") == [(1,)]
+    assert visible(out) == [b"1"]
+
+
+@pytest.mark.parametrize("place", ["wal", "postgresql"], indirect=True)
+def test_a_connection_that_commits_each_statement_is_in_the_block(out, table, producer):
+    connection = table.connect()
+    if table.postgresql:
+        connection.autocommit = True
+    else:
+        connection.isolation_level = None
+    with Database(table.connect) as database, closing(connection):
+        database.create()
+        with pytest.raises(ZeroDivisionError):
+            with out.atomic(producer, database, connection) as tx:
+                connection.execute("insert into placed values (2)")
+                tx.produce("out", "2")
+                raise ZeroDivisionError
+        place_order(out, producer, database, connection)
+    assert table.rows("select number from placed") == [(1,)]
+    assert visible(out) == [b"1"]
 
 
 def test_a_block_that_ends_in_another_thread_is_refused_before_the_prepare(out, producer, base):
