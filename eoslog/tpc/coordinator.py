@@ -28,7 +28,12 @@ from eoslog.errors import (
 from eoslog.model import Outcome
 from eoslog.shown_paths import get_logger
 from eoslog.storage.fs.files import failpoint
-from eoslog.tpc.participants import DatabaseParticipant, Participant, ProducerParticipant
+from eoslog.tpc.participants import (
+    DatabaseParticipant,
+    Participant,
+    ProducerParticipant,
+    check_can_take_part,
+)
 from eoslog.tpc.records import (
     gid_prefix,
     open_meta,
@@ -130,7 +135,8 @@ class Coordinator(Closing):
                 `transactional.id` that are in no transaction.
 
         Raises:
-            ConfigError: if a resource is of another type, or appears twice. From the block: if
+            ConfigError: if a resource is of another type, or appears twice, or is a producer with
+                a `name` or of a log with `durability="os"`. From the block: if
                 `max_prepared_transactions` of a database is 0, or its commits are not durable.
                 Then nothing has begun.
             IllegalState: if the coordinator is closed. From the block: if a resource is in a
@@ -213,6 +219,8 @@ class Coordinator(Closing):
                         "resources: a producer has no transactional.id; create it with "
                         "log.producer(transactional_id=...)"
                     )
+                if some:  # a recovery completes what is prepared in any log
+                    check_can_take_part("resources", resource)
                 found.append(ProducerParticipant(resource, self._resolver))
             else:
                 found.append(DatabaseParticipant(resource))

@@ -16,6 +16,7 @@ from eoslog.client.producer.transactions.transaction import Transaction
 from eoslog.errors import ConfigError, EoslogError, IllegalState, OutcomeConflict, UnknownToken
 from eoslog.model import Outcome
 from eoslog.storage.fs.files import failpoint
+from eoslog.tpc.participants import check_can_take_part
 
 __all__ = ["DataManager"]
 
@@ -41,7 +42,8 @@ class DataManager:
         meta: a value for the resolver, as for `Producer.prepare_transaction`.
 
     Raises:
-        ConfigError: if `producer` is not a producer with a `transactional.id`.
+        ConfigError: if `producer` is not a producer with a `transactional.id`, or has a `name`, or
+            its log has `durability="os"`.
         IllegalState: if the producer is in a transaction.
         PreparedTransactionPending: if an earlier transaction of the producer is undecided.
     """
@@ -56,6 +58,7 @@ class DataManager:
                 "DataManager: expected a producer with a transactional.id, got "
                 f"{shown(producer)}; create it with log.producer(transactional_id=...)"
             )
+        check_can_take_part("DataManager", producer)
         self._producer = producer
         self._resolver = resolver
         self._meta = meta

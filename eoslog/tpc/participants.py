@@ -6,14 +6,15 @@ import contextlib
 from typing import Any, Protocol
 
 from eoslog.client.prepared import prepared_of, resolve
+from eoslog.client.producer.named.producer import NamedProducer
 from eoslog.client.producer.producer import Producer
 from eoslog.client.producer.transactions.transaction import Transaction
-from eoslog.errors import EoslogError, OutcomeConflict, UnknownToken
+from eoslog.errors import ConfigError, EoslogError, OutcomeConflict, UnknownToken
 from eoslog.model import Outcome
 from eoslog.tpc.prepared_xacts import PreparedXacts
 from eoslog.tpc.records import branch_meta, gid_of
 
-__all__ = ["DatabaseParticipant", "Participant", "ProducerParticipant"]
+__all__ = ["DatabaseParticipant", "Participant", "ProducerParticipant", "check_can_take_part"]
 
 
 class Participant(Protocol):
@@ -40,6 +41,28 @@ class Participant(Protocol):
 
     def leave(self) -> None:
         """Leave a prepared transaction as it is, and abort one that is not prepared."""
+
+
+def check_can_take_part(what: str, producer: Producer) -> None:
+    """Check that a producer can prepare durably.
+
+    Args:
+        what: the call or argument in messages.
+        producer: the producer.
+
+    Raises:
+        ConfigError: if it has a name, or its log does not survive power loss.
+    """
+    if isinstance(producer, NamedProducer):
+        raise ConfigError(
+            f"{what}: a producer with a name cannot take part; create one with "
+            "log.producer(transactional_id=...)"
+        )
+    if producer._engine.durability != "strict":
+        raise ConfigError(
+            f"{what}: {producer._engine.path} has durability={producer._engine.durability!r}, so "
+            "power loss can take prepared records; use a log with durability='strict'"
+        )
 
 
 class DatabaseParticipant:

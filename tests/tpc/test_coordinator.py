@@ -451,6 +451,19 @@ def test_a_log_whose_decisions_power_loss_can_take_is_rejected(tmp_path):
             eoslog.tpc.Coordinator(loose)
 
 
+@pytest.mark.parametrize("what", ["producer of durability os", "named producer"])
+def test_a_producer_that_cannot_prepare_durably_is_rejected(coordinator, log, tmp_path, what):
+    durability = "os" if what == "producer of durability os" else "strict"
+    settings = {"name": "n"} if what == "named producer" else {"transactional_id": "q"}
+    with eoslog.open(tmp_path / "other", durability=durability) as other:
+        with other.producer(**settings) as made:
+            match = "with a name|durability='os'"
+            with pytest.raises(ConfigError, match=match):
+                coordinator.transaction(made)
+            with pytest.raises(ConfigError, match=match):
+                eoslog.tpc.DataManager(made)
+
+
 def test_a_coordinator_needs_an_open_log_that_it_can_write(path, log):
     with pytest.raises(ConfigError, match="expected an open log"):
         eoslog.tpc.Coordinator(path)
