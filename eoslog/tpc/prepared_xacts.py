@@ -14,6 +14,7 @@ from typing import Any
 from eoslog._util.arguments import shown
 from eoslog.errors import ConfigError, DatabaseError, IllegalState, TransactionAborted
 from eoslog.sql.drivers import dialect_of
+from eoslog.sql.over_sqlalchemy import is_sqlalchemy
 from eoslog.sql.session import DatabaseSession
 
 __all__ = ["PreparedXacts"]
@@ -39,7 +40,15 @@ class PreparedXacts:
         Raises:
             ConfigError: if it is not a connection of psycopg 3.
         """
-        dialect = dialect_of(connection)
+        try:
+            dialect = None if is_sqlalchemy(connection) else dialect_of(connection)
+        except ConfigError:
+            dialect = None
+        if dialect is None:
+            raise ConfigError(
+                "resources: expected a connection of psycopg 3 or a producer, got "
+                f"{shown(connection)}; connect with psycopg.connect(...)"
+            )
         if dialect.name != "postgresql":
             raise ConfigError(
                 f"resources: {shown(connection)} is a connection to SQLite, which cannot prepare "

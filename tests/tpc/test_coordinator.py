@@ -464,6 +464,19 @@ def test_a_producer_that_cannot_prepare_durably_is_rejected(coordinator, log, tm
                 eoslog.tpc.DataManager(made)
 
 
+@pytest.mark.parametrize("kind", ["connection", "session", "text"])
+def test_a_resource_of_another_type_is_named_in_the_error(coordinator, kind):
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    from sqlalchemy.orm import Session
+
+    engine = sqlalchemy.create_engine("sqlite://")
+    with engine.connect() as connection, Session(engine) as session:
+        resource = {"connection": connection, "session": session, "text": "bank"}[kind]
+        for call in (coordinator.transaction, coordinator.recover):
+            with pytest.raises(ConfigError, match=r"^resources: expected a connection of psycopg"):
+                call(resource)
+
+
 def test_a_coordinator_needs_an_open_log_that_it_can_write(path, log):
     with pytest.raises(ConfigError, match="expected an open log"):
         eoslog.tpc.Coordinator(path)
