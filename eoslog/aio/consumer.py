@@ -88,11 +88,9 @@ class UndoableConsumer(Consumer):
         wait: Callable[[float], None] | None = None,
     ) -> T | None:
         def noting(limit: int) -> T:
-            if self._before is None:
-                self.begin_read()  # again, because a rebalance may have come since
+            self.begin_read()  # at each attempt: partitions may be assigned while the read waits
             return collect(limit)
 
-        self._before = None
         return super()._find(noting, limit, timeout, wait)
 
     def bounds(self, partition: TopicPartition) -> tuple[PartitionLog, int]:
