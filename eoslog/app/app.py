@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -324,7 +325,8 @@ class App(Closing):
     ) -> RunReport:
         """Process records until `stop` is called, or until no record is left.
 
-        In the main thread, SIGTERM and SIGINT end the run after the current transaction.
+        In the main thread, SIGTERM and SIGINT end the run after the current transaction. A third
+        signal has its usual effect, which ends a task that hangs: its transaction is rolled back.
 
         With more than one process, or with `watch`, this process only starts the others, by forks
         that open the log themselves. A process that is killed is started again, after a delay that
@@ -359,7 +361,7 @@ class App(Closing):
             began = time.monotonic()
             worker = self._begun()
             wait = _WAIT_S if until is None else _CAUGHT_UP_WAIT_S
-            with self._signals(), self._watch(worker.calls):
+            with self._signals(worker.calls), self._watch(worker.calls):
                 while not self._stopping:
                     worker.step(wait, linger=until is None)
                     if until is not None and worker.caught_up():
@@ -477,17 +479,38 @@ class App(Closing):
         )
 
     @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """End the run after its transaction at SIGTERM and SIGINT, in the main thread."""
+    def _signals(self, calls: TaskCalls) -> Iterator[None]:
+        """End the run after its transaction at SIGTERM and SIGINT, in the main thread.
+
+        The second one says what the run waits for. A third one has its usual effect.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, lambda *_: self.stop()) for number in numbers]
+        before: dict[int, Any] = {}
+        came = Counter[int]()  # by number: a supervisor sends one of its own
+
+        def handle(number: int, _: object) -> None:
+            came[number] += 1
+            self.stop()
+            if came[number] == 1:
+                logger.info("app %s: the run ends after its transaction", self._id)
+            elif came[number] == 2:
+                logger.warning(
+                    "app %s: the run waits for its transaction: %s; a third signal interrupts it",
+                    self._id, calls.told() or "no task runs",
+                )  # fmt: skip
+            else:
+                signal.signal(number, before[number])
+                signal.raise_signal(number)
+
+        for number in numbers:
+            before[number] = signal.signal(number, handle)
         try:
             yield
         finally:
-            for number, handler in zip(numbers, before, strict=True):
+            for number, handler in before.items():
                 signal.signal(number, handler)
 
 

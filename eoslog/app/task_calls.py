@@ -105,6 +105,18 @@ class TaskCalls:
 
         return self._runner.run(wait(), context=contextvars.copy_context())
 
+    def told(self) -> str | None:
+        """Say which call runs, and for how long; None without one."""
+        call = self._running
+        if call is None:
+            return None
+        began, task, first, _ = call
+        seconds = time.monotonic() - began
+        return (
+            f"task {task.name!r} has run for {seconds:.1f} s, for {first.topic}-{first.partition} "
+            f"at offset {first.offset}"
+        )
+
     def overdue(self) -> Overdue | None:
         """The call that runs for longer than its `task_timeout`, or None; for any thread."""
         call = self._running

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -94,3 +97,45 @@ def test_stop_before_a_step_ends_its_membership(log):
         assert log.describe_group("stopped").members == []
         assert app.step() == 1
         assert len(log.describe_group("stopped").members) == 1
+
+
+HANGING = """
+import logging, sys, time
+import eoslog
+
+logging.basicConfig(level=logging.INFO)
+app = eoslog.App(sys.argv[1], "stopped", max_records=3)
+
+@app.task("numbers", key="string", value="json", to="out")
+def work(record, ctx):
+    if record.value == 7 and sys.argv[2] == "hang":
+        print("hangs", flush=True)
+        while True:
+            time.sleep(0.01)
+    return record.value
+
+app.run(until="caught_up")
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_third_signal_ends_a_task_that_hangs(log, number):
+    log.create_topic("out")
+    log.close()
+    command = [sys.executable, "-c", HANGING, log.path]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "hang"], **pipes) as run:
+        assert run.stdout.readline() == "hangs\n"
+        for told in ("the run ends after", r"'work' has run for \S+ s, for numbers-1 at offset 3"):
+            run.send_signal(number)
+            assert next(line for line in run.stderr if re.search(told, line))
+        run.send_signal(number)
+        rest = run.communicate(timeout=60)[1]
+    if number is signal.SIGINT:
+        assert (run.returncode, rest.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
+    else:
+        assert run.returncode == -signal.SIGTERM
+    subprocess.run([*command, "go on"], check=True)
+    with eoslog.open(log.path) as again:
+        assert sorted(int(record.value) for record in again.read("out")) == list(range(20))
