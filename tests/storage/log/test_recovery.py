@@ -329,7 +329,8 @@ def test_a_read_only_open_of_an_unclean_directory_trusts_no_abort_index(tmp_path
 
 
 @pytest.mark.parametrize(
-    "left", [b"", struct.pack(">qi", 1, 0), struct.pack(">qi", 1 << 40, 0) * 9]
+    "left",
+    [b"", struct.pack(">qi", 1, 0), struct.pack(">qi", 1 << 40, 0) * 9, struct.pack(">qi", 0, 3)],
 )
 def test_a_read_only_open_of_an_unclean_directory_trusts_no_time_index(written, left):
     path, expected = written
