@@ -21,9 +21,13 @@ from tests.faults.harness import Child, live
 from tests.torture.harness import Round, Step, excerpt
 
 STEPS = {
-    "export": ("export.begin", "export.produced", "export.checked", "export.offsets", "export.committed",
-               "export.record"),
-    "import": ("import.record", "import.produced", "import.committed", "txn.prepared", "txn.decided"),
+    "export": (
+        "export.begin", "export.record", "export.produced", "export.flushed", "export.checked",
+        "export.offsets", "export.committed",
+    ),
+    "import": (
+        "import.read", "import.record", "import.produced", "import.committed", "txn.prepared", "txn.decided",
+    ),
 }  # fmt: skip
 GROUPS = ("groups.told", "groups.set")
 TOPIC = "moved"
