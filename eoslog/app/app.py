@@ -510,8 +510,8 @@ class App(Closing):
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for old, handler in before.items():
+                signal.signal(old, handler)
 
 
 _apps: weakref.WeakSet[App] = weakref.WeakSet()
