@@ -499,7 +499,7 @@ class App(Closing):
             elif came[number] == 2:
                 logger.warning(
                     "app %s: the run waits for its transaction: %s; a third signal interrupts it",
-                    self._id, calls.told() or "no task runs",
+                    self._id, calls.running_call() or "no task runs",
                 )  # fmt: skip
             else:
                 signal.signal(number, before[number])

@@ -105,7 +105,7 @@ class TaskCalls:
 
         return self._runner.run(wait(), context=contextvars.copy_context())
 
-    def told(self) -> str | None:
+    def running_call(self) -> str | None:
         """Say which call runs, and for how long; None without one."""
         call = self._running
         if call is None:
