@@ -14,7 +14,6 @@ _Readable: TypeAlias = _Exporter | np.ndarray[Any, Any]
 
 _K = TypeVar("_K", default=Any)
 _V = TypeVar("_V", default=Any)
-_Result = TypeVar("_Result", bound=tuple[Any, ...])
 _Metadata = TypeVar("_Metadata", default=Any)
 """The coordinator's TransactionMetadata, whose fields the core reads."""
 
@@ -748,51 +747,6 @@ class Partition:
     ) -> None: ...
     def stand_apart(self) -> None: ...
     def publish_apart(self, topic_id: bytes, log_start: int) -> bool: ...
-
-class PublishedLog(Generic[_Result]):
-    core: Partition
-    strict: bool
-    on_append: Callable[[Any], None] | None
-    looks_at_records: bool
-    _stamps: bool
-    _size_max: int
-    def __init__(
-        self,
-        core: Partition,
-        strict: bool,
-        read_only: bool,
-        on_append: Callable[[Any], None] | None,
-        *,
-        timeout_s: float,
-        coordinator: object,
-        result_type: type[_Result],
-    ) -> None: ...
-    @property
-    def log_start(self) -> int: ...
-    @property
-    def log_end(self) -> int: ...
-    @property
-    def stable_end(self) -> int: ...
-    @property
-    def durable_end(self) -> int: ...
-    @property
-    def flushed_end(self) -> int: ...
-    @property
-    def high_watermark(self) -> int: ...
-    @property
-    def unflushed(self) -> bool: ...
-    def append(
-        self,
-        batch: _Readable,
-        *,
-        expect: Sequence[tuple[Any, int]] = ...,
-        origin: object = ...,
-        timeout: float | None = ...,
-        flushes: bool = ...,
-    ) -> _Result | None: ...
-    def fold(self) -> None: ...
-    def open_transaction(self, producer_id: int) -> tuple[int, int, int] | None: ...
-    def producer_entry(self, producer_id: int) -> tuple[int, int, int, int] | None: ...
 
 def sync_together(syncs: list[tuple[Partition, int]]) -> list[int]: ...
 def try_lock(fd: int, at: int, *, shared: bool = False) -> bool: ...

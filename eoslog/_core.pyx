@@ -28,7 +28,6 @@ include "_core/sys/try_lock.pxi"
 include "_core/sys/wakeup.pxi"
 include "_core/shared/group_commit.pxi"
 include "_core/shared/partition_name.pxi"
-include "_core/shared/named_tuple.pxi"
 include "_core/partition/segment_state.pxi"
 include "_core/partition/partition_state.pxi"
 include "_core/partition/partition_lock.pxi"
@@ -39,7 +38,6 @@ include "_core/partition/carried_batches.pxi"
 include "_core/partition/append_validation.pxi"
 include "_core/partition/conditional_append.pxi"
 include "_core/partition/partition.pxi"
-include "_core/partition/published_log.pxi"
 include "_core/partition/segment_ingest.pxi"
 include "_core/coordinator/transaction_table.pxi"
 include "_core/format/record_batch.pxi"
@@ -81,7 +79,6 @@ __all__ = (
     "TransactionTimes",
     "ControlFile",
     "Partition",
-    "PublishedLog",
     "SegmentFile",
     "FAULT_CALLS",
     "MAX_SLOTS",

@@ -2,6 +2,13 @@
 # id, and the decisions. Values are `TransactionMetadata`, whose states say what may follow what
 # (coordinator/transactions/state.py). Records are decoded in coordinator/transactions/log_fold.py.
 
+from cpython.object cimport PyTypeObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_SET_ITEM
+
+cdef extern from "Python.h":    # Cython declares it with another type, which GCC 14 rejects
+    object PyType_GenericAlloc(PyTypeObject* type, Py_ssize_t size)
+
 cdef enum:                      # fields of a TransactionMetadata
     FIELD_NAME = 0
     FIELD_ID = 1

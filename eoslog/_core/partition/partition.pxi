@@ -260,7 +260,7 @@ cdef class Partition:
 
     # --- fold ---------------------------------------------------------------------------------
 
-    cpdef int fold(self) except? -1:
+    def fold(self):
         """Fold up to the published end. Returns the status: 0 at the end, 3 if the next segment's files are needed.
 
         Raises:
@@ -331,21 +331,15 @@ cdef class Partition:
         Raises:
             CorruptRecord, RecordTooLarge: if the batches are not valid; nothing was written.
         """
-        cdef Result result
-        cdef int rc = self.append_batches(data, client, expected, timeout, size_max, log_append_time, &result)
-        return rc, result.base_offset, result.last_offset, result.timestamp, result.saved_errno, result.rolled
-
-    cdef int append_batches(self, data, bint client, expected, double timeout, int64_t size_max, int64_t log_append_time,
-                            Result* result) except? -1:
-        """Append as `append` does, and return the status. -1 may also be IO_FAILED."""
         cdef Py_buffer view
         cdef FoldedBatch* headers = NULL
         cdef Expected expects[MAX_EXPECTED]
+        cdef Result result
         cdef int count = 0, rc, n
         cdef uint64_t deadline
         self.control.check()
         n = take_expected(expected, expects)
-        memset(result, 0, sizeof(Result))
+        memset(&result, 0, sizeof(result))
         result.base_offset = -1
         result.last_offset = -1
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -357,14 +351,14 @@ cdef class Partition:
             deadline = eoslog_monotonic_ns() + <uint64_t>(max(timeout, 0.0) * 1e9)
             with nogil:
                 pthread_mutex_lock(&self.state.mutex)
-                rc = append_locked(&self.state, <uint8_t*>view.buf, view.len, headers, count, client, expects, n, deadline, result)
+                rc = append_locked(&self.state, <uint8_t*>view.buf, view.len, headers, count, client, expects, n, deadline, &result)
                 if rc == IO_FAILED and result.saved_errno == 0:
                     result.saved_errno = errno
                 pthread_mutex_unlock(&self.state.mutex)
         finally:
             free(headers)
             PyBuffer_Release(&view)
-        return rc
+        return rc, result.base_offset, result.last_offset, result.timestamp, result.saved_errno, result.rolled
 
     @property
     def append_under_way(self):

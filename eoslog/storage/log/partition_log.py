@@ -41,12 +41,13 @@ from eoslog.storage.segment.replacement import finish_renames
 from eoslog.storage.segment.segment import LOG, Segment, file_path
 
 _NO_LIMIT = 1 << 30  # bytes
+_REPEATS = range(MAX_REPEATS)
 _CARRIED_BYTES = 256 << 10
 """Bytes that decisions carry between two flushes; the decisions are kept until the second one."""
 _WRITEBACK_BYTES = 1 << 20
 """Unflushed bytes after which the disk begins to write, while the producer encodes more."""
 _PAUSE_S = 0.0005
-_APPENDED = int(AppendStatus.APPENDED)  # bound once: hot path
+_CLIENT, _APPENDED = AppendOrigin.CLIENT, int(AppendStatus.APPENDED)  # bound once: hot path
 _new = tuple.__new__  # makes a named tuple from all its fields, without its slower constructor
 
 __all__ = ["LogSettings", "PartitionLog", "Slice"]
@@ -56,7 +57,7 @@ def _ignore(log: PartitionLog, log_start: int) -> None:
     """Ignore a moved log start."""
 
 
-class PartitionLog(_core.PublishedLog[AppendResult]):
+class PartitionLog:
     """One partition, shared by the threads of this process.
 
     Thread-safe. Other processes may append to and read the partition at the same time.
@@ -95,22 +96,19 @@ class PartitionLog(_core.PublishedLog[AppendResult]):
             on_append: called after an append that its caller does not flush.
             on_log_start: called before the log start moves and files are deleted.
         """
-        fd, at = session.append_lock(slot)
-        path = os.path.join(session.path, name := f"{topic}-{partition}")
-        super().__init__(
-            _core.Partition(session.control, slot, fd, at, path), strict, session.read_only,
-            on_append, timeout_s=LOCK_TIMEOUT_S, coordinator=AppendOrigin.COORDINATOR,
-            result_type=AppendResult,
-        )  # fmt: skip
         self.session = session
         self.topic = topic
         self.partition = partition
         self.slot = slot
         self.topic_id = topic_id
+        self.strict = strict
         self.leader_epoch = leader_epoch
-        self.name = name
-        self.path = path
+        self.name = f"{topic}-{partition}"
+        self.path = os.path.join(session.path, self.name)
+        self.on_append = on_append
         self.on_log_start = on_log_start
+        fd, at = session.append_lock(slot)
+        self.core = _core.Partition(session.control, slot, fd, at, self.path)
         self.context = context = LogContext(
             session, self.core, topic, partition, topic_id, slot, self.name, self.path, strict,
             settings,
@@ -159,6 +157,41 @@ class PartitionLog(_core.PublishedLog[AppendResult]):
     def __repr__(self) -> str:
         return f"PartitionLog({self.name}, slot {self.slot})"
 
+    # --- published ends -------------------------------------------------------------------------
+
+    @property
+    def log_start(self) -> int:
+        """The first offset that may be read."""
+        return self.core.log_start
+
+    @property
+    def log_end(self) -> int:
+        """The offset of the next record to be appended."""
+        return self.core.log_end
+
+    @property
+    def stable_end(self) -> int:
+        """The first offset of the earliest open transaction, or the log end."""
+        return self.core.stable_end
+
+    @property
+    def durable_end(self) -> int:
+        """The offset below which a flush has made everything durable."""
+        return self.core.durable_end
+
+    @property
+    def flushed_end(self) -> int:
+        """The durable end, or the log end in an "os" directory."""
+        return self.core.durable_end if self.strict else self.core.log_end
+
+    @property
+    def high_watermark(self) -> int:
+        """The end of what a power loss leaves, or the log end in an "os" directory.
+
+        It is the end of the flushed records, or of those that a durable decision carries.
+        """
+        return self.core.covered_end if self.strict else self.core.log_end
+
     @property
     def last_stable_offset(self) -> int:
         """The bound of read_committed: the lower of stable end and high watermark.
@@ -168,6 +201,11 @@ class PartitionLog(_core.PublishedLog[AppendResult]):
         is the log start. Retention and compaction use `stable_end`, which ignores the log start.
         """
         return max(min(self.stable_end, self.high_watermark), self.log_start)
+
+    @property
+    def unflushed(self) -> bool:
+        """Whether something published is not durable yet."""
+        return self.durable_end < self.log_end
 
     # --- append ---------------------------------------------------------------------------------
 
@@ -187,33 +225,53 @@ class PartitionLog(_core.PublishedLog[AppendResult]):
                 )
         return data
 
-    def _append_on(
-        self, batch: bytes | bytearray | memoryview, client: bool,
-        expect: Sequence[tuple[PartitionLog, int]], wait: float, flushes: bool,
-        found: tuple[int, int, int, int, int, bool] | None,
-    ) -> AppendResult | None:  # fmt: skip
-        """Do what a plain append does not: checks of records, rolls, errors. See `append`.
+    def append(
+        self,
+        batch: bytes | bytearray | memoryview,
+        *,
+        expect: Sequence[tuple[PartitionLog, int]] = (),
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        timeout: float | None = None,
+        flushes: bool = False,
+    ) -> AppendResult | None:
+        """Append complete v2 batches, if the log ends in `expect` have not moved.
 
         Args:
-            batch: the batches.
-            client: whether they are a client's.
-            expect: as for `append`.
-            wait: seconds to wait for the append lock.
-            flushes: as for `append`.
-            found: the core's answer to the first attempt; None if there was none.
+            batch: one or more batches, whose sequences must be consecutive. Offsets and the leader
+                epoch are written into them, in place if the buffer is writable.
+            expect: (log, end) pairs that the caller's decision relies on.
+            origin: COORDINATOR allows control batches and skips the sequence check.
+            timeout: seconds to wait for the append lock; None means 30.
+            flushes: the caller flushes immediately, so the background flush is not needed.
+
+        Returns:
+            The offsets of the records, or None if an expected end has moved: nothing was appended.
+
+        Raises:
+            InvalidRecord: if a record for a compacted topic has no key.
+            KafkaError: INVALID_TIMESTAMP, if a timestamp is out of the topic's bounds.
+            OutOfOrderSequence, InvalidProducerEpoch, InvalidTxnState, CorruptRecord,
+            RecordTooLarge:
+                if the batches are rejected; nothing was written.
+            LockTimeout: if another process holds the append lock.
+            DiskFull, StorageError, LogPoisoned, UnknownTopicOrPartition: nothing was published.
+
+        Durability: survives a crash of the process on return, and power loss after `flush`.
+        Source: protocol.md, Append; Kafka UnifiedLog.append; KIP-98.
         """
         if self.session.read_only:
             raise IllegalState(f"{self.name}: the log was opened read_only; open it for writing")
+        client = origin is _CLIENT
         data: bytes | bytearray | memoryview = batch
         if client and self.looks_at_records:
             data = conforming(self.context, memoryview(batch), self.producer_state)
         limit = self._size_max if client else _NO_LIMIT
         stamp = int(time.time() * 1000) if self._stamps else -1
-        for _ in range(MAX_REPEATS):
-            status, base, last, timestamp, error, rolled = found or self.core.append(
+        wait = LOCK_TIMEOUT_S if timeout is None else timeout
+        for _ in _REPEATS:
+            status, base, last, timestamp, error, rolled = self.core.append(
                 data, client, expect, wait, limit, stamp
             )
-            found = None
             if rolled:
                 self.writer_files.after_roll()
             if status == _APPENDED:
@@ -221,11 +279,11 @@ class PartitionLog(_core.PublishedLog[AppendResult]):
                     self.flusher.poison(OSError(error, os.strerror(error)))
                 if self.on_append is not None and not flushes:
                     self.on_append(self)
-                return AppendResult(base, last, False, timestamp)
+                return _new(AppendResult, (base, last, False, timestamp))
             if status == AppendStatus.CHANGED:
                 return None
             if status == AppendStatus.REPEATED:
-                return self._duplicate(memoryview(data), base, last, timestamp, client)
+                return self._duplicate(memoryview(data), base, last, timestamp, origin)
             if status == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
                 raise out_of_order(self.context, memoryview(data))
             self.writer_files.resolve(status, error, wait)
@@ -250,12 +308,11 @@ class PartitionLog(_core.PublishedLog[AppendResult]):
         return True
 
     def _duplicate(
-        self, data: memoryview, base: int, last: int, timestamp: int, client: bool
+        self, data: memoryview, base: int, last: int, timestamp: int, origin: AppendOrigin
     ) -> AppendResult:
         """Answer for a first batch that is stored already, and append the following batches."""
         size = int.from_bytes(data[8:12], "big") + 12
         if size < len(data):
-            origin = AppendOrigin.CLIENT if client else AppendOrigin.COORDINATOR
             rest = self.append(data[size:], origin=origin)
             if rest is not None:
                 last = rest.last_offset
@@ -263,7 +320,10 @@ class PartitionLog(_core.PublishedLog[AppendResult]):
 
     # --- fold -----------------------------------------------------------------------------------
 
-    def _finish_fold(self, status: int) -> None:
+    def fold(self) -> None:
+        """Bring this process's producer state up to the published end. Read-only logs have none."""
+        if self.session.read_only or (status := self.core.fold()) == _APPENDED:
+            return
         self.writer_files.finish_fold(status)
 
     # --- durability, reading, deletion: see flusher.py, reader.py, retention.py ------------------
@@ -482,6 +542,18 @@ class PartitionLog(_core.PublishedLog[AppendResult]):
         """Return (producer id, epoch, first offset, last data offset) of each, by first offset."""
         self.fold()
         return list(self.core.open_transactions())
+
+    def open_transaction(self, producer_id: int) -> tuple[int, int, int] | None:
+        """Return (epoch, first offset, last data offset) of a producer's open transaction."""
+        self.fold()
+        found = self.core.producer(producer_id)
+        return None if found is None or found[4] < 0 else (found[0], found[4], found[5])
+
+    def producer_entry(self, producer_id: int) -> tuple[int, int, int, int] | None:
+        """Return (epoch, coordinator epoch, first and last offset in a transaction, or -1)."""
+        self.fold()
+        found = self.core.producer(producer_id)
+        return None if found is None else (found[0], found[3], found[4], found[5])
 
     def roll(self) -> None:
         """Seal the active segment unless it is empty."""
