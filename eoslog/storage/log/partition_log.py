@@ -321,7 +321,10 @@ class PartitionLog:
     # --- fold -----------------------------------------------------------------------------------
 
     def fold(self) -> None:
-        """Bring this process's producer state up to the published end. Read-only logs have none."""
+        """Bring this process's producer state up to the published end.
+
+        Read-only logs have none.
+        """
         if self.session.read_only or (status := self.core.fold()) == _APPENDED:
             return
         self.writer_files.finish_fold(status)
