@@ -76,7 +76,7 @@ class UndoableConsumer(Consumer):
             return records[0] if records else None
 
     def begin_read(self) -> None:
-        """Remember where a read begins, which may return a fetched record, or none."""
+        """Note the positions before a read, to which `put_back` returns."""
         states = self._subscription.states.values()
         self._before = [(state, state.place()) for state in states]
 

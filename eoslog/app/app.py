@@ -326,7 +326,7 @@ class App(Closing):
         """Process records until `stop` is called, or until no record is left.
 
         In the main thread, SIGTERM and SIGINT end the run after the current transaction. A third
-        signal has its usual effect, which ends a task that hangs: its transaction is rolled back.
+        signal has its usual effect, which also ends a task that hangs.
 
         With more than one process, or with `watch`, this process only starts the others, by forks
         that open the log themselves. A process that is killed is started again, after a delay that
