@@ -83,7 +83,8 @@ def made(log):
     readers = []
 
     def make(**given):
-        given = {"path": log.path, "subscribe": "t", "startingOffsets": "earliest", **given}
+        topics = {} if "assign" in given else {"subscribe": "t"}
+        given = {"path": log.path, "startingOffsets": "earliest", **topics, **given}
         parsed = Options.parse(given)
         readers.append(EoslogStreamReader(parsed, source_schema(parsed)))
         return readers[-1]

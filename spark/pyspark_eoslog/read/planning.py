@@ -101,18 +101,30 @@ def subscribed_partitions(
                 )
         return keys
     if kind == "subscribe":
-        names = sorted({name.strip() for name in text.split(",") if name.strip()})
+        names = _named(text)
         names = [name for name in names if name in known] if tolerant else names
     else:
-        pattern = re.compile(text)
-        names = sorted(
-            name
-            for name in catalog.topics()
-            if name not in _NEVER_BY_PATTERN and pattern.fullmatch(name)
-        )
+        names = sorted(name for name in catalog.topics() if _matches(text, name))
     return [
         (name, partition) for name in names for partition in _partitions(catalog, kind, text, name)
     ]
+
+
+def is_subscribed(options: Options, key: PartitionKey) -> bool:
+    """Whether the options name a partition, which need not exist."""
+    assert options.subscription is not None
+    kind, text = options.subscription
+    if kind == "assign":
+        return key in assigned_partitions(text)
+    return key[0] in _named(text) if kind == "subscribe" else _matches(text, key[0])
+
+
+def _named(text: str) -> list[str]:
+    return sorted({name.strip() for name in text.split(",") if name.strip()})
+
+
+def _matches(pattern: str, topic: str) -> bool:
+    return topic not in _NEVER_BY_PATTERN and re.fullmatch(pattern, topic) is not None
 
 
 def _partitions(catalog: Catalog, option: str, text: str, topic: str) -> list[int]:

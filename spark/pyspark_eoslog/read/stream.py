@@ -45,7 +45,13 @@ from pyspark_eoslog.options.options import (
 from pyspark_eoslog.read.batch import ReadTask, read_task
 from pyspark_eoslog.read.catalog import LogCatalog, open_log
 from pyspark_eoslog.read.limits import Offsets, limited
-from pyspark_eoslog.read.planning import pinned, resolve, subscribed_partitions, within_log
+from pyspark_eoslog.read.planning import (
+    is_subscribed,
+    pinned,
+    resolve,
+    subscribed_partitions,
+    within_log,
+)
 from pyspark_eoslog.read.splitting import plan
 from pyspark_eoslog.schema import check_source_schema
 
@@ -246,6 +252,9 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = catalog.latest(sorted(there))
         ranges = []
         for key, last in sorted(stop.items()):
+            same = read.get(key[0]) == planned.get(key[0])
+            if same and begin.get(key) == last:
+                continue  # nothing to read; the next batch checks the topic
             if key not in there:
                 self._lose(UnknownTopicOrPartition(f"{key[0]}-{key[1]} was deleted"))
                 continue
@@ -346,7 +355,8 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> tuple[Offsets, Offsets]:
         """Reduce both vectors to the existing partitions.
 
-        Ends never decrease, unless a topic was re-created and loss is accepted.
+        Ends never decrease, unless a topic was re-created and loss is accepted. A topic that is no
+        longer subscribed is left out, without an error, once it is deleted or re-created.
 
         Args:
             begin: First offsets to read.
@@ -358,7 +368,10 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts, stops = {}, {}
         for key, first in begin.items():
             name = f"{key[0]}-{key[1]}"
-            if key not in there:
+            gone = key not in there
+            if (gone or key[0] in re_created) and not is_subscribed(self.options, key):
+                continue  # subscribed again, it is a new partition
+            if gone:
                 self._lose(
                     UnknownTopicOrPartition(
                         f"{name} was deleted, and the query has read it up to {first}; "

@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from pyspark_eoslog.options.options import START, TOPIC_IDS
 
 from eoslog import TopicPartition
-from eoslog.errors import ConfigError, OffsetOutOfRange
+from eoslog.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
 from tests.spark.helpers import produce, values
 from tests.spark.stream.test_stream import run, sink, source, start
 
@@ -148,6 +148,54 @@ def test_a_topic_re_created_before_the_first_batch_is_data_loss(topic, made):
         else:
             end = reader.latestOffset(start, reader.getDefaultReadLimit())
             assert rows(reader, start, end) == list(range(100, 115))
+
+
+@pytest.fixture
+def with_other(topic, made):
+    """A reader of the topics `t` and `other`, and the end of its first batch."""
+    topic.create_topic("other")
+    feed(topic, "other", 20, 23)
+    reader = made(subscribe="t,other")
+    return reader, reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+
+
+@pytest.mark.parametrize("subscribed", [{"subscribe": "t"}, {"assign": '{"t": [0]}'}])
+@pytest.mark.parametrize("re_created", [False, True])
+def test_a_topic_that_is_no_longer_subscribed_may_be_deleted(
+    topic, with_other, made, subscribed, re_created
+):
+    _, end = with_other
+    topic.delete_topic("other")
+    if re_created:
+        topic.create_topic("other")
+        feed(topic, "other", 50, 52)
+    feed(topic, "t", 10, 12)
+    reader = made(**subscribed)
+    then = reader.latestOffset(end, reader.getDefaultReadLimit())
+    assert rows(reader, end, then) == [10, 11]
+    assert "other" not in then
+    if re_created:
+        again = made(subscribe="t,other")
+        last = again.latestOffset(then, again.getDefaultReadLimit())
+        assert rows(again, then, last) == [50, 51], "subscribed again, it is read from its start"
+
+
+def test_a_planned_batch_that_reads_nothing_of_a_topic_does_not_need_it(topic, with_other, made):
+    reader, end = with_other
+    feed(topic, "t", 10, 12)
+    then = reader.latestOffset(end, reader.getDefaultReadLimit())
+    topic.delete_topic("other")
+    assert rows(made(), end, then) == [10, 11]
+
+
+def test_a_planned_batch_with_unread_records_of_a_deleted_topic_is_data_loss(
+    topic, with_other, made
+):
+    _, end = with_other
+    topic.delete_topic("other")
+    reader = made()
+    with pytest.raises(UnknownTopicOrPartition, match="other-0 was deleted"):
+        rows(reader, reader.initialOffset(), end)
 
 
 def test_offsets_without_topic_ids_are_accepted_and_ids_kept_from_then(topic, made):
