@@ -411,11 +411,11 @@ class AsyncProducer(AsyncClient[Producer]):
         Raises:
             EoslogError: as `Producer.send_offsets_to_transaction`.
         """
-        member = await group_of(group)
+        member = await group_of(group, self._client())
         await self.call(lambda p: p.send_offsets_to_transaction(offsets, member, timeout))
 
 
-async def group_of(group: GroupMetadata | AsyncConsumer | str) -> Group:
+async def group_of(group: GroupMetadata | AsyncConsumer | str, producer: Producer) -> Group:
     """Return the group as the producer of threads accepts it.
 
     Raises:
@@ -423,5 +423,5 @@ async def group_of(group: GroupMetadata | AsyncConsumer | str) -> Group:
     """
     if not isinstance(group, AsyncConsumer):
         return group
-    group._client()._link.check_kind()
+    group._client()._link.check_kind(producer._link)
     return await group.group_metadata()

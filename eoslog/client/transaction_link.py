@@ -46,6 +46,7 @@ class TransactionLink:
         transaction: ProducerTransaction | None,
         consumers: ConsumerRegistry,
         calls: threading.RLock,
+        directory: str,
     ) -> None:
         """Start without bound consumers.
 
@@ -53,7 +54,9 @@ class TransactionLink:
             transaction: the producer's transaction manager; None without a transactional id.
             consumers: the consumers of the producer's directory.
             calls: the lock that the producer's transactional calls hold.
+            directory: the path of the producer's directory.
         """
+        self.directory = directory
         self._transaction = transaction
         self._consumers = consumers
         self._calls = calls
@@ -145,6 +148,7 @@ class ConsumerLink:
             positions: the method that `positions` calls; its object is held weakly.
             auto_commits: whether the consumer commits automatically, outside of transactions.
         """
+        self._directory = engine.path
         self._group_id = config.group_id
         self._isolation_level = config.isolation_level
         self._use = use
@@ -176,12 +180,14 @@ class ConsumerLink:
 
     # Calls from a transaction.
 
-    def check_kind(self) -> None:
-        """Check that transactions may commit this consumer's offsets.
+    def check_kind(self, producer: TransactionLink) -> None:
+        """Check that transactions of a producer may commit this consumer's offsets.
 
         Raises:
-            ConfigError: if the consumer commits automatically, or reads uncommitted records.
+            ConfigError: if the consumer reads another directory, commits automatically, or reads
+                uncommitted records.
         """
+        self.check_directory(producer)
         if self.stored_elsewhere:
             raise ConfigError(
                 "offset_store: the offsets of this consumer are stored in a database, so a "
@@ -197,6 +203,19 @@ class ConsumerLink:
             raise ConfigError(
                 "isolation.level=read_uncommitted: records that the consumer returned may still be "
                 "aborted; set it to read_committed"
+            )
+
+    def check_directory(self, producer: TransactionLink) -> None:
+        """Check that the consumer reads the directory that the producer writes.
+
+        Raises:
+            ConfigError: if it reads another one.
+        """
+        if self._directory != producer.directory:
+            raise ConfigError(
+                f"the consumer reads {self._directory}, and the producer writes "
+                f"{producer.directory}; a transaction covers one directory: to copy records "
+                "between two, store the offsets with tx.set_position"
             )
 
     def bind(self, producer: TransactionLink) -> None:

@@ -202,6 +202,7 @@ class FakeDisk:
 class FakeHost:
     """One process that has the directory open."""
 
+    path = "memory"
     read_only = False
     is_fixed = False
 

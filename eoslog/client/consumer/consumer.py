@@ -159,6 +159,12 @@ class Consumer(_core.RecordPolling, Closing):
             engine, use, subscription, fetcher, membership, commits, link, blocked
         )
         if producer is not None:
+            try:
+                link.check_directory(producer._link)
+            except ConfigError:
+                if owns_engine:
+                    engine.close()
+                raise
             link.bind(producer._link)
         if offset_store is not None:
             self._store_offsets_in(offset_store)

@@ -151,7 +151,7 @@ class Producer(RecordAccumulator):
                 self._identity, consumers,
             )  # fmt: skip
             self._gate = _NO_TRANSACTION
-        self._link = TransactionLink(self._transactions, consumers, self._calls)
+        self._link = TransactionLink(self._transactions, consumers, self._calls, self._engine.path)
         self._sender = Sender(self, self._engine, settings, self._identity, self._transactions)
         self._ingest = SegmentIngest(
             self._engine, self._identity, self._sender, self._transactions,
@@ -700,7 +700,7 @@ class Producer(RecordAccumulator):
         with self._calls:
             manager = self._manager("send_offsets_to_transaction")
             manager.check_open("send_offsets_to_transaction")
-            named, group = offsets_of(offsets), group_metadata_of(group_metadata)
+            named, group = offsets_of(offsets), group_metadata_of(group_metadata, self._link)
             try:
                 manager.add_offsets(named, group, self._deadline(timeout), self._buffered_places())
             finally:

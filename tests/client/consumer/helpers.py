@@ -8,6 +8,7 @@ from eoslog.client.consumer.consumer import Consumer
 from eoslog.client.consumer_registry import ConsumerRegistry
 from eoslog.client.transaction_link import TransactionLink
 from eoslog.model import TopicPartition
+from tests.coordinator.fake_host import FakeHost
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -46,4 +47,6 @@ class FakeProducer:
 
     def __init__(self):
         self.transaction = FakeTransaction()
-        self._link = TransactionLink(self.transaction, ConsumerRegistry(), threading.RLock())
+        self._link = TransactionLink(
+            self.transaction, ConsumerRegistry(), threading.RLock(), FakeHost.path
+        )

@@ -244,8 +244,8 @@ class Transaction(RecordCalls):
             consumer: the consumer whose records this transaction processes.
 
         Raises:
-            ConfigError: if `consumer` is not a Consumer, or commits automatically, or reads with
-                `isolation.level=read_uncommitted`.
+            ConfigError: if `consumer` is not a Consumer, or reads another directory, or commits
+                automatically, or reads with `isolation.level=read_uncommitted`.
             CommitFailed: if the group rebalanced, or the positions do not cover all records that
                 the consumer returned since its last commit or rewind. That is so after a partition
                 was reassigned, and after an abort that did not rewind the consumer. Abort the
@@ -259,7 +259,7 @@ class Transaction(RecordCalls):
                 f"commit_offsets: expected a consumer, got {shown(consumer)}; "
                 f"for a group id use send_offsets(offsets, {named})"
             )
-        link.check_kind()
+        link.check_kind(self._producer._link)
         self._consumers[link] = consumer
         offsets = link.positions()
         if not offsets and not consumer.assignment() and not consumer.subscription():
@@ -441,7 +441,7 @@ class Transaction(RecordCalls):
             self._producer._link.aborted()
 
 
-def group_metadata_of(group: Any) -> GroupMetadata:
+def group_metadata_of(group: Any, producer: TransactionLink) -> GroupMetadata:
     """Return the group metadata of a group id, a consumer, or group metadata.
 
     Raises:
@@ -454,7 +454,7 @@ def group_metadata_of(group: Any) -> GroupMetadata:
     if hasattr(group, "group_metadata"):
         link = getattr(group, "_link", None)
         if isinstance(link, ConsumerLink):
-            link.check_kind()
+            link.check_kind(producer)
         group = group.group_metadata()
     if not isinstance(group, GroupMetadata):
         raise ConfigError(

@@ -12,7 +12,7 @@ import pytest
 
 import eoslog
 from eoslog.client.consumer.consumer import Consumer
-from eoslog.errors import CommitFailed, IllegalState
+from eoslog.errors import CommitFailed, ConfigError, IllegalState
 from eoslog.model import TopicPartition
 
 T0, T1 = TopicPartition("in", 0), TopicPartition("in", 1)
@@ -184,6 +184,45 @@ def test_commit_offsets_leaves_out_a_position_in_a_deleted_topic(log, producer, 
     with producer.transaction() as tx:
         tx.commit_offsets(reader)
     assert reader.committed(T0) == 3
+
+
+@pytest.fixture
+def elsewhere(log, opened, tmp_path_factory):
+    """A consumer of a copy of the directory, whose topics have the same ids."""
+    path = tmp_path_factory.mktemp("copy") / "log"
+    log.backup(path)
+    copy = eoslog.open(path)
+    opened.append(copy)
+    return copy
+
+
+def test_no_transaction_commits_offsets_of_a_consumer_of_another_directory(
+    log, producer, elsewhere
+):
+    reader = elsewhere.consumer("in", **GROUP)
+    reader.poll(60)
+    message = f"the consumer reads {elsewhere.path}, and the producer writes {log.path};"
+    with producer.transaction() as tx:
+        with pytest.raises(ConfigError, match=message):
+            tx.commit_offsets(reader)
+        with pytest.raises(ConfigError, match=message):
+            tx.send_offsets([TopicPartition("in", 0, 1)], reader)
+    with pytest.raises(ConfigError, match=message):
+        Consumer({"log.dir": elsewhere.path, "group.id": "g"}, producer)
+    assert log.committed("g") == {}
+
+
+def test_two_paths_of_a_directory_are_one_directory(log, opened, tmp_path):
+    link = tmp_path.parent / f"{tmp_path.name}-link"
+    link.symlink_to(tmp_path)
+    consumer = log.consumer("in", **GROUP)
+    producer = eoslog.Producer({"log.dir": str(link), "transactional.id": "tx"})
+    opened.extend([producer, consumer])
+    producer.init_transactions()
+    consumer.poll(60)
+    with producer.transaction() as tx:
+        tx.commit_offsets(consumer)
+    assert sum(one.offset for one in log.committed("g").values()) == 1
 
 
 def test_a_consumer_bound_inside_a_transaction_is_rewound(log, producer, opened):
