@@ -94,7 +94,7 @@ class OffsetCommits:
                 "producer.send_offsets_to_transaction or transaction.commit_offsets"
             )
         if offsets is None:
-            self._commit(self._subscription.positions())
+            self._commit(self._link.positions())
         else:
             self._commit(self._checked(offsets))
 
@@ -111,9 +111,16 @@ class OffsetCommits:
                 )
         return result
 
-    def commit_positions(self, partitions: Iterable[TopicPartition]) -> None:
-        """Commit the positions of some partitions that are not committed already."""
-        self._commit(self._subscription.positions(list(partitions), changed_only=True))
+    def commit_positions(
+        self, partitions: Iterable[TopicPartition], moved: Iterable[TopicPartition] = ()
+    ) -> None:
+        """Commit the positions of some partitions that are not committed already.
+
+        Those of `moved` are committed in any case, because another process may have set the group's
+        offset back.
+        """
+        offsets = self._subscription.positions(list(partitions), changed_only=True)
+        self._commit(offsets | self._subscription.positions(moved))
 
     def _commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         group_id = self.group_id
@@ -233,6 +240,7 @@ class OffsetCommits:
     def before_loss(self, partitions: Iterable[TopicPartition]) -> None:
         """Commit the positions of partitions that will be released, if auto-commit is on."""
         if self._auto_commit:
+            self._link.positions()  # a pending seek is a position too
             self.auto_commit(partitions)
 
     def stop_auto_commit(self) -> None:

@@ -127,8 +127,9 @@ class PollLoop:
         before = [(state, state.place()) for state in states]
         found = collect(limit)
         if found:
+            moved = [state.partition for state, place in before if state.position != place[0]]
             try:
-                self._commits.commit_positions(self._subscription.states)
+                self._commits.commit_positions(self._subscription.states, moved)
             except BaseException:
                 # The caller does not get the records, so a later poll must return them.
                 for state, place in before:

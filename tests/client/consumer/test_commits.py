@@ -160,6 +160,36 @@ def test_assign_commits_nothing_without_auto_commit(host, log):
     assert host.groups.fetch_offsets("g") == {}
 
 
+def test_commit_includes_a_seek_that_no_poll_has_followed(host, log):
+    log.put(*"abcd")
+    c = consumer(host, group_id="g", enable_auto_commit=False)
+    c.consume(2, 0)
+    c.seek_to_end()
+    c.commit()
+    assert c.committed(T0) == 4
+    c.seek_to_beginning()
+    c.commit()
+    assert c.committed(T0) == 0
+
+
+def test_auto_commit_at_close_includes_a_seek_that_no_poll_has_followed(host, log):
+    log.put(*"abcd")
+    with consumer(host, group_id="g", auto_commit_interval_ms=10**6) as c:
+        c.consume(2, 0)
+        c.seek_to_end()
+    assert host.groups.fetch_offsets("g")[T0].offset == 4
+
+
+def test_at_most_once_commits_what_it_returns_after_another_process_set_the_offset_back(host, log):
+    log.put(*"abcd")
+    c = consumer(host, group_id="g", processing_guarantee="at_most_once")
+    c.consume(4, 0)
+    host.groups.commit_offsets("g", "", -1, {T0: OffsetAndMetadata(2)})
+    c.seek(T0, 2)
+    assert values(c.consume(2, 0)) == ["c", "d"]
+    assert host.groups.fetch_offsets("g")[T0].offset == 4
+
+
 def test_A12_rewind_goes_back_to_the_committed_offsets(host, log):
     log.put(*"abcd")
     host.partition("t", 1).put("x")
