@@ -1207,6 +1207,7 @@ class Log(Closing):
         Raises:
             NonEmptyGroup: if the group has members.
             GroupNotFound: if the group does not exist.
+            PreparedTransactionPending: if its only offsets are part of a staged transaction.
             PolicyViolation: if the group stores Spark write versions or publishing ids, and
                 `force` is False.
 

@@ -241,6 +241,9 @@ class OffsetTransactions(Protocol):
     def held_offsets(self, group_id: str) -> list[HeldOffset]:
         """Return a group's offsets in staged transactions that are not delivered."""
 
+    def groups_with_held_offsets(self) -> set[str]:
+        """Return the groups that may have such offsets."""
+
 
 class GroupHost(Host, Protocol):
     """The part of a directory that the group coordinator uses."""

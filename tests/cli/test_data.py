@@ -392,6 +392,18 @@ def test_group_list_escapes_control_characters_in_names(shop, place):
     assert "\x1b" not in found.out and "g\\x1b[2J\\nfake" in found.out
 
 
+def test_a_group_whose_first_commit_is_undecided_is_listed_and_described(shop, place):
+    with eoslog.open(place) as log, log.producer(transactional_id="till") as producer:
+        producer.init_transactions()
+        with producer.transaction() as tx:
+            tx.send_offsets({eoslog.TopicPartition("orders", 0): 0}, "g")
+            assert log.groups() == ["g"]
+            assert log.lag("g") == {}
+            (row,) = shop("group", "list").rows
+            assert (row["group"], row["state"], row["partitions"]) == ("g", "Empty", 0)
+            assert shop("group", "describe", "g").code == 0
+
+
 def test_field_C10_an_offset_outside_every_partition_is_a_usage_error(shop, stdin):
     stdin(b"a\n" * 7)
     assert shop("produce", "orders", "-p", 0).code == 0

@@ -182,6 +182,9 @@ class FakeTransactions:
     def held_offsets(self, group_id: str) -> list[Any]:
         return []
 
+    def groups_with_held_offsets(self) -> set[str]:
+        return set()
+
     def await_appends(self, group_id: str, timeout_s: float) -> bool:
         return True
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from eoslog.coordinator.groups import rebalance
 from eoslog.coordinator.groups.liveness import GroupLiveness
-from eoslog.coordinator.groups.offsets import GroupOffsets, OffsetMap
+from eoslog.coordinator.groups.offsets import GroupOffsets, OffsetMap, add_held
 from eoslog.coordinator.groups.rebalance import Change
 from eoslog.coordinator.groups.shard import GroupShards
 from eoslog.coordinator.groups.state import Group, GroupTable
-from eoslog.coordinator.groups.validation import group_not_found, known_group, non_empty_group
+from eoslog.coordinator.groups.validation import group_not_found, non_empty_group
+from eoslog.coordinator.host import HeldOffset
 from eoslog.descriptions import GroupDescription, MemberDescription
-from eoslog.errors import PolicyViolation
+from eoslog.errors import GroupNotFound, PolicyViolation, PreparedTransactionPending
 from eoslog.model import OWN_GROUPS, PUBLISHING_IDS_GROUP, TopicPartition
 from eoslog.storage.directory.directory import NeverUsed
 
@@ -35,7 +36,11 @@ class GroupAdmin:
             with shard.folded() as (table, _):
                 found.update(table.groups)
                 found.update(group_id for p in table.pending.values() for group_id, _ in p)
+        found.update(g for g in self._host.transactions.groups_with_held_offsets() if self._held(g))
         return sorted(found)
+
+    def _held(self, group_id: str) -> list[HeldOffset]:
+        return list(self._offsets.held(group_id))
 
     def describe_group(self, group_id: str) -> GroupDescription:
         """See `GroupCoordinator.describe_group`."""
@@ -49,15 +54,23 @@ class GroupAdmin:
         except NeverUsed:  # a read-only process creates no partitions
             raise group_not_found(group_id) from None
         named = self._shards.named
+        # First, because a delivery in between writes its offsets to the group's partition.
+        held = self._held(group_id)
         with shard.folded() as (table, _):
-            group = known_group(table, group_id)
+            group = table.groups.get(group_id)
+            if group is None:
+                if not held and not any(table.pending_of(group_id)):
+                    raise group_not_found(group_id)
+                group = Group(group_id)
+            offsets = {p: stored.value.public() for p, stored in group.offsets.items()}
+            add_held(held, offsets)
             members = [
                 MemberDescription(
                     member_id,
                     member.metadata.client_id,
                     member.metadata.instance_id,
                     member.current.epoch,
-                    member.metadata.topics or tuple(filter(None, [member.metadata.regex])),
+                    (*member.metadata.topics, *filter(None, [member.metadata.regex])),
                     sorted(named(group, member.current.assigned | member.current.pending)),
                     sorted(named(group, member.target)),
                 )
@@ -70,7 +83,7 @@ class GroupAdmin:
                 max(group.epoch, 0),
                 assignor if members else "",
                 members,
-                {p: stored.value.public() for p, stored in sorted(group.offsets.items())},
+                dict(sorted(offsets.items())),
             )
 
     def holders(self, group_id: str) -> list[tuple[str, int | None, list[TopicPartition]]]:
@@ -94,7 +107,7 @@ class GroupAdmin:
     def member_processes(self, group_id: str) -> dict[str, tuple[int, int]]:
         """See `GroupCoordinator.member_processes`."""
         with self._shards.of(group_id).folded() as (table, _):
-            group = known_group(table, group_id)
+            group = table.groups.get(group_id) or Group(group_id)
             return {
                 member_id: (member.metadata.process_number, member.metadata.process_nonce)
                 for member_id, member in group.members.items()
@@ -103,7 +116,7 @@ class GroupAdmin:
     def subscribed_topics(self, group_id: str) -> set[str]:
         """See `GroupCoordinator.subscribed_topics`."""
         with self._shards.of(group_id).folded() as (table, _):
-            return set(known_group(table, group_id).topics)
+            return set((table.groups.get(group_id) or Group(group_id)).topics)
 
     def is_pending(self, group_id: str, partition: TopicPartition, producer_id: int) -> bool:
         """See `GroupCoordinator.is_pending`."""
@@ -156,7 +169,16 @@ class GroupAdmin:
                 raise non_empty_group(group)
             return rebalance.delete_group(group, pending)
 
-        result = shard.change(decide)
+        try:
+            result = shard.change(decide)
+        except GroupNotFound:
+            for held in self._held(group_id):
+                raise PreparedTransactionPending(
+                    f"group {group_id!r}: its only offsets are part of the staged transaction "
+                    f"{held.token!r}, and a deletion of the group does not change them; delete it "
+                    "after their delivery"
+                ) from None
+            raise
         if result is not None:
             shard.log.flush(result.last_offset + 1)
 

@@ -204,7 +204,7 @@ class GroupOffsets:
             group = table.groups.get(group_id)
             check_commit(group, group_id, member_id, member_epoch, instance_id, transactional=True)
             self._check_owner(group, member_id, topics, offsets, IllegalGeneration)
-        for held in self._held(group_id):
+        for held in self.held(group_id):
             tp = held.partition
             if tp in offsets and not held.decided and held.token != token:
                 raise PreparedTransactionPending(
@@ -346,14 +346,12 @@ class GroupOffsets:
                 found, unstable = _visible(table, group_id, wanted)
             if not require_stable:
                 break
-            held = [
-                one for one in self._held(group_id) if wanted is None or one.partition in wanted
-            ]
+            held = [one for one in self.held(group_id) if wanted is None or one.partition in wanted]
             if shard.log.log_end != end:  # an offset may have been delivered between the two looks
                 with shard.folded() as (table, end):
                     found, more = _visible(table, group_id, wanted)
                 unstable |= more
-            unstable |= _add_held(held, found)
+            unstable |= add_held(held, found)
             if not unstable:
                 break
             if closing():
@@ -385,8 +383,8 @@ class GroupOffsets:
             shard.log.flush(end)
         return found
 
-    def _held(self, group_id: str) -> Iterator[HeldOffset]:
-        """The offsets in staged transactions whose topics still exist."""
+    def held(self, group_id: str) -> Iterator[HeldOffset]:
+        """The group's offsets in staged transactions, without those of deleted topics."""
         for held in self._host.transactions.held_offsets(group_id):
             with contextlib.suppress(UnknownTopicOrPartition):
                 if self._host.topic(held.partition.topic).topic_id == held.topic_id:
@@ -394,7 +392,7 @@ class GroupOffsets:
 
     def staged(self, group_id: str) -> dict[TopicPartition, str]:
         """See `GroupCoordinator.staged_offsets`."""
-        return {held.partition: held.token for held in self._held(group_id) if not held.decided}
+        return {held.partition: held.token for held in self.held(group_id) if not held.decided}
 
     # Administration.
 
@@ -443,7 +441,7 @@ def _visible(
     return {} if group is None else _public(group, wanted), unstable
 
 
-def _add_held(
+def add_held(
     held: Iterable[HeldOffset], found: dict[TopicPartition, OffsetAndMetadata]
 ) -> set[TopicPartition]:
     """Add offsets of committed staged transactions that are not delivered.

@@ -545,6 +545,10 @@ class TransactionCoordinator:
         """See `PreparedTransactions.held_offsets`."""
         return self.prepared.held_offsets(group_id)
 
+    def groups_with_held_offsets(self) -> set[str]:
+        """See `PreparedTransactions.groups_with_held_offsets`."""
+        return self.prepared.groups_with_held_offsets()
+
     def await_appends(self, group_id: str, timeout_s: float) -> bool:
         """See `PreparedTransactions.await_appends`."""
         return self.prepared.await_appends(group_id, timeout_s)

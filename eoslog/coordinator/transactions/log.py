@@ -174,6 +174,11 @@ class TransactionLog(FoldedTransactions[TransactionMetadata]):
         with self._lock:
             return self._fold.prepared.of_group(group_id)
 
+    def groups_of_prepared(self) -> set[str]:
+        """The groups with offsets in staged transactions that have not ended."""
+        with self._lock:
+            return self._fold.prepared.groups()
+
     def prepared_entries(self, *, pending: bool) -> list[PreparedEntry]:
         """All prepared transactions, or those that are undecided or not delivered."""
         with self._lock:

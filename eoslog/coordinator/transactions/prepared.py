@@ -459,6 +459,13 @@ class PreparedTransactions:
                 ]  # fmt: skip
         return found
 
+    def groups_with_held_offsets(self) -> set[str]:
+        """Return the groups for which `held_offsets` may find offsets."""
+        if not self._host.has_internal_topic(STAGED_TRANSACTIONS_TOPIC):
+            return set()
+        found = set().union(*(clog.groups_of_prepared() for clog in self._logs.all()))
+        return {group_id for group_id in found if not group_id.startswith(OWN_GROUPS)}
+
     def await_appends(self, group_id: str, timeout_s: float) -> bool:
         """Wait until the appends to C that are under way have ended.
 

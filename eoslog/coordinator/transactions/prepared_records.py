@@ -317,6 +317,10 @@ class PreparedFold:
         """The staged transactions with offsets of a group that have not ended."""
         return [self.entries[key] for key in self._of_group.get(group_id, ())]
 
+    def groups(self) -> set[str]:
+        """The groups for which `of_group` finds transactions."""
+        return set(self._of_group)
+
     def _leave_groups(self, entry: PreparedEntry) -> None:
         for group_id in {one.group_id for one in entry.offsets}:
             keys = self._of_group.get(group_id)

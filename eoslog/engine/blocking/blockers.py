@@ -97,12 +97,9 @@ class _Look:
                 about = engine.groups.view_group(name)
                 topics = engine.groups.subscribed_topics(name)
             except GroupNotFound:
-                if engine.groups.pending_offsets(name) or engine.groups.staged_offsets(name):
-                    about, topics = GroupDescription(name, "Empty"), set()
-                elif self._only:
+                if self._only:
                     raise
-                else:
-                    continue  # deleted in the meantime
+                continue  # deleted in the meantime
             reads = set(about.offsets).union(
                 *(member.assigned for member in about.members),
                 *(member.target for member in about.members),
@@ -363,10 +360,7 @@ class _Look:
 
     def _members(self, group: _Group) -> Iterator[Blocker]:
         about, groups = group.about, self._engine.groups
-        try:
-            owners = groups.member_processes(about.group_id)
-        except GroupNotFound:
-            owners = {}  # it has undecided offsets only
+        owners = groups.member_processes(about.group_id)
         lags = {tp: self._lag(about, tp) for tp in group.reads}
         processes = {
             member.member_id: self._processes.of_owner(owners.get(member.member_id))

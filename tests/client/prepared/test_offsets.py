@@ -124,6 +124,37 @@ def test_a_committed_offset_counts_before_its_records_are_delivered(log: Log) ->
     assert log.committed("readers")[INPUT].offset == 2
 
 
+def test_lag_and_description_count_it_before_its_records_are_delivered(log: Log) -> None:
+    log.reset_offsets("readers", {INPUT: 1})
+    token = staged(log, 3, deliver_at=log._engine.clock_ms() + HOUR_MS)
+    assert log.lag("readers") == {INPUT: 3}
+    log.resolve(token, Outcome.COMMIT)
+    assert log.lag("readers") == {INPUT: 1}
+    assert log.describe_group("readers").offsets[INPUT].offset == 3
+
+
+def test_a_group_whose_only_offset_is_staged_exists(log: Log) -> None:
+    token = staged(log, 2, deliver_at=log._engine.clock_ms() + HOUR_MS)
+    assert log.groups() == ["readers"]
+    about = log.describe_group("readers")
+    assert about.offsets == {}
+    assert [one.token for one in about.blocked_by] == [token]
+    log.resolve(token, Outcome.COMMIT)
+    assert log.groups() == ["readers"]
+    assert log.lag("readers") == {INPUT: 2}
+    with pytest.raises(errors.PreparedTransactionPending, match="delivery"):
+        log.delete_group("readers")
+
+
+def test_a_group_whose_only_offset_was_aborted_does_not_exist(log: Log) -> None:
+    log.resolve(staged(log, 2), Outcome.ABORT)
+    assert log.groups() == []
+    with pytest.raises(errors.GroupNotFound):
+        log.describe_group("readers")
+    with pytest.raises(errors.GroupNotFound):
+        log.delete_group("readers")
+
+
 def test_an_offset_that_is_delivered_between_two_looks_is_found(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -303,6 +303,13 @@ def test_new_partitions_and_topics_reach_a_pattern_subscription(disk):
     assert TopicPartition("t", 4) in a.owned
 
 
+def test_a_description_has_the_names_and_the_pattern_of_a_subscription(disk):
+    a = Client(FakeHost(disk), topics=["t", "^u.*"])
+    a.poll()
+    (member,) = a.groups.describe_group("g").members
+    assert member.subscription == ("t", "(?:^u.*)")
+
+
 def test_a_re_created_topic_is_revoked_and_assigned_again(disk):
     a = Client(FakeHost(disk))
     a.poll()
