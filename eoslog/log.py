@@ -836,7 +836,8 @@ class Log(Closing):
         called again.
 
         Args:
-            name: the resolver's name. An equal name of this process is replaced.
+            name: the resolver's name. A function of this process with an equal name is not called
+                until the new one is ended.
             fn: receives a `PreparedTransaction` and returns an `Outcome`, or is a coroutine
                 function that does.
             first_check: seconds from the prepare to the first call.

@@ -101,6 +101,7 @@ class HalfProducer(Closing):
         except BaseException:
             self._id.free()
             raise
+        self._engine.checks.executing[id(self)] = self._executes
 
     @property
     def group(self) -> str:
@@ -239,6 +240,7 @@ class HalfProducer(Closing):
             if self._closed:
                 return
             self._closed = True
+            self._engine.checks.executing.pop(id(self), None)
             self._unregister()
             producer, self._producer = self._producer, None
             try:
@@ -268,7 +270,11 @@ class HalfProducer(Closing):
                 deliveries = [producer.send(**row) for row in rows]
                 half = producer.prepare_transaction(meta, self._group, deliver_at)
                 self._executing.add(half.token)
-                metadata = [delivery.result() for delivery in deliveries]
+                try:
+                    metadata = [delivery.result() for delivery in deliveries]
+                except BaseException:
+                    self._executing.discard(half.token)  # nobody decides it here
+                    raise
             except BaseException:
                 self._abort(producer)
                 raise
@@ -297,10 +303,16 @@ class HalfProducer(Closing):
 
     # -- checks
 
-    def _check(self, half: PreparedTransaction) -> Outcome:
+    def _executes(self, group: str, token: str) -> bool:
+        if group != self._group:
+            return False
         with self._sending:
-            if half.token in self._executing:
-                return Outcome.UNKNOWN  # its local transaction runs in this process
+            return token in self._executing
+
+    def _check(self, half: PreparedTransaction) -> Outcome:
+        executing = [*self._engine.checks.executing.values()]
+        if any(executes(self._group, half.token) for executes in executing):
+            return Outcome.UNKNOWN  # its local transaction runs in this process
         answer: Outcome = self._answer(half)
         return answer
 

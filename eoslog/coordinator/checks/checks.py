@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 from eoslog._util.arguments import shown
 from eoslog._util.closing import Closing
@@ -60,12 +62,21 @@ _PREPARE_COMMIT = TransactionState.PREPARE_COMMIT
 
 
 class Registration(Closing):
-    """A registered resolver, which `close` removes."""
+    """A registered resolver, which `close` removes.
 
-    def __init__(self, checks: Checks, resolver: RegisteredResolver) -> None:
-        """Keep both."""
-        self.resolver = resolver
+    Attributes:
+        resolver: the resolver; another one after `resume`.
+    """
+
+    def __init__(self, checks: Checks, make: Callable[[], RegisteredResolver]) -> None:
+        """Keep what creates the resolver, and create it."""
+        self.resolver = make()
         self._checks = checks
+        self._make = make
+
+    def resume(self) -> None:
+        """Create the resolver again, because `end` is final."""
+        self.resolver = self._make()
 
     def close(self) -> None:
         """Ask the resolver nothing more. Answers of running calls are dropped."""
@@ -97,6 +108,11 @@ class Checks:
         self._looking = threading.Lock()
         self._waiting: dict[str, dict[str, PreparedEntry]] = {}  # by resolver, then token
         self._registered: dict[str, Registration] = {}
+        # The registrations that newer ones of the name have replaced, by name, oldest first.
+        self._replaced: defaultdict[str, list[Registration]] = defaultdict(list)
+        # For each half producer of this process, a function of a group and a token: whether the
+        # local transaction runs, so that no check of this process may decide.
+        self.executing: dict[int, Callable[[str, str], bool]] = {}
         self._deliveries = DueTimes()  # in ms of the wall clock
         self._again = DueTimes()  # overdue and failed deliveries
         self._failing: set[str] = set()
@@ -108,7 +124,8 @@ class Checks:
     ) -> Registration:
         """Ask a function about the transactions that name this resolver.
 
-        It replaces a resolver of the same name. What is overdue is asked about immediately.
+        It replaces a resolver of the same name until it is unregistered. What is overdue is asked
+        about immediately.
 
         Args:
             name: the resolver's name.
@@ -126,24 +143,40 @@ class Checks:
                 f"register_resolver: fn: expected a function of a PreparedTransaction, got "
                 f"{shown(function)}"
             )
-        resolver = RegisteredResolver(name, function, policy, describe, self._parts)
-        registration = Registration(self, resolver)
+        registration = Registration(
+            self, partial(RegisteredResolver, name, function, policy, describe, self._parts)
+        )
         with self._mutex:
             replaced = self._registered.get(name)
             if replaced is not None:
                 replaced.resolver.end()
-            self._registered[name] = registration
-            for token, entry in self._waiting.get(name, {}).items():
-                resolver.schedule(token, entry)
-            self._first = self._clock()
+                self._replaced[name].append(replaced)
+            self._start(registration)
         return registration
 
+    def _start(self, registration: Registration) -> None:
+        resolver = registration.resolver
+        self._registered[resolver.name] = registration
+        for token, entry in self._waiting.get(resolver.name, {}).items():
+            resolver.schedule(token, entry)
+        self._first = self._clock()
+
     def unregister(self, registration: Registration) -> None:
-        """End a registration. A newer one of the same name stays."""
+        """End a registration. A newer one of the same name stays, else an older one continues."""
+        name = registration.resolver.name
         with self._mutex:
             registration.resolver.end()
-            if self._registered.get(registration.resolver.name) is registration:
-                del self._registered[registration.resolver.name]
+            replaced = self._replaced[name]
+            if self._registered.get(name) is registration:
+                del self._registered[name]
+                if replaced and not self._gate.closed:
+                    older = replaced.pop()
+                    older.resume()
+                    self._start(older)
+            elif registration in replaced:
+                replaced.remove(registration)
+            if not replaced:
+                del self._replaced[name]
 
     # -- the background thread
 

@@ -294,6 +294,34 @@ def test_no_check_decides_while_the_local_transaction_runs(log: eoslog.Log) -> N
     assert [call[0] for call in listener.calls] == ["execute"]
 
 
+def test_another_half_producer_of_the_process_decides_nothing_meanwhile(log: eoslog.Log) -> None:
+    listener, other = Listener(checked=ABORT), Listener(checked=ABORT)
+
+    def slow(msg: eoslog.PreparedTransaction) -> Outcome:
+        wait_for(lambda: log.pending()[0].checks >= 2)
+        return COMMIT
+
+    listener.executed = slow
+    with (
+        log.half_producer("g", listener) as producer,
+        log.half_producer("g", other, first_check=0, interval=0.05),
+    ):
+        result = producer.send_message_in_transaction(("orders", "1"))
+    assert result.outcome is COMMIT
+    assert other.calls == []
+
+
+def test_a_half_producer_is_asked_after_a_newer_one_of_its_group_was_closed(
+    log: eoslog.Log,
+) -> None:
+    listener = Listener(checked=COMMIT)
+    listener.executed = UNKNOWN
+    with log.half_producer("g", listener, **QUICK) as producer:
+        log.half_producer("g", Listener(checked=ABORT), **QUICK).close()
+        token = producer.send_message_in_transaction(("orders", "1")).transaction_id
+        wait_for(lambda: log.outcome(token) is COMMIT)
+
+
 def test_the_caller_decides_a_transaction_of_its_own(log: eoslog.Log) -> None:
     with log.half_producer("g", Listener(checked=ABORT)) as producer:
         with producer.begin_transaction() as transaction:

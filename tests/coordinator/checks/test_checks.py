@@ -204,6 +204,21 @@ def test_a_new_resolver_replaces_an_equal_name(world: World) -> None:
     assert (old.asked, new.asked) == ([], ["t1"])
 
 
+def test_a_replaced_resolver_is_asked_again_after_the_newer_ones_are_closed(world: World) -> None:
+    answers = [Answers(world, UNKNOWN), Answers(world, UNKNOWN), Answers(world), Answers(world)]
+    registrations = [world.register(one) for one in answers]
+    registrations[0].close()
+    registrations[3].close()
+    registrations[2].close()
+    world.prepare("t1")
+    world.run(7.0)
+    registrations[0].close()
+    assert [one.asked for one in answers] == [[], ["t1"], [], []]
+    registrations[1].close()
+    world.run(60.0)
+    assert [one.asked for one in answers] == [[], ["t1"], [], []]
+
+
 def test_an_unregistered_resolver_is_not_asked(world: World) -> None:
     world.prepare("t1")
     db = Answers(world)
