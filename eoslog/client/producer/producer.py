@@ -873,6 +873,11 @@ class Producer(RecordAccumulator):
                 "the producer was inherited through fork; create a new one in this process"
             )
 
+    @property
+    def _inherited(self) -> bool:
+        """Whether this process got the producer through fork, so that its parent uses it."""
+        return self._gate == _FORKED
+
     def close(self, timeout: float | None = None) -> None:
         """Send buffered records, abort an open transaction, and close the producer.
 

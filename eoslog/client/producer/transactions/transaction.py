@@ -402,6 +402,8 @@ class Transaction(RecordCalls):
         return transaction is not None and transaction.open
 
     def _undo(self) -> None:
+        if self._producer._inherited:
+            return  # the transaction and its consumers are those of the parent
         if self._producer.transaction_state == "COMMITTING_TRANSACTION":
             self._state = "outcome unknown"  # the coordinator may have decided: only retry commit
             return

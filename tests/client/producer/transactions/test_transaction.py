@@ -5,6 +5,7 @@ No input that another member reads is committed twice, whatever fails in between
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -535,3 +536,23 @@ def test_a_block_cannot_commit_after_commit_offsets_failed(log, producer, consum
         with pytest.raises(CommitFailed):
             tx.commit_offsets(c)
     assert outputs(log) == []
+
+
+def test_a_forked_child_leaves_the_block_with_its_own_error(log, producer):
+    parent = os.getpid()
+    with log.consumer("in", producer=producer, **GROUP) as consumer:
+        try:
+            with producer.transaction() as tx:
+                count = len(consumer.consume(6, timeout=60))
+                tx.produce("out", b"%d" % count)
+                child = os.fork()
+                if child == 0:
+                    raise ValueError
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+                tx.commit_offsets(consumer)
+        except BaseException as error:
+            if os.getpid() == parent:
+                raise
+            os._exit(7 if type(error) is ValueError else 1)
+    assert [record.value for record in log.read("out")] == [b"%d" % count]
+    assert sum(at.offset for at in log.committed("g").values()) == count
