@@ -57,6 +57,11 @@ class TransactionalProducer(Protocol):
     _link: TransactionLink
 
     @property
+    def _inherited(self) -> bool:
+        """Whether this process got the producer through fork, so that its parent uses it."""
+        ...
+
+    @property
     def transactional_id(self) -> str | None:
         """The configured `transactional.id`."""
         ...
