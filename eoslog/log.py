@@ -1431,7 +1431,8 @@ class Log(Closing):
 
         Raises:
             ConfigError: if the target directory is not new.
-            LockTimeout: if another process held a lock for too long.
+            LockTimeout: if another process held a lock for too long, or is writing a backup to the
+                same target.
             LogPoisoned: if a flush of the log has failed.
             StorageError: if a file operation failed.
 

@@ -256,6 +256,27 @@ def test_a_topic_deleted_before_its_files_are_listed_is_not_in_the_copy(
         assert copy.topics() == ["t"]
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("point", ["backup.file:2", "backup.copied", "aside.renaming"])
+def test_a_backup_that_another_process_is_writing_is_left_alone(
+    log: Log, tmp_path: Path, point: str
+) -> None:
+    fill(log)
+    before = [record.value for record in log.read("t")]
+    script = f"import eoslog; eoslog.open({str(log.path)!r}).backup({str(tmp_path / 'copy')!r})"
+    copying = subprocess.Popen(
+        [sys.executable, "-c", script], env={"EOSLOG_FAILPOINTS": f"{point}=stop"}
+    )
+    os.waitid(os.P_PID, copying.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    with pytest.raises(errors.LockTimeout, match="another process is creating this directory"):
+        log.backup(tmp_path / "copy")
+    copying.send_signal(signal.SIGCONT)
+    assert copying.wait(60) == 0
+    with eoslog.open(tmp_path / "copy") as copy:
+        assert [record.value for record in copy.read("t")] == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "log"]
+
+
 def test_a_log_file_without_its_last_byte_is_rejected_as_a_copy(log: Log, tmp_path: Path) -> None:
     fill(log)
     active = max((tmp_path / "log" / "t-0").glob("*.log"))

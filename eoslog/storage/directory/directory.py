@@ -12,8 +12,9 @@ import os
 import re
 from collections.abc import Iterator
 
+from eoslog import _core
 from eoslog.config.keys import LogConfig
-from eoslog.errors import ConfigError, DiskFull, StorageError
+from eoslog.errors import ConfigError, DiskFull, LockTimeout, StorageError
 from eoslog.shown_paths import get_logger
 from eoslog.storage.directory import offset_checkpoints
 from eoslog.storage.directory.session import Session, bootstrap_lock, explain_unwritable
@@ -23,6 +24,8 @@ from eoslog.storage.metadata.image import TopicInfo
 
 logger = get_logger("eoslog.directory")
 
+_UNFINISHED = "eoslog.unfinished"
+"""Marks a directory that `built_aside` has not completed."""
 _OWN_PREFIXES = ("eoslog.", "meta.properties.tmp")
 _RENAMED = re.compile(r".+-\d+\.[0-9a-f]{32}-delete")
 
@@ -140,33 +143,60 @@ def built_aside(target: str, suffix: str, mode: int = files.DIRECTORY_MODE) -> I
 
     Raises:
         ConfigError: if `target` exists and is not an empty directory, or the temporary name is
-        used. StorageError: if a file operation fails.
+        used. LockTimeout: if another process, or thread, builds this directory. StorageError: if a
+        file operation fails.
 
     Durability: when the block ends, its content is durable under the name.
     """
     work = target + suffix
-    mark = "eoslog.unfinished"
     if files.exists(target) and (not files.is_dir(target) or files.names(target)):
         raise ConfigError(f"{target} exists and is not an empty directory; choose a new path")
     if files.exists(work):
-        if files.names(work) and not files.exists(os.path.join(work, mark)):
+        if files.names(work) and not files.exists(os.path.join(work, _UNFINISHED)):
             raise ConfigError(f"{work} exists, and eoslog did not create it; move it away")
-        files.remove_tree(work)
+        with _building(work):
+            files.remove_tree(work)
     if not files.is_dir(parent := os.path.dirname(target) or "."):
         raise StorageError("the parent directory does not exist; create it first", 2, parent)
     files.make_dir(work, mode=mode)
-    files.write_file(os.path.join(work, mark), b"", durable=True)
+    files.write_file(os.path.join(work, _UNFINISHED), b"", durable=True)
+    with _building(work):
+        try:
+            yield work
+            files.fsync_dir(work)
+            files.failpoint("aside.renaming")
+            with files.naming(target):
+                os.rename(work, target)
+            files.remove(os.path.join(target, _UNFINISHED))
+            files.fsync_dir(os.path.dirname(target))
+        except BaseException:
+            files.remove_tree(work)
+            raise
+
+
+@contextlib.contextmanager
+def _building(work: str) -> Iterator[None]:
+    """Hold the lock of a directory that is built aside; it is on the file that marks it.
+
+    Raises:
+        LockTimeout: if it is held, or if the mark was replaced or renamed with its directory.
+    """
+    mark = os.path.join(work, _UNFINISHED)
+    with files.naming(work):
+        fd = files.open_file(mark, create=True)
+    _core.guard_across_fork(fd)  # a forked child would keep the lock after this process ends
     try:
-        yield work
-        files.fsync_dir(work)
-        files.failpoint("aside.renaming")
-        with files.naming(target):
-            os.rename(work, target)
-        files.remove(os.path.join(target, mark))
-        files.fsync_dir(os.path.dirname(target))
-    except BaseException:
-        files.remove_tree(work)
-        raise
+        locked = _core.try_lock(fd, 0)
+        now = files.status(mark)
+        if not locked or now is None or now.st_ino != os.fstat(fd).st_ino:
+            raise LockTimeout(
+                f"{work}: another process is creating this directory; retry when it has ended, or "
+                "choose another path"
+            )
+        yield
+    finally:
+        _core.release_guard(fd)
+        files.close(fd)
 
 
 def _check_counts(
