@@ -4,6 +4,10 @@ The check is less strict than that of eoslog's own files (`storage/check/checker
 Kafka's versions differ. An index entry may have any offset of an append, a time index entry any
 record before the end, and zeros after entries and batches are left by an unclean stop. The check
 changes no files.
+
+A closed directory of eoslog is checked in the same way. In addition its files must agree with its
+metadata log and with its seals. Where the log directory records a log start, or up to which offset
+a cleaner has left gaps, other missing offsets are a missing segment file, as for `read_segments`.
 """
 
 from __future__ import annotations
@@ -20,12 +24,14 @@ from eoslog.reports import CheckReport, Problem
 from eoslog.storage.broker import lock as running_broker
 from eoslog.storage.broker.directory import is_kafka_directory, read_kafka_directory
 from eoslog.storage.check.checker import missing_offline, recovery_points
-from eoslog.storage.directory.closed_metadata import durable_ends
+from eoslog.storage.directory import offset_checkpoints
+from eoslog.storage.directory.closed_metadata import METADATA, durable_ends, topic_ids
 from eoslog.storage.directory.offset_jumps import gaps_to
+from eoslog.storage.directory.session import SESSION_FILE
 from eoslog.storage.format import checkpoints
 from eoslog.storage.format.legacy_messages import LegacyBatch
 from eoslog.storage.fs import files
-from eoslog.storage.segment import kept_copies, segment_files
+from eoslog.storage.segment import kept_copies, seals, segment_files
 from eoslog.storage.segment.leader_epochs import EpochCheck
 from eoslog.storage.segment.scans import zeros_are_space
 from eoslog.storage.segment.segment import DELETED
@@ -67,9 +73,10 @@ def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False
     problems = [*_of_the_whole(path), *missing_offline(path)]
     # Before the logs: if a process writes them, they have what was durable before.
     durable = durable_ends(path)
+    ids = _topic_ids(path if path not in places else os.path.dirname(path))
     keys = map(segment_files.partition_of_path, places)
     partitions = [
-        _Partition(place, full, points.get(key, 0), durable.get(key, 0))
+        _Partition(place, full, points.get(key, 0), durable.get(key, 0), ids.get(key))
         for place, key in zip(places, keys, strict=True)
     ]
     for partition in partitions:
@@ -102,19 +109,39 @@ def _of_the_whole(path: str) -> list[Problem]:
         wrong: list[CorruptRecord] = []
         if is_kafka_directory(path):
             wrong += read_kafka_directory([path]).wrong_ids.values()
-        else:
-            checkpoints.read_meta_properties(path)  # eoslog's own, or there is none
+        elif checkpoints.read_meta_properties(path) is None and _is_own(path):
+            wrong.append(
+                CorruptRecord("missing", path=os.path.join(path, checkpoints.META_PROPERTIES))
+            )
     except CorruptRecord as error:
         wrong = [error]
     return [Problem(error.path or path, error.position or 0, str(error)) for error in wrong]
 
 
+def _is_own(path: str) -> bool:
+    """Whether a directory is a complete log of eoslog, and no broker has used it since."""
+    own = (SESSION_FILE, METADATA)
+    return all(files.exists(os.path.join(path, name)) for name in own) and not is_kafka_directory(
+        path
+    )
+
+
+def _topic_ids(root: str) -> dict[tuple[str, int], bytes]:
+    try:
+        return topic_ids(root) if _is_own(root) else {}
+    except CorruptRecord:  # meta.properties or the metadata log, which are reported themselves
+        return {}
+
+
 class _Partition:
-    def __init__(self, path: str, full: bool, flushed: int, durable: int) -> None:
+    def __init__(
+        self, path: str, full: bool, flushed: int, durable: int, topic_id: bytes | None
+    ) -> None:
         self.path = path
         self.full = full
         self.flushed = flushed
         self.durable = durable
+        self.topic_id = topic_id
         self.batches = self.records = 0
         self.problems: list[Problem] = []
         self.notes = kept_copies.notes_of_copies(path)
@@ -123,6 +150,7 @@ class _Partition:
         root = os.path.dirname(os.path.abspath(path))
         self.gaps_to = gaps_to(root, key)
         self.clean = checkpoints.was_clean_shutdown(root)
+        self.bounds = partial(offset_checkpoints.bounds_of, root, key)
 
     def _problem(self, path: str, position: int, message: str) -> None:
         self.problems.append(Problem(path, position, message))
@@ -142,8 +170,18 @@ class _Partition:
             segments = segment_files.list_segments(self.path)
         except ConfigError:
             return 0  # never written to
+        # Read after the listing: a deletion in between would look like a missing segment.
+        log_start, cleaned_to = self.bounds()
         expected = segments[0].base_offset
+        if log_start is not None:
+            expected = min(expected, log_start)
         for segment, after in zip_longest(segments, segments[1:]):
+            if cleaned_to is not None and segment.base_offset > max(expected, cleaned_to):
+                self._problem(
+                    segment.path, 0,
+                    f"offsets {expected} to {segment.base_offset - 1}, before this segment, are "
+                    "missing, and compaction did not remove them",
+                )  # fmt: skip
             if segment.base_offset < expected:
                 self._problem(
                     segment.path, 0,
@@ -153,15 +191,26 @@ class _Partition:
             expected = max(expected, segment.base_offset)
             following = None if after is None else after.base_offset
             expected = self._segment(segment, expected, following)
+            self._identity(segment, following)
         for name in segment_files.list_snapshots(self.path):
             place = os.path.join(self.path, name)
             self._reads(place, partial(segment_files.read_snapshot, place))
         if self.epochs.fault is not None:
             self.problems.append(self.epochs.fault)
-        fault = checkpoints.partition_metadata_fault(self.path)
+        fault = checkpoints.partition_metadata_fault(self.path, self.topic_id)
         if fault is not None:
             self._problem(fault.path or self.path, fault.position or 0, str(fault))
         return max(expected, segments[-1].base_offset)
+
+    def _identity(self, segment: SegmentFiles, following: int | None) -> None:
+        """Compare a segment without another fault with its seal."""
+        end = following if following is not None else self.flushed if self.clean else None
+        if end is None or self.gaps_to is None:
+            return
+        if all(problem.path != segment.path for problem in self.problems):
+            wrong = seals.refuted(segment.path, segment.base_offset, end)
+            if wrong is not None:
+                self._problem(segment.path, 0, str(wrong))
 
     def _reads(self, path: str, read: Callable[[], object]) -> None:
         try:

@@ -20,7 +20,7 @@ from eoslog.storage.metadata.records import decode
 from eoslog.storage.segment.segment import LOG, file_path, offsets_in
 from eoslog.storage.segment.segment_files import SegmentFiles, offset_of_name
 
-__all__ = ["METADATA", "batches_before_damage", "durable_ends", "living_partitions"]
+__all__ = ["METADATA", "batches_before_damage", "durable_ends", "living_partitions", "topic_ids"]
 
 METADATA = f"{CLUSTER_METADATA_TOPIC}-0"
 
@@ -52,6 +52,20 @@ def durable_ends(root: str) -> dict[tuple[str, int], int]:
             for number, partition in topic.partitions.items()
         }
     return {}
+
+
+def topic_ids(root: str) -> dict[tuple[str, int], bytes]:
+    """Return (topic, number) -> topic id that the partition's directory must have.
+
+    Leaves out topics with the name of a deleted one, whose directory may not be removed yet.
+    """
+    deleted = {topic.name for topic in _metadata(root).deleted.values()}
+    return {
+        (topic.name, number): topic.topic_id
+        for topic in _topics(root)
+        if topic.name not in deleted
+        for number in topic.partitions
+    }
 
 
 def batches_before_damage(path: str) -> Iterator[_core.Batch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,79 @@ def test_check_recognises_a_partition_by_the_files_in_its_directory(tmp_path: Pa
     report = eoslog.check(tmp_path)
     assert report.partitions == 3
     assert [Path(one.path).name for one in report.problems] == ["empty-0"]
+
+
+def _remove_first(place: Path) -> str:
+    name = min(path.stem for path in place.glob("*.log"))
+    for path in place.glob(f"{name}.*"):
+        path.unlink()
+    return min(path.name for path in place.glob("*.log"))
+
+
+def _remove_middle(place: Path) -> str:
+    name = sorted(path.name for path in place.glob("*.log"))[1]
+    (place / name).unlink()
+    return sorted(path.name for path in place.glob("*.log"))[1]
+
+
+def _empty_middle(place: Path) -> str:
+    path = sorted(place.glob("*.log"))[1]
+    path.write_bytes(b"")
+    return path.name
+
+
+def _take_another_log(place: Path) -> str:
+    path = min(place.glob("*.log"))
+    shutil.copyfile(min((place.parent / "u-0").glob("*.log")), path)
+    return path.name
+
+
+def _take_another_id(place: Path) -> str:
+    name = checkpoints.PARTITION_METADATA
+    shutil.copyfile(place.parent / "u-0" / name, place / name)
+    return name
+
+
+def _remove_properties(place: Path) -> str:
+    (place.parent / checkpoints.META_PROPERTIES).unlink()
+    return checkpoints.META_PROPERTIES
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _remove_first, _remove_middle, _empty_middle, _take_another_log, _take_another_id,
+        _remove_properties,
+    ],
+)  # fmt: skip
+def test_check_names_the_file_without_which_a_closed_log_is_not_whole(
+    damage: Callable[[Path], str], tmp_path: Path
+) -> None:
+    """Opening such a log, or reading it, raises: the check of its files must say so before."""
+    with eoslog.open(tmp_path) as log, log.producer() as producer:
+        for topic in ("t", "u"):
+            log.create_topic(topic, config={"segment.bytes": 2048})
+        for number in range(40):
+            for topic in ("t", "u"):
+                producer.produce(topic, f"{topic} {number} ".encode() * 60)
+            producer.flush()
+        assert len(list((tmp_path / "t-0").glob("*.log"))) > 3
+    assert eoslog.check(tmp_path, full=True).problems == []
+    expected = damage(tmp_path / "t-0")
+    assert expected in {Path(one.path).name for one in eoslog.check(tmp_path).problems}
+    if expected != checkpoints.META_PROPERTIES:
+        assert expected in {Path(one.path).name for one in eoslog.check(tmp_path / "t-0").problems}
+
+
+def test_check_of_files_allows_the_gaps_of_a_cleaner_and_of_retention(tmp_path: Path) -> None:
+    with eoslog.open(tmp_path) as log, log.producer() as producer:
+        log.create_topic("c", config={"segment.bytes": 2048, "cleanup.policy": "compact"})
+        log.create_topic("d", config={"segment.bytes": 2048})
+        for number in range(30):
+            producer.produce("c", b"v" * 500, key=str(number % 4))
+            producer.produce("d", b"v" * 500)
+            producer.flush()
+        log.clean("c", roll=True)
+        log.delete_records({eoslog.TopicPartition("d", 0): 17})
+        assert eoslog.check(tmp_path, full=True).problems == []
+    assert eoslog.check(tmp_path, full=True).problems == []
