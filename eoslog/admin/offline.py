@@ -56,10 +56,11 @@ def check(
     paths = tuple(map(as_path, paths))
     if fix_indexes:
         return _together([log_repair.fix_indexes(os.path.abspath(p), full=full) for p in paths])
-    reports = [
-        check_kafka(os.path.abspath(path), full=full, read_only_anyway=read_only_anyway)
-        for path in paths
-    ]
+    reports = []
+    for place in map(os.path.abspath, paths):
+        carried = _Carried(place)
+        of = carried if carried.found else log_repair.nothing_carried  # read before the logs
+        reports.append(check_kafka(place, full=full, read_only_anyway=read_only_anyway, carried=of))
     return _together(reports)
 
 

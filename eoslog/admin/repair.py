@@ -58,7 +58,7 @@ from eoslog.storage.segment.kept_copies import gap_at
 from eoslog.storage.segment.replacement import finish_renames, unfinished_swap
 from eoslog.storage.segment.segment import LOG, SEAL, file_name, file_path, offsets_in
 
-__all__ = ["fix_indexes", "repair"]
+__all__ = ["fix_indexes", "nothing_carried", "repair"]
 
 _END = (1 << 63) - 1
 _ROUNDS = 8
@@ -69,12 +69,13 @@ Carried = Callable[[str], Sequence[CarriedBatches]]
 """Returns the batches that decisions carry of a partition, by the name of its folder."""
 
 
-def _nothing(_: str) -> Sequence[CarriedBatches]:
+def nothing_carried(_: str) -> Sequence[CarriedBatches]:
+    """The `Carried` of a directory whose decisions carry nothing."""
     return ()
 
 
 def repair(
-    path: str, mode: str, decisions: skipping.Decisions, carried: Carried = _nothing
+    path: str, mode: str, decisions: skipping.Decisions, carried: Carried = nothing_carried
 ) -> RepairReport:
     """See `eoslog.repair`; for every mode but "as-kafka"."""
     if mode not in ("report", "cut", "skip"):

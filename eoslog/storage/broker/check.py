@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 
@@ -32,6 +32,7 @@ from eoslog.storage.format import checkpoints
 from eoslog.storage.format.legacy_messages import LegacyBatch
 from eoslog.storage.fs import files
 from eoslog.storage.segment import kept_copies, seals, segment_files
+from eoslog.storage.segment.carried_batches import CarriedBatches, missing_bytes
 from eoslog.storage.segment.leader_epochs import EpochCheck
 from eoslog.storage.segment.scans import zeros_are_space
 from eoslog.storage.segment.segment import DELETED
@@ -40,13 +41,21 @@ from eoslog.storage.segment.segment_files import SegmentFiles
 __all__ = ["check_kafka"]
 
 
-def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False) -> CheckReport:
+def check_kafka(
+    path: str,
+    *,
+    full: bool = False,
+    read_only_anyway: bool = False,
+    carried: Callable[[str], Sequence[CarriedBatches]] = lambda _: (),
+) -> CheckReport:
     """Check a partition directory, or all partitions in a broker's log directory.
 
     Args:
         path: the directory.
         full: decode every record too.
         read_only_anyway: check even if a broker is running; its current appends may look torn.
+        carried: the batches that decisions carry of a partition, by the name of its directory. They
+            were read before this call, so a log in use has them.
 
     Raises:
         LockTimeout: if a broker has the directory open.
@@ -80,7 +89,7 @@ def check_kafka(path: str, *, full: bool = False, read_only_anyway: bool = False
         for place, key in zip(places, keys, strict=True)
     ]
     for partition in partitions:
-        partition.run()
+        partition.run(carried(os.path.basename(partition.path)))
     return CheckReport(
         len(partitions),
         sum(p.batches for p in partitions),
@@ -155,7 +164,7 @@ class _Partition:
     def _problem(self, path: str, position: int, message: str) -> None:
         self.problems.append(Problem(path, position, message))
 
-    def run(self) -> None:
+    def run(self, carried: Sequence[CarriedBatches]) -> None:
         end = self._segments()
         if end < self.flushed:
             self._problem(
@@ -163,6 +172,11 @@ class _Partition:
                 f"the log ends at offset {end}, but it was flushed up to offset {self.flushed}: a "
                 "file is missing or truncated",
             )  # fmt: skip
+            return
+        try:
+            missing_bytes(self.path, end, carried)  # the next opening writes these
+        except CorruptRecord as error:
+            self._problem(self.path, 0, str(error))
 
     def _segments(self) -> int:
         """Check the files. Returns the offset at which the log ends."""

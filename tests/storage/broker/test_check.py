@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -213,6 +217,39 @@ def test_check_names_the_file_without_which_a_closed_log_is_not_whole(
     assert expected in {Path(one.path).name for one in eoslog.check(tmp_path).problems}
     if expected != checkpoints.META_PROPERTIES:
         assert expected in {Path(one.path).name for one in eoslog.check(tmp_path / "t-0").problems}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("lost", ["durable", "carried"])
+def test_check_names_a_log_that_ends_below_what_a_decision_carries(
+    lost: str, tmp_path: Path
+) -> None:
+    """A log that lacks only carried batches is whole: the next opening writes them."""
+    script = """
+import os, signal, sys, eoslog
+log = eoslog.open(sys.argv[1])
+log.create_topic("t")
+with log.producer() as producer:
+    producer.send("t", b"before").result()
+producer = log.producer({"transactional.id": "x"})
+producer.init_transactions()
+with producer.transaction() as transaction:
+    transaction.produce("t", b"carried")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    log = tmp_path / "t-0" / f"{0:020}.log"
+    assert eoslog.check(tmp_path).problems == []
+    os.truncate(log, 0 if lost == "durable" else inspect(log)["batches"][1]["position"])
+    names = {Path(one.path).name for one in eoslog.check(tmp_path).problems if one.path != str(log)}
+    assert ("t-0" in names) == (lost == "durable")
+    if lost == "durable":
+        with eoslog.open(tmp_path) as opened, pytest.raises(errors.CorruptRecord):
+            list(opened.read("t"))
+    else:
+        with eoslog.open(tmp_path) as opened:
+            assert [record.value for record in opened.read("t")] == [b"before", b"carried"]
 
 
 def test_check_of_files_allows_the_gaps_of_a_cleaner_and_of_retention(tmp_path: Path) -> None:
