@@ -43,7 +43,7 @@ from eoslog.storage.check.truncation import (
     keep_what_goes,
 )
 from eoslog.storage.directory import offset_checkpoints
-from eoslog.storage.directory.closed_metadata import METADATA, durable_ends
+from eoslog.storage.directory.closed_metadata import METADATA, durable_ends, topic_ids
 from eoslog.storage.directory.offset_jumps import gap_before, gaps_to
 from eoslog.storage.directory.session import CLEAN_SHUTDOWN_FILE
 from eoslog.storage.format import checkpoints
@@ -97,7 +97,7 @@ def restore_carried(path: str, carried: Carried) -> RepairReport:
 def fix_indexes(path: str, *, full: bool = False) -> CheckReport:
     """Rewrite differing derived files of a closed directory, then check it."""
     with alone(path):
-        identity_problems(path)
+        lasting = identity_problems(path)  # first: a newer format is not ours to touch
         intervals = _intervals(path)
         rebuilt: list[str] = []
         found: list[Problem] = []
@@ -110,10 +110,11 @@ def fix_indexes(path: str, *, full: bool = False) -> CheckReport:
             )
             rebuilt += changed
             found += problems
-        report = check(path, full=full)
+        ids = {f"{topic}-{number}": of for (topic, number), of in topic_ids(path).items()}
+        report = check(path, full=full, ids=ids)
         told = {(problem.path, problem.position) for problem in report.problems}
         more = [problem for problem in found if (problem.path, problem.position) not in told]
-        problems = [*missing_offline(path), *report.problems, *more]
+        problems = [*lasting, *missing_offline(path), *report.problems, *more]
         return replace(report, problems=problems, rebuilt=rebuilt)
 
 
