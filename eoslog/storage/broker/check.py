@@ -128,7 +128,7 @@ def _of_the_whole(path: str) -> list[Problem]:
 
 
 def _is_own(path: str) -> bool:
-    """Whether a directory is a complete log of eoslog, and no broker has used it since."""
+    """Whether a directory is a log of eoslog that no broker has used since."""
     own = (SESSION_FILE, METADATA)
     return all(files.exists(os.path.join(path, name)) for name in own) and not is_kafka_directory(
         path

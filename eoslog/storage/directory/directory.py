@@ -176,7 +176,7 @@ def built_aside(target: str, suffix: str, mode: int = files.DIRECTORY_MODE) -> I
 
 @contextlib.contextmanager
 def _building(work: str) -> Iterator[None]:
-    """Hold the lock of a directory that is built aside; it is on the file that marks it.
+    """Hold the lock of a directory that is built aside, on the file that marks it.
 
     Raises:
         LockTimeout: if it is held, or if the mark was replaced or renamed with its directory.

@@ -203,7 +203,7 @@ def _remove_properties(place: Path) -> str:
 def test_check_names_the_file_without_which_a_closed_log_is_not_whole(
     damage: Callable[[Path], str], tmp_path: Path
 ) -> None:
-    """Opening such a log, or reading it, raises: the check of its files must say so before."""
+    """Opening or reading such a log raises an error."""
     with eoslog.open(tmp_path) as log, log.producer() as producer:
         for topic in ("t", "u"):
             log.create_topic(topic, config={"segment.bytes": 2048})
@@ -227,7 +227,7 @@ def test_check_names_the_file_without_which_a_closed_log_is_not_whole(
 def test_check_names_a_log_that_ends_below_what_a_decision_carries(
     lost: str, tmp_path: Path
 ) -> None:
-    """A log that lacks only carried batches is whole: the next opening writes them."""
+    """The next opening writes carried batches that the log lacks."""
     script = """
 import os, signal, sys, eoslog
 log = eoslog.open(sys.argv[1])
