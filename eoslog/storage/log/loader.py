@@ -58,6 +58,7 @@ from eoslog.storage.log.torn_tails import (
     lost_before,
     refuse_gap,
     refuse_lost_markers,
+    warn_of_loss,
 )
 from eoslog.storage.segment import seals
 from eoslog.storage.segment.carried_batches import (
@@ -487,6 +488,7 @@ def _checked_start(log: PartitionLog, log_start: int, last: LastSession) -> int:
             f"{last.recovery_point}: a file is missing or truncated. "
             "Nothing was changed; run `eoslog repair`"
         )
+    warn_of_loss(log.context, last)
     return min(log_start, end)
 
 

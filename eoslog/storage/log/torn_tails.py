@@ -29,6 +29,7 @@ __all__ = [
     "refuse_gap",
     "refuse_lost_markers",
     "valid_batch_after",
+    "warn_of_loss",
 ]
 
 
@@ -121,6 +122,25 @@ def refuse_lost_markers(context: LogContext, base: int, path: str) -> None:
         path=path,
         position=files.size(path),
     )
+
+
+def warn_of_loss(context: LogContext, last: LastSession) -> None:
+    """Log a WARNING if a recovered log ends below what the last session had flushed.
+
+    That is no error, because the control file may be newer than the log in a copy of a directory
+    that was in use.
+
+    Args:
+        context: the partition's, with the fold at the end of the log.
+        last: how the last session ended.
+    """
+    end, durable = context.core.next_offset, _known_durable(context, last)
+    if not last.clean and end < durable:
+        logger.warning(
+            "%s: the log ends at offset %d, but the last session had flushed it up to offset %d: a "
+            "file is missing or truncated, or the directory is a copy that was made while it was "
+            "in use. New records get the offsets from %d on again", context.name, end, durable, end,
+        )  # fmt: skip
 
 
 def _known_durable(context: LogContext, last: LastSession) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from eoslog._core import build_marker
+from eoslog.admin.inspect import inspect
 from eoslog.errors import CorruptRecord, LockTimeout
 from eoslog.model import AppendOrigin
 from eoslog.storage.directory.session import Session
@@ -91,6 +92,21 @@ def test_a_damaged_batch_that_was_flushed_is_reported_and_not_cut(written):
         ):
             pass
         assert open(name, "rb").read() == damaged
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_an_end_below_what_was_flushed_is_reported(written, caplog, lost, read_only):
+    """The directory opens, because it may be a copy that was made while it was in use."""
+    path, _ = written
+    name = last_segment(path)
+    batches = inspect(name)["batches"]
+    if lost:
+        os.truncate(name, batches[-1]["position"])
+    with reopen(path, read_only=read_only) as log:
+        assert log.log_end == 120 - 2 * lost
+    text = "t-0: the log ends at offset 118, but the last session had flushed it up to offset 120"
+    assert (text in caplog.text) == bool(lost)
 
 
 def test_a_page_lost_in_a_power_loss_is_cut_with_all_that_follows(unflushed, caplog):
