@@ -100,6 +100,8 @@ class Formats:
             return text
         try:
             value = _FROM_TEXT.get(name, str)(text.decode())
+        except RecursionError:
+            raise SerializationError(f"{what}: nested too deep") from None
         except ValueError as error:
             raise SerializationError(f"{what}: expected the format {name}: {error}") from None
         return self.from_object(what, value)
@@ -125,8 +127,9 @@ class Formats:
                 place = TopicPartition(record.topic, record.partition)
                 advice = f"leave out --{what}-format, or name the format of the record"
                 raise undecodable(place, record.offset, error, advice) from None
-            if as_text and not isinstance(value := finite(value), str):
-                value = as_json(value)
+            if as_text:
+                value = finite(value) if isinstance(value, float) else value
+                value = value if isinstance(value, str) else as_json(value)
             row.pop(f"{what}_hex", None)
             row[what] = value
 

@@ -128,3 +128,19 @@ def test_an_unknown_format_lists_those_that_exist(shop):
     found = shop("consume", "orders", "--value-format", "jsn")
     assert found.code == 2
     assert "'json'" in found.err
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack"])
+def test_a_line_that_is_nested_too_deep_is_named_and_writes_nothing(shop, lines, name):
+    found = lines("[" * 100_000 + "\n", "--value-format", name, "-t", "one")
+    assert found.code == 1
+    assert "line 1: value: nested too deep" in found.err
+    assert shop("consume", "orders").rows == []
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "csv", "table"])
+def test_a_value_that_json_can_nest_is_printed(shop, lines, form):
+    text = "[" * 800 + "]" * 800
+    assert lines(f"{text}\n", "--value-format", "json").code == 0
+    found = shop("consume", "orders", "--value-format", "json", form=form)
+    assert found.code == 0 and "[" * 800 in "".join(found.out.split())
