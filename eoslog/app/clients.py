@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from eoslog.descriptions import TransactionOutcome
     from eoslog.log import Log
 
-__all__ = ["Clients", "OutputTransaction", "clients_of", "guarantee_of", "longest_step_s"]
+__all__ = [
+    "LARGEST_REQUEST",
+    "Clients",
+    "OutputTransaction",
+    "clients_of",
+    "guarantee_of",
+    "longest_step_s",
+]
 
 logger = get_logger("eoslog.app")
 
@@ -43,7 +50,7 @@ _MARGIN_S = 30.0
 _RESTORE_MS = 300_000
 """The least time between polls of a worker that restores tables."""
 _COMMITS = 5
-_LARGEST = (1 << 31) - 1
+LARGEST_REQUEST = (1 << 31) - 1
 """No other limit of a record than `max.message.bytes` of its topic."""
 
 
@@ -76,7 +83,7 @@ def longest_step_s(guarantee: str) -> float:
 
     A longer step would exceed the largest timeout of a transaction, or of a member of a group.
     """
-    most_ms = TRANSACTION_MAX_TIMEOUT_MS if guarantee == "exactly_once" else _LARGEST
+    most_ms = TRANSACTION_MAX_TIMEOUT_MS if guarantee == "exactly_once" else LARGEST_REQUEST
     return most_ms / 1000 - _MARGIN_S
 
 
@@ -141,7 +148,7 @@ class Clients:
             raise
 
     def _producer(self, log: Log, transactional_id: str, timeout_ms: int) -> Producer:
-        return log.producer(client_id=transactional_id, max_request_size=_LARGEST)
+        return log.producer(client_id=transactional_id, max_request_size=LARGEST_REQUEST)
 
     def next(self, timeout: float) -> Record | None:
         """Return the next record to process, or None after a timeout or a wakeup."""
@@ -151,6 +158,11 @@ class Clients:
     def usable(self) -> bool:
         """Whether another transaction may begin."""
         return True
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error has ended the open transaction before its commit."""
+        return False
 
     def put_back(self, records: list[Record]) -> None:
         """Read these records of a partition, and those after them, again later."""
@@ -225,7 +237,7 @@ class _ExactlyOnce(Clients):
         producer = log.producer(
             transactional_id=transactional_id,
             transaction_timeout_ms=timeout_ms,
-            max_request_size=_LARGEST,
+            max_request_size=LARGEST_REQUEST,
         )
         try:
             # Completes or aborts what an earlier worker has left.
@@ -244,6 +256,10 @@ class _ExactlyOnce(Clients):
     @property
     def usable(self) -> bool:
         return self.producer.transaction_state == "READY"
+
+    @property
+    def failed(self) -> bool:
+        return self.producer.transaction_state == "ABORTABLE_ERROR"
 
     def know_committed(self, before: Clients) -> bool:
         outcome = self._outcome

@@ -31,6 +31,7 @@ from eoslog.app.tables.owned import OwnedTables
 from eoslog.app.task_calls import TaskCalls
 from eoslog.app.tasks import Task
 from eoslog.app.topology import check_topics
+from eoslog.error_codes import ErrorCode
 from eoslog.errors import (
     CommitFailed,
     CommitOutcomeUnknown,
@@ -125,6 +126,8 @@ class AppWorker:
         self._forgotten = 0
         """Records of the transaction whose partition was released before they were processed."""
         self._rejected: dict[RejectedCall, Exception] = {}
+        self._sends_each = False
+        """Whether the output of each call is sent alone, because some of it was rejected late."""
         self._recoveries = 0
         self._rebalanced = False
         """Whether partitions came or went, because a topic was deleted or grew, for example."""
@@ -222,6 +225,7 @@ class AppWorker:
             self._reopen(error)
             return 0
         except KafkaError as error:
+            self._sends_each = self._guarantee != "at_most_once" and _of_output(error)
             lost = isinstance(error, CommitFailed)
             if not (error.fatal or error.abortable or error.retriable or lost):
                 self._aborted()
@@ -319,6 +323,7 @@ class AppWorker:
 
     def _committed(self, done: int) -> None:
         self._rejected.clear()
+        self._sends_each = False
         self._count(done, self._failures.decided)
         self._failures.committed()
 
@@ -505,8 +510,13 @@ class AppWorker:
                     topic, value, key, headers=headers, partition=partition, timestamp=timestamp
                 )
                 sent = True
-        except _OUTPUT_ERRORS as error:
-            if not sent:
+            if self._sends_each:
+                self._clients.producer.flush()
+        except KafkaError as error:
+            failed = self._clients.failed
+            if not _of_output(error) or (failed and not self._sends_each):
+                raise  # it may be of the output of an earlier call
+            if not sent and not failed:
                 return error
             raise _OutputRejected(call, error) from error
         return None
@@ -567,6 +577,10 @@ class AppWorker:
         finally:
             self._tables.release_all()
             self._instance.close()
+
+
+def _of_output(error: KafkaError) -> bool:
+    return isinstance(error, _OUTPUT_ERRORS) or error.code is ErrorCode.INVALID_TIMESTAMP
 
 
 def _place(record: Record) -> tuple[str, int, int]:

@@ -85,3 +85,45 @@ def test_a_rejected_attempt_that_stopped_a_step_can_be_corrected(log):
         log.create_topic("late")
         app.run(until="caught_up")
         assert values(log) == values(log, "late") == list(range(20))
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize(
+    ("config", "sent"),
+    [
+        ({"cleanup.policy": "compact"}, {}),
+        ({"message.timestamp.before.max.ms": "1000"}, {"timestamp": 1}),
+    ],
+    ids=["no key", "timestamp"],
+)
+def test_output_that_only_the_log_can_reject_fails_its_record(log, guarantee, config, sent):
+    """The log rejects it when its batch is sent, maybe during the calls of later records."""
+    app = eoslog.App(log, "shop", guarantee)
+
+    @app.task("numbers", value="json", on_error="dead_letter")
+    def work(record, ctx):
+        for _ in range(500):
+            ctx.send("out", record.value)
+        if record.value in (4, 9):
+            ctx.send("checked", record.value, **sent)
+
+    log.create_topic("out")
+    log.create_topic("checked", config=config)
+    report = app.run(until="caught_up")
+    assert report.dead_letters == 2
+    assert values(log, "shop.dead") == [4, 9]
+    assert set(values(log)) >= set(range(20)) - {4, 9}
+    if guarantee == "exactly_once":
+        assert values(log) == sorted([n for n in range(20) if n not in (4, 9)] * 500)
+
+
+def test_output_that_only_the_log_can_reject_stops_with_the_record(log):
+    app = eoslog.App(log, "shop")
+
+    @app.task("numbers", value="json")
+    def work(record, ctx):
+        ctx.send("compacted", record.value, str(record.value) if record.value != 4 else None)
+
+    log.create_topic("compacted", config={"cleanup.policy": "compact"})
+    with pytest.raises(TaskFailed, match="numbers-0 at offset 2 failed: InvalidRecord"):
+        app.run(until="caught_up")
