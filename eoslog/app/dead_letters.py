@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from eoslog.app import failed_records, retry_topic
+from eoslog.app.clients import LARGEST_REQUEST
 from eoslog.app.failed_records import FailedRecord, dead_topic
 from eoslog.app.retry_queue import WaitingRecord
 from eoslog.errors import IllegalState, OffsetOutOfRange, UnknownTopicOrPartition
@@ -180,7 +181,9 @@ def replay(
     for offset in sorted(wanted or ()):
         dead_letter(log, app, offset)
     sent: list[int] = []
-    with log.producer(transactional_id=f"{app}.replay") as producer:
+    with log.producer(
+        transactional_id=f"{app}.replay", max_request_size=LARGEST_REQUEST
+    ) as producer:
         producer.init_transactions()  # completes or aborts what a killed replay has left
         _require_topic(log, app)
         before, topic_id, replayed = _replayed(log, app)
@@ -216,7 +219,8 @@ def _make_room(log: Log, app: str, some: list[DeadLetter]) -> None:
     most = max(found.record.partition for found in some) + 1
     known = set(log.topics())
     most = max(most, *(len(log.partitions_of(topic)) for topic in inputs & known), 1)
-    retry_topic.ensure_topic(log, app, most, inputs)
+    size = max(found.record.size for found in some)
+    retry_topic.ensure_topic(log, app, most, inputs, size)
 
 
 def _send(tx: Transaction, app: str, letter: DeadLetter, only_task: bool) -> None:

@@ -26,6 +26,8 @@ OWN = (
 )  # fmt: skip
 """The headers that follow those of the record."""
 _NUMBERS = frozenset({"partition", "offset", "timestamp", "attempts"})
+_LENGTHS = 10
+"""The most bytes of the lengths of a field."""
 _LONGEST_CAUSE = 1000
 _LONGEST_TRACEBACK = 4000
 
@@ -102,6 +104,13 @@ class FailedRecord:
     def place(self) -> tuple[str, int, int, str]:
         """Topic, partition, offset and task, which name this failure in an app."""
         return (self.topic, self.partition, self.offset, self.task)
+
+    @property
+    def size(self) -> int:
+        """The most bytes that the key, the value and the headers need in a batch."""
+        sizes = [len(self.key or b""), len(self.value or b"")]
+        sizes += [4 * len(name) + len(data or b"") for name, data in self.headers]
+        return sum(sizes) + _LENGTHS * len(sizes)
 
     def again(self, **changes: Any) -> FailedRecord:
         """Return the record with some fields changed."""

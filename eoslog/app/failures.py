@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from eoslog._core import Record
 from eoslog.app import retry_topic
+from eoslog.app.clients import LARGEST_REQUEST
 from eoslog.app.error_policy import SteadyClock, delay_after, longest_delay
 from eoslog.app.failed_records import FailedRecord, cause_of, dead_topic, place_key
 from eoslog.app.instance import folder_of
@@ -95,9 +96,10 @@ class Failures:
         self._begun: list[WaitingRecord] = []
         """Records that are not tried again, because their attempt has begun and did not end."""
         self._next_look = 0.0
-        self._created: set[int] = set()
-        """Partitions of the retry topic that are known to exist."""
-        self._has_dead_topic = False
+        self._created: dict[int, int] = {}
+        """Partitions of the retry topic that are known to exist, and a size that they take."""
+        self._largest_dead = -1
+        """A size of records that the topic of dead letters takes; -1 if it may not exist."""
 
     # Ownership of input partitions.
 
@@ -162,10 +164,10 @@ class Failures:
             max(deaths.count, 1), self._tasks[task].max_deaths,
         )  # fmt: skip
 
-    def _store(self, stored: StoredRecord) -> None:
+    def _store(self, stored: StoredRecord, size: int = 0) -> None:
         """Write to the retry topic, durably and outside of any transaction."""
-        with self._log.producer() as producer:
-            self._send(producer, stored)
+        with self._log.producer(max_request_size=LARGEST_REQUEST) as producer:
+            self._send(producer, stored, size)
             producer.flush()
 
     def _warn_dropped(self, waiting: WaitingRecord) -> None:
@@ -249,7 +251,8 @@ class Failures:
         """
         waiting = self._given[record.topic, record.partition, record.offset, task.name]
         self._begun.append(waiting)
-        self._send(transaction, retry_topic.begun(waiting, self._topic.origin))
+        size = waiting.record.size
+        self._send(transaction, retry_topic.begun(waiting, self._topic.origin), size)
 
     def tries(self, task: Task, record: Record) -> bool:
         """Whether a record that waits is tried, so that it stays in the queue."""
@@ -315,7 +318,7 @@ class Failures:
         waiting = self._given.get((record.topic, record.partition, record.offset, task.name))
         if waiting in self._begun:
             self._begun.remove(waiting)
-            self._store(retry_topic.encoded(waiting, self._topic.origin))
+            self._store(retry_topic.encoded(waiting, self._topic.origin), waiting.record.size)
 
     def _warn(self, failure: Failure, follows: str) -> None:
         record, cause = failure.records[0], cause_of(failure.error)[0]
@@ -346,7 +349,7 @@ class Failures:
             self._queue.add(later)
         else:
             self._queue.replace(before, later)
-        self._send(transaction, retry_topic.encoded(later, self._topic.origin))
+        self._send(transaction, retry_topic.encoded(later, self._topic.origin), failed.size)
 
     def _bury(
         self, task: Task, record: Record, attempts: int, error: Any, transaction: OutputTransaction
@@ -354,9 +357,9 @@ class Failures:
         """Send a record to the dead letters."""
         dead = FailedRecord.of(self._app_id, task.name, record, attempts, error)
         name = dead_topic(self._app_id)
-        if not self._has_dead_topic:
-            retry_topic.ensure_dead_topic(self._log, self._app_id, self._inputs)
-            self._has_dead_topic = True
+        if dead.size > self._largest_dead:
+            retry_topic.ensure_dead_topic(self._log, self._app_id, self._inputs, dead.size)
+            self._largest_dead = dead.size
         transaction.produce(name, dead.value, dead.key, headers=dead.all_headers(), partition=0)
         self._settle(dead.place)
         self.decided["dead_letters"] += 1
@@ -393,19 +396,19 @@ class Failures:
     def _key_of(self, place: Place) -> bytes:
         return place_key("record", self._topic_id(place), place)
 
-    def _send(self, transaction: OutputTransaction, stored: StoredRecord) -> None:
+    def _send(self, transaction: OutputTransaction, stored: StoredRecord, size: int = 0) -> None:
         key, value, headers, partition = stored
-        self._ensure_topic(partition)
+        self._ensure_topic(partition, size)
         transaction.produce(self._topic.name, value, key, headers=headers, partition=partition)
 
-    def _ensure_topic(self, partition: int) -> None:
-        if partition in self._created:
+    def _ensure_topic(self, partition: int, size: int) -> None:
+        if size <= self._created.get(partition, -1):
             return
         known = set(self._log.topics())
         most = max(len(self._log.partitions_of(t)) for t in self._inputs if t in known)
         most = max(most, partition + 1)
-        retry_topic.ensure_topic(self._log, self._app_id, most, self._inputs)
-        self._created.update(range(most))
+        retry_topic.ensure_topic(self._log, self._app_id, most, self._inputs, size)
+        self._created.update(dict.fromkeys(range(most), size))
 
     # Records whose time has come.
 
@@ -520,7 +523,7 @@ class Failures:
 
     def _forget_topics(self) -> None:
         self._created.clear()  # a topic that was deleted since may be the cause
-        self._has_dead_topic = False
+        self._largest_dead = -1
 
 
 def task_failed(app_id: str, failure: Failure) -> TaskFailed:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eoslog.app.failed_records import FailedRecord, dead_topic, place_key, retry_topic
 from eoslog.app.retry_queue import WaitingRecord
+from eoslog.config.parsing import INT_MAX
 from eoslog.config.topic_keys import TopicConfig
 from eoslog.errors import InvalidPartitions, RequestTimedOut
 from eoslog.model import TopicPartition
@@ -124,7 +125,7 @@ def _decoded(record: Record) -> tuple[WaitingRecord, bytes | None]:
     return WaitingRecord(failed, int(due or b"0"), bytes(record.key)), origin
 
 
-def ensure_topic(log: Any, app: str, partitions: int, inputs: Iterable[str]) -> str:
+def ensure_topic(log: Any, app: str, partitions: int, inputs: Iterable[str], size: int = 0) -> str:
     """Create the retry topic, or add partitions, and return its name.
 
     Args:
@@ -132,9 +133,11 @@ def ensure_topic(log: Any, app: str, partitions: int, inputs: Iterable[str]) -> 
         app: the id of the app.
         partitions: the least number of partitions.
         inputs: the input topics, whose largest records must fit.
+        size: the bytes of a record that must fit too. It can be larger than its topic allows,
+            which limits compressed batches, or allowed larger ones before.
     """
     name = retry_topic(app)
-    found = _ensured(log, name, partitions, {"cleanup.policy": "compact"}, inputs)
+    found = _ensured(log, name, partitions, {"cleanup.policy": "compact"}, inputs, size)
     if len(found.partitions) < partitions:
         try:
             log.create_partitions(name, partitions)
@@ -143,16 +146,16 @@ def ensure_topic(log: Any, app: str, partitions: int, inputs: Iterable[str]) -> 
     return name
 
 
-def ensure_dead_topic(log: Any, app: str, inputs: Iterable[str]) -> None:
+def ensure_dead_topic(log: Any, app: str, inputs: Iterable[str], size: int) -> None:
     """Create the topic of dead letters, or let larger records in."""
-    _ensured(log, dead_topic(app), 1, {}, inputs)
+    _ensured(log, dead_topic(app), 1, {}, inputs, size)
 
 
 def _ensured(
-    log: Any, name: str, partitions: int, config: dict[str, Any], inputs: Iterable[str]
+    log: Any, name: str, partitions: int, config: dict[str, Any], inputs: Iterable[str], size: int
 ) -> TopicDescription:
-    """Return a topic that takes the records of inputs."""
-    largest = _largest_message(log, inputs)
+    """Return a topic that takes the records of inputs, and one of a size."""
+    largest = _largest_message(log, inputs, size)
     config = {**config, "max.message.bytes": largest}
     found: TopicDescription = log.create_topic(name, partitions, config, exist_ok=True)
     if TopicConfig.of(dict(found.config)).max_message_bytes < largest:
@@ -160,15 +163,16 @@ def _ensured(
     return found
 
 
-def _largest_message(log: Any, inputs: Iterable[str]) -> int:
-    """Return a message size that fits the records of inputs with more headers."""
+def _largest_message(log: Any, inputs: Iterable[str], size: int) -> int:
+    """Return a message size that fits the records of inputs, and a size, with more headers."""
     known = set(log.topics())
     sizes = [
         TopicConfig.of(dict(log.describe_topic(topic).config)).max_message_bytes
         for topic in inputs
         if topic in known
     ]
-    return max(sizes, default=TopicConfig().max_message_bytes) + _HEADERS_LARGEST
+    largest = max(sizes, default=TopicConfig().max_message_bytes)
+    return min(max(largest, size) + _HEADERS_LARGEST, INT_MAX)
 
 
 _HEADERS_LARGEST = 65_536
@@ -178,7 +182,7 @@ class Stored(NamedTuple):
     """What a partition of the topic has for one input partition."""
 
     waiting: list[WaitingRecord]
-    """In the order in which they were stored."""
+    """In the order of their offsets; those of a deleted topic of the name come first."""
     begun: list[WaitingRecord]
     """Whose attempt has begun with `at_most_once`, and did not end."""
     deaths: dict[Place, Deaths]
@@ -252,12 +256,17 @@ class RetryTopic:
                 if record.value is not None:
                     stored.deaths[place] = Deaths(**json.loads(record.value))
                 continue
-            # A record that was stored again keeps its place in its line.
             if record.value is None:
                 waiting.pop(record.key, None)
             else:
                 waiting[record.key] = _decoded(record)[0]
-        for found in waiting.values():
+
+        def place_in_line(found: WaitingRecord) -> tuple[bool, int]:
+            kind, of = json.loads(found.id)[:2]
+            return kind == "replay" or of == topic_id, found.record.offset
+
+        # Not in the order of the topic: compaction keeps only the last attempt of a record.
+        for found in sorted(waiting.values(), key=place_in_line):
             (stored.begun if found.due == _BEGUN else stored.waiting).append(found)
         return stored, end
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import eoslog
 from eoslog.app import dead_letters as dead
 from eoslog.app.dead_letters import dead_letters, replay
 from eoslog.errors import IllegalState
@@ -64,3 +65,50 @@ def test_a_position_of_an_earlier_version_counts(log):
     assert [letter.replayed for letter in dead_letters(log, "shop")] == [True, False]
     assert replay(log, "shop") == [second]
     assert [letter.replayed for letter in dead_letters(log, "shop")] == [True, True]
+
+
+@pytest.mark.parametrize("only_task", [True, False])
+def test_a_replay_sends_a_record_that_is_larger_than_other_producers_send(log, only_task):
+    log.create_topic("large", config={"max.message.bytes": 1 << 22})
+    with log.producer(max_request_size=1 << 22) as producer:
+        producer.produce("large", b"x" * (1 << 21), "k")
+    fails = [True]
+    app = eoslog.App(log, "shop")
+
+    @app.task("large", to="sizes", on_error="dead_letter")
+    def work(record, ctx):
+        if fails:
+            raise ValueError("no")
+        return str(len(record.value))
+
+    app.create_topics()
+    app.run(until="caught_up")
+    fails.clear()
+    assert replay(log, "shop", only_task=only_task) == [0]
+    app.run(until="caught_up")
+    assert [record.value for record in log.read("sizes")] == [b"%d" % (1 << 21)]
+
+
+@pytest.mark.parametrize("retries", [(), (0.0,)])
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "at_most_once"])
+@pytest.mark.parametrize("limit", ["compressed", "lowered", "largest"])
+def test_a_record_that_is_larger_than_its_topic_allows_is_kept(log, limit, guarantee, retries):
+    """The limit is that of a compressed batch, and can be set lower after the write."""
+    most = {"compressed": None, "lowered": 1 << 22, "largest": (1 << 31) - 1}[limit]
+    log.create_topic("large", config={"max.message.bytes": most} if most else {})
+    with log.producer(max_request_size=1 << 22, compression_type="zstd") as producer:
+        producer.produce("large", b"x" * (1 << 21), "k", headers={"h": b"y" * (1 << 20)})
+    if limit == "lowered":
+        log.alter_topic("large", {"max.message.bytes": 1 << 20})
+    app = eoslog.App(log, "shop", guarantee)
+
+    @app.task("large", on_error="dead_letter", retries=retries)
+    def work(record, ctx):
+        raise ValueError("no")
+
+    report = app.run(until="caught_up")
+    assert (report.retried, report.dead_letters) == (len(retries), 1)
+    [letter] = dead_letters(log, "shop")
+    assert letter.record.value == b"x" * (1 << 21)
+    assert letter.record.headers == (("h", b"y" * (1 << 20)),)
+    assert replay(log, "shop", only_task=True) == [0]

@@ -524,3 +524,34 @@ def test_a_record_is_tried_again_only_by_a_member_that_the_commit_checks(log):
             while running._begun().waiting():
                 running.step()
     assert calls == [1, 2]
+
+
+def test_a_record_waits_for_an_earlier_one_of_its_key_after_a_compaction(log):
+    """Compaction keeps only the last attempt of the earlier record, which is behind the other."""
+    log.create_topic("keyed")
+    with log.producer() as producer:
+        for value in (b"first", b"second", b"third"):
+            producer.produce("keyed", value, "k")
+    calls, failing = [], {b"first"}
+
+    def run(until):
+        app = eoslog.App(log, "shop", max_records=3)
+
+        @app.task("keyed", on_error="retry", retries=(0.0,))
+        def work(record, ctx):
+            calls.append(record.value)
+            if record.value in failing:
+                raise ValueError("no")
+
+        with app:
+            while len(calls) < until:
+                app.step()
+
+    run(4)
+    assert set(calls) == {b"first"}
+    log.clean("shop.retries", roll=True)
+    assert [record.offset for record in log.read("shop.retries")][0] > 0
+    calls.clear()
+    failing.clear()
+    run(3)
+    assert calls == [b"first", b"second", b"third"]
