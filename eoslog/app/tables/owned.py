@@ -94,17 +94,19 @@ class OwnedTables:
         """Whether the topic still has what the file was filled from.
 
         A topic that was restored from a backup, or that was repaired, may be shorter, or may have
-        other records. If the last owner was killed, changes may be missing in the file. Tombstones
-        among them are removed after `delete.retention.ms`.
+        other records. Changes may be missing in the file, if the last owner was killed, or if
+        others have changed the topic since. Tombstones among them are removed after
+        `delete.retention.ms`.
         """
         from eoslog.app.tables.sqlite import mark_of
 
-        if not store.settled:
+        offsets = self._log.offsets(place.topic, place.partition)
+        # A transaction marker follows the last change, and nothing else if it is the last record.
+        if not store.settled or offsets.log_end > store.applied + 1:
             config = self._log.describe_topic(place.topic).config
             kept_ms = TopicConfig.of(dict(config)).delete_retention_ms
             if time.time() * 1000 - store.at_ms > kept_ms / 2:
                 return False
-        offsets = self._log.offsets(place.topic, place.partition)
         if store.applied > offsets.log_end:
             return False
         before = store.applied - 1

@@ -53,7 +53,7 @@ def scan(engine: Engine, topic: str, options: ScanOptions) -> Scan:
     if partitions is not None:
         partitions = as_list_of(int, "partitions", "numbers", partitions)
     known = engine.topic(topic).partitions
-    numbers = sorted(known) if partitions is None else partitions
+    numbers = sorted(known) if partitions is None else list(dict.fromkeys(partitions))
     missing = [number for number in numbers if number not in known]
     if missing:
         raise UnknownTopicOrPartition(

@@ -113,6 +113,24 @@ def test_a_file_whose_last_owner_was_killed_long_ago_is_filled_again(log):
     count_more(log)
 
 
+def test_a_file_of_an_owner_that_ended_has_no_key_that_others_have_deleted(log):
+    """Compaction has removed the tombstone, so no record of the topic says that it is deleted."""
+
+    def change(value):
+        with log.producer() as producer:
+            producer.produce("counts", value, "other")
+
+    log.alter_topic("counts", {"delete.retention.ms": 0})
+    change("1")
+    counting.feed(log, 50, partitions=1)
+    counting.run(log, "sqlite")
+    assert b"other" in rows_of(file_of(log))
+    change(None)
+    while b"other" in {record.key for record in log.read("counts")}:
+        log.clean("counts", roll=True)
+    count_more(log)
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -56,6 +56,11 @@ def test_read_returns_committed_records_by_partition_up_to_a_fixed_end(log: Any)
     ]
 
 
+def test_a_partition_that_is_named_twice_is_read_once(log: Any) -> None:
+    assert values(log.read("t", partitions=[1, 0, 1])) == ["1-0", "1-2", "1-3", "0-0", "0-2", "0-3"]
+    assert log.scan("t", partitions=(0, 0)).to_table().num_rows == 3
+
+
 def test_a_snapshot_bounds_log_read(log: Any) -> None:
     ends = log.snapshot()
     with log.producer() as producer:
