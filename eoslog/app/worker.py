@@ -451,9 +451,9 @@ class AppWorker:
                         outputs = self.calls.run(task, records, attempt)
                 else:
                     outputs = self.calls.run(task, records, attempt)
-            except StorageError:
+            except (StorageError, KeyboardInterrupt):
                 notes.end(note)
-                raise  # of a table's file; the record is not the cause
+                raise  # of a table's file, or of a person; the record is not the cause
             except Exception as failed:  # not SystemExit: the next process counts the end of this
                 notes.end(note)
                 error = failed.with_traceback(user_frames(failed) or failed.__traceback__)

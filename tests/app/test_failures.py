@@ -555,3 +555,23 @@ def test_a_record_waits_for_an_earlier_one_of_its_key_after_a_compaction(log):
     failing.clear()
     run(3)
     assert calls == [b"first", b"second", b"third"]
+
+
+def test_a_task_that_a_person_interrupts_is_not_counted_as_an_exit(log):
+    """In a notebook, the process goes on."""
+    calls = []
+    for _ in range(4):
+        app = eoslog.App(log, "shop")
+
+        @app.task("numbers", value="json")
+        def work(record, ctx):
+            if record.value == 4 and calls.count(4) < 3:
+                calls.append(4)
+                raise KeyboardInterrupt
+            calls.append((record.value, ctx.attempt))
+
+        with app, contextlib.suppress(KeyboardInterrupt):
+            app.step()
+    assert calls.count(4) == 3
+    assert (4, 1) in calls
+    assert "shop.dead" not in log.topics()
