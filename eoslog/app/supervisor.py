@@ -346,7 +346,8 @@ def _why(code: int | None, error: BaseException | None) -> str:
     if error is not None:
         return f"failed: {error}"
     if code is not None and code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
+        names = {one.value: one.name for one in signal.Signals}  # not of each real-time signal
+        return f"was ended by {names.get(-code, f'signal {-code}')}"
     return f"exited with {code}"
 
 

@@ -120,6 +120,19 @@ def test_a_process_that_a_record_kills_is_started_again(path):
         assert [letter.record.attempts for letter in dead_letters(log, "shop")] == [3]
 
 
+def test_a_process_that_a_signal_without_a_name_ends_starts_again(path: str) -> None:
+    app = eoslog.App(path, "shop")
+
+    @app.task("numbers", value="json", to="out")
+    def work(record: eoslog.Record, ctx: eoslog.Context) -> int:
+        if record.value == 7 and ctx.attempt == 1:
+            os.kill(os.getpid(), signal.SIGRTMIN + 5)
+        return record.value
+
+    app.run(until="caught_up", watch=lambda _: None)
+    assert values(path) == list(range(20))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_all_processes_after_their_transactions(path, number):
     with started(path, "wait") as run:
