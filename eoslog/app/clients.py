@@ -311,7 +311,11 @@ class _AtMostOnce(Clients):
         if not self._records and not self._processing:
             records = self.consumer.consume(self._max_records, timeout)
             if records:
-                self.consumer.commit()
+                try:
+                    self.consumer.commit()
+                except BaseException:
+                    self.consumer.rewind()  # else the next commit drops records that nothing names
+                    raise
                 self._records.extend(records)
         return self._records.popleft() if self._records else None
 

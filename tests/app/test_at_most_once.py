@@ -371,3 +371,22 @@ def test_a_record_that_fails_after_a_lost_membership_has_a_new_owner(log):
             new.app.step()
     assert new.calls == [(100, 2)]
     assert values(log) == [*range(20), 100]
+
+
+def test_records_whose_position_could_not_be_committed_are_read_again(log, disarmed):
+    """None of them was given to the task, so each can still be."""
+    app = eoslog.App(log, "shop", "at_most_once", max_records=3)
+
+    @app.task("numbers", value="json", to="out")
+    def work(record, ctx):
+        return record.value
+
+    log.create_topic("out")
+    with app:
+        while not app.step():
+            pass
+        files.arm_failpoint("group.decided", "interrupt")
+        with pytest.raises(KeyboardInterrupt):
+            app.step()
+        app.run(until="caught_up")
+    assert values(log) == list(range(20))
