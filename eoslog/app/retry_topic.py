@@ -164,7 +164,7 @@ def _ensured(
 
 
 def _largest_message(log: Any, inputs: Iterable[str], size: int) -> int:
-    """Return a message size that fits the records of inputs, and a size, with more headers."""
+    """Return a message size for records of inputs or of a size, with more headers."""
     known = set(log.topics())
     sizes = [
         TopicConfig.of(dict(log.describe_topic(topic).config)).max_message_bytes

@@ -527,7 +527,7 @@ def test_a_record_is_tried_again_only_by_a_member_that_the_commit_checks(log):
 
 
 def test_a_record_waits_for_an_earlier_one_of_its_key_after_a_compaction(log):
-    """Compaction keeps only the last attempt of the earlier record, which is behind the other."""
+    """Compaction keeps its last attempt only, which comes after the other records."""
     log.create_topic("keyed")
     with log.producer() as producer:
         for value in (b"first", b"second", b"third"):
@@ -558,7 +558,7 @@ def test_a_record_waits_for_an_earlier_one_of_its_key_after_a_compaction(log):
 
 
 def test_a_task_that_a_person_interrupts_is_not_counted_as_an_exit(log):
-    """In a notebook, the process goes on."""
+    """In a notebook, the process continues."""
     calls = []
     for _ in range(4):
         app = eoslog.App(log, "shop")

@@ -97,7 +97,7 @@ def test_a_rejected_attempt_that_stopped_a_step_can_be_corrected(log):
     ids=["no key", "timestamp"],
 )
 def test_output_that_only_the_log_can_reject_fails_its_record(log, guarantee, config, sent):
-    """The log rejects it when its batch is sent, maybe during the calls of later records."""
+    """The log rejects it when its batch is sent, maybe in the call of a later record."""
     app = eoslog.App(log, "shop", guarantee)
 
     @app.task("numbers", value="json", on_error="dead_letter")

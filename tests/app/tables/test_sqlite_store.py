@@ -114,7 +114,7 @@ def test_a_file_whose_last_owner_was_killed_long_ago_is_filled_again(log):
 
 
 def test_a_file_of_an_owner_that_ended_has_no_key_that_others_have_deleted(log):
-    """Compaction has removed the tombstone, so no record of the topic says that it is deleted."""
+    """Compaction has removed the tombstone, so reading on does not delete the key."""
 
     def change(value):
         with log.producer() as producer:
