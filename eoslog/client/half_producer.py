@@ -273,7 +273,7 @@ class HalfProducer(Closing):
                 try:
                     metadata = [delivery.result() for delivery in deliveries]
                 except BaseException:
-                    self._executing.discard(half.token)  # nobody decides it here
+                    self._executing.discard(half.token)  # a check decides it
                     raise
             except BaseException:
                 self._abort(producer)

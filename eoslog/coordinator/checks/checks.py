@@ -162,7 +162,10 @@ class Checks:
         self._first = self._clock()
 
     def unregister(self, registration: Registration) -> None:
-        """End a registration. A newer one of the same name stays, else an older one continues."""
+        """End a registration.
+
+        A newer one of the same name stays; else an older one continues.
+        """
         name = registration.resolver.name
         with self._mutex:
             registration.resolver.end()

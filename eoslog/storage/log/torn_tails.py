@@ -127,7 +127,7 @@ def refuse_lost_markers(context: LogContext, base: int, path: str) -> None:
 def warn_of_loss(context: LogContext, last: LastSession) -> None:
     """Log a WARNING if a recovered log ends below what the last session had flushed.
 
-    That is no error, because the control file may be newer than the log in a copy of a directory
+    It is not an error, because the control file may be newer than the log in a copy of a directory
     that was in use.
 
     Args:

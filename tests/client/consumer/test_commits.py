@@ -180,7 +180,7 @@ def test_auto_commit_at_close_includes_a_seek_that_no_poll_has_followed(host, lo
     assert host.groups.fetch_offsets("g")[T0].offset == 4
 
 
-def test_at_most_once_commits_what_it_returns_after_another_process_set_the_offset_back(host, log):
+def test_at_most_once_commits_what_it_returns_after_a_reset_by_others(host, log):
     log.put(*"abcd")
     c = consumer(host, group_id="g", processing_guarantee="at_most_once")
     c.consume(4, 0)

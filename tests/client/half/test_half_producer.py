@@ -294,7 +294,7 @@ def test_no_check_decides_while_the_local_transaction_runs(log: eoslog.Log) -> N
     assert [call[0] for call in listener.calls] == ["execute"]
 
 
-def test_another_half_producer_of_the_process_decides_nothing_meanwhile(log: eoslog.Log) -> None:
+def test_another_half_producer_decides_nothing_while_it_runs(log: eoslog.Log) -> None:
     listener, other = Listener(checked=ABORT), Listener(checked=ABORT)
 
     def slow(msg: eoslog.PreparedTransaction) -> Outcome:

@@ -97,7 +97,7 @@ def test_a_damaged_batch_that_was_flushed_is_reported_and_not_cut(written):
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("lost", [0, 1])
 def test_an_end_below_what_was_flushed_is_reported(written, caplog, lost, read_only):
-    """The directory opens, because it may be a copy that was made while it was in use."""
+    """The directory opens, because it may be a copy of one in use."""
     path, _ = written
     name = last_segment(path)
     batches = inspect(name)["batches"]
