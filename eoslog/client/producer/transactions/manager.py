@@ -457,8 +457,8 @@ class TransactionManager:
         for group, offsets in self._sent if commit else ():
             self._consumers.committed(group, offsets)
         self._forget()
+        self.transition(_READY, what)  # raises if the sender has met a fatal error since
         self.error = None
-        self.transition(_READY, what)
 
     def _decide(self, commit: bool, deadline: float, what: str) -> None:
         """Decide the prepared transaction of this id."""
@@ -534,8 +534,8 @@ class TransactionManager:
                 for group, offsets in self._sent:
                     self._consumers.committed(group, offsets)
                 self._forget()
-                self.error = None
                 self.transition(_READY, what)
+                self.error = None
                 raise
 
     def _initialize_again(self, deadline: float, what: str) -> tuple[int, int]:

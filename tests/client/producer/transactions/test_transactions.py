@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -281,6 +282,21 @@ def test_abort_by_a_fenced_producer_raises_each_time(log: Log, producer: Produce
                 call()
             assert (raised.value.fatal, raised.value.abortable) == (True, False)
     producer.close()
+
+
+def test_an_abort_during_which_the_sender_is_fenced_raises_that_error(
+    log: Log, producer: Producer
+) -> None:
+    """The sender can fail after the abort has begun, before it drops what is not sent."""
+    manager = producer._transactions
+    assert manager is not None
+    producer.begin_transaction()
+    manager.transition(ClientState.ABORTING, "abort_transaction")
+    manager.fail(ProducerFenced("another producer took over"))
+    for _ in range(2):
+        with pytest.raises(ProducerFenced, match="another producer took over"):
+            manager.end(False, time.monotonic() + 60)
+    assert producer.transaction_state == "FATAL_ERROR"
 
 
 def test_a_fenced_instance_cannot_write_records(log: Log, producer: Producer) -> None:
