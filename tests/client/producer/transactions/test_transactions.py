@@ -287,7 +287,7 @@ def test_abort_by_a_fenced_producer_raises_each_time(log: Log, producer: Produce
 def test_an_abort_during_which_the_sender_is_fenced_raises_that_error(
     log: Log, producer: Producer
 ) -> None:
-    """The sender can fail after the abort has begun, before it drops what is not sent."""
+    """The sender can fail after the abort has begun."""
     manager = producer._transactions
     assert manager is not None
     producer.begin_transaction()
