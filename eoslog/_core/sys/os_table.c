@@ -74,11 +74,10 @@ static int in_shared_folder(const char *path, char *folder, mode_t *mode) {
     return (*mode & S_ISGID) && (*mode & 077);
 }
 
-static int real_open(const char *path, int flags, int mode) {
+static int open_or_create(const char *path, int flags, int mode) {
     char folder[FOLDER_SIZE], link[32];
     mode_t shared;
     int fd;
-    flags |= O_CLOEXEC;
     if (!(flags & O_CREAT) || !in_shared_folder(path, folder, &shared)) return open_below(path, flags, mode);
     for (;;) {
         fd = open(path, flags & ~O_CREAT);
@@ -97,6 +96,25 @@ static int real_open(const char *path, int flags, int mode) {
     struct stat made;
     if (fd >= 0 && fstat(fd, &made) == 0 && made.st_uid == geteuid() && made.st_size == 0) (void)fchmod(fd, shared & 0666);
     return fd;
+}
+
+/* --- descriptors 0 to 2 -----------------------------------------------------------------------
+ * If a program has closed one of them, the next open returns it. A library that prints to it would then
+ * write its text into a log file. So no file stays there, as in SQLite (SQLITE_MINIMUM_FILE_DESCRIPTOR),
+ * and /dev/null takes the free ones. */
+
+static int above_standard(int fd) {
+    if (fd < 0 || fd > 2) return fd;
+    int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3), why = errno, taken;
+    close(fd);
+    while ((taken = open("/dev/null", O_RDWR)) >= 0 && taken <= 2) continue;
+    if (taken > 2) close(taken);
+    errno = why;
+    return moved;
+}
+
+static int real_open(const char *path, int flags, int mode) {
+    return above_standard(open_or_create(path, flags | O_CLOEXEC, mode));
 }
 static ssize_t real_pread(int fd, void *data, size_t size, int64_t at) { return pread(fd, data, size, at); }
 static ssize_t real_pwrite(int fd, const void *data, size_t size, int64_t at) { return pwrite(fd, data, size, at); }
