@@ -83,6 +83,7 @@ class Sender:
         self._lock = threading.RLock()
         self._bell = Bell()
         self._thread: threading.Thread | None = None
+        self._alone = False  # a start of the thread has failed
         self._closing = False
         self._patience_s = min(config.request_timeout_ms / 1000, _PATIENCE_S)
         self._refreshed_ns = time.monotonic_ns()
@@ -104,11 +105,34 @@ class Sender:
         The first call starts the thread.
         """
         if self._thread is None and not self._closing:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                    self._thread.start()
+            self._start()
         self._bell.ring()
+
+    def _start(self) -> None:
+        """Start the thread; if it cannot start, send what is buffered from this one.
+
+        An error would look as if the record of the call were not accepted.
+        """
+        with self._lock:
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if not self._alone:
+                    text = "%s: cannot start (%s); calls of the producer send its records instead"
+                    logger.warning(text, self._name, error)
+                self._alone = True
+                self._guarded_cycle()
+            else:
+                self._thread = thread
+
+    def _guarded_cycle(self) -> None:
+        try:
+            self._cycle(True)
+        except Exception:
+            logger.exception("%s: cycle failed", self._name)
 
     def _run(self) -> None:
         while not self._closing:

@@ -275,11 +275,23 @@ class OwnTransactions:
     def _wake_at(self, due: float) -> None:
         with self._changed:
             self._due = due
-            if self._thread is None and not self._ended:
-                name = f"eoslog-committer {self._producer.name}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
-            self._changed.notify()
+            if self._thread is not None or self._ended or self._start():
+                self._changed.notify()
+                return
+            self._due = None
+        self.commit_now(None)
+
+    def _start(self) -> bool:
+        """Start the thread; return False if it cannot start."""
+        name = f"eoslog-committer {self._producer.name}"
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.warning("%s: cannot start (%s); the call commits instead", name, error)
+            return False
+        self._thread = thread
+        return True
 
     def _run(self) -> None:
         while self._wait():
