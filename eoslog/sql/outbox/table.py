@@ -161,7 +161,7 @@ class OutboxTable:
         Raises:
             RowsChanged: if a row has another content than when it was read, or is gone, or if the
                 table has other columns.
-            OutboxRowRejected: if two rows have the same id.
+            OutboxRowRejected: if two rows have one id, or ids that the database considers equal.
         """
         for first in range(0, len(rows), _AT_ONCE):
             self._take(session, rows[first : first + _AT_ONCE])
@@ -186,6 +186,13 @@ class OutboxTable:
                 )
             seen.add(row.id)
         known = {row.id: row for row in now}
+        others = [key for key in known if key not in set(ids)]
+        if others:  # by the collation of the column: the statement would take them too
+            raise OutboxRowRejected(
+                f"table {self.name}, row {others[0]}: the database considers its id equal to that "
+                f"of another row; make the column {columns.id} unique",
+                others[0],
+            )
         changed = [
             row.id for row in rows if known.get(row.id) != row and not row.same(known.get(row.id))
         ]
@@ -197,11 +204,13 @@ class OutboxTable:
             mark = f"{quoted(columns.published)} = CURRENT_TIMESTAMP"
             what, sql = "mark", f"UPDATE {quoted(self.name)} SET {mark}"
         try:
-            session.execute(f"{sql} WHERE {at}", ids)
+            taken = session.execute(f"{sql} WHERE {at}", ids).changed
         except EoslogError:
             raise
         except Exception as error:  # of a trigger, a view, a foreign key, or the column's type
             raise self._stay(what, ids, str(error)) from error
+        if taken > len(ids):  # a row with one of the ids has become visible since
+            raise RowsChanged(f"table {self.name}: more rows have the ids of those that were read")
         left = session.execute(f"{self._ids} AND {at}", ids).rows
         if left:  # a rule or a trigger has ignored it
             raise self._stay(what, [key for (key,) in left], "it ignored the statement")

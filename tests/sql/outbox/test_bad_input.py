@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pickle
 import sqlite3
 from pathlib import Path
@@ -21,6 +22,7 @@ from eoslog.errors import (
     UnknownTopicOrPartition,
 )
 from eoslog.sql import Database, OutboxRelay
+from tests.sql.databases import Place
 
 ROWS: list[tuple[str, type[BaseException]]] = [
     ("topic, value) values ('unknown', 'x'", UnknownTopicOrPartition),
@@ -98,6 +100,53 @@ def test_two_rows_of_one_id_always_stop_the_relay(place, log, database, records)
             relay.step()
     assert values(log) == []
     assert place.rows("select count(*) from loose") == [(2,)]
+
+
+EQUAL_IDS = {"wal": "nocase", "postgresql": "caseless"}
+"""Collations by which "a" and "A" are equal."""
+
+
+@pytest.mark.parametrize("on_error", ["stop", "set_aside"])
+def test_a_row_whose_id_the_database_considers_equal_is_not_deleted(place, log, database, on_error):
+    if place.kind == "postgresql":
+        place.run(
+            "create collation caseless "
+            "(provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
+    kind = f"text collate {EQUAL_IDS[place.kind]}"
+    place.run(f"create table loose (id {kind}, topic text, value text)")
+    place.run("insert into loose values ('a', 'out', 'x'), ('A', 'out', 'y')")
+    options = {"name": "loose", "table": "loose", "on_error": on_error, "records": 1}
+    with OutboxRelay(database, log, **options) as relay:
+        with pytest.raises(OutboxRowRejected, match="considers its id equal to that of another"):
+            relay.step()
+    assert values(log) == []
+    assert place.rows("select count(*) from loose") == [(2,)]
+
+
+def test_a_row_that_gets_a_used_id_at_any_statement_is_not_lost(log, server):
+    place = Place("postgresql", server.schema("lock_timeout=300ms"))
+    for number in itertools.count(1):
+        place.run("drop table if exists loose")
+        place.run("create table loose (id integer, topic text, value text)")
+        place.run(f"insert into loose values (1, 'out', 'first {number}')")
+        acted: list[int] = []
+
+        def act(number: int = number, acted: list[int] = acted) -> None:
+            acted.append(number)
+            place.run(f"insert into loose values (1, 'out', 'second {number}')")
+
+        with (
+            Database(place.at_statement(number, act)) as database,
+            OutboxRelay(database, log, name="loose", table="loose") as relay,
+            contextlib.suppress(ConfigError, OutboxRowRejected),
+        ):
+            relay.step()
+        if not acted:
+            break
+        kept = {*values(log), *(value for (value,) in place.rows("select value from loose"))}
+        assert {f"first {number}", f"second {number}"} <= kept, f"at statement {number}"
+    assert number > 5
 
 
 UNREADABLE = {
