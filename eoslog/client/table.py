@@ -8,7 +8,7 @@ a table that was not refreshed for half of that time is read again from the begi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from eoslog._util.argument_types import explained_calls
@@ -69,6 +69,7 @@ class Table(DocumentedMapping):
         self._follow = follow
         self._rows: dict[bytes, tuple[bytes, TopicPartition, int]] = {}
         self._ends: dict[TopicPartition, int] = {}
+        self._starts: dict[TopicPartition, int] = {}
         self._topic_id = b""
         self._read_at = time.monotonic()
         self.refresh()
@@ -97,7 +98,15 @@ class Table(DocumentedMapping):
             except OffsetOutOfRange:  # records before the snapshot were deleted
                 self._rows = self._read({}, {}, ends)
             self._ends = ends
+        self._drop_deleted(ends)
         self._read_at = now
+
+    def _drop_deleted(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop the rows whose records retention or `delete_records` has deleted since."""
+        starts = {tp: self._engine.partition(tp.topic, tp.partition).log_start for tp in partitions}
+        if starts != self._starts:
+            self._starts = starts
+            self._rows = {key: row for key, row in self._rows.items() if row[2] >= starts[row[1]]}
 
     def _read(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import eoslog
+from eoslog import TopicPartition
 from eoslog.errors import ConfigError, SerializationError, UnknownTopicOrPartition
 
 
@@ -73,6 +74,19 @@ def test_a_table_is_read_again_if_records_were_deleted(log):
     log.delete_records(dict.fromkeys(ends, -1))
     send(log, "7", "z")
     assert dict(table) == {"z": 7}
+
+
+def test_a_table_drops_rows_whose_records_were_deleted(log):
+    table, following = log.table("totals"), log.table("totals", follow=True)
+    send(log, "5", "d")
+    table.refresh()
+    place = next(record for record in log.read("totals") if record.key == b"d")
+    log.delete_records({TopicPartition("totals", place.partition): -1})
+    expected = dict(log.table("totals"))
+    assert "d" not in expected and len(expected) < 3
+    assert dict(following) == expected
+    table.refresh()
+    assert dict(table) == expected
 
 
 def test_each_access_returns_a_value_of_its_own(log):
