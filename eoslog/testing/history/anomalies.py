@@ -52,6 +52,8 @@ class Report:
 
     anomalies: list[Anomaly] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    undrained: list[str] = field(default_factory=list)
+    """Partitions with acknowledged values and without a drain: losses in them are not found."""
 
     @property
     def ok(self) -> bool:

@@ -443,11 +443,25 @@ def check(history: History, *, lossy: frozenset[str] = frozenset({"0"})) -> Repo
 
     Raises:
         ValueError: a value was sent twice: the history cannot tell a duplicate from a repetition.
+            Or two transactions or sends have one id.
     """
+    if history.reused:
+        raise ValueError(
+            f"ids must be unique, used twice: {history.reused[:3]}; give each Recorder of the run "
+            "another process name"
+        )
     if history.repeated:
         raise ValueError(f"values must be unique, sent twice: {history.repeated[:3]}")
     facts = Facts(history, lossy)
     report = Report([Anomaly(*found) for judge in CHECKS for found in judge(facts)])
+    report.undrained = sorted(
+        {
+            write.partition
+            for write in history.writes.values()
+            if write.outcome == "ok" and (write.txn is not None or write.acks not in lossy)
+        }
+        - set(history.drains)
+    )
     report.counts.update(
         events=history.count, transactions=len(history.txns), writes=len(history.writes),
         reads=len(history.reads), drained=sum(len(d.values) for d in history.drains.values()),

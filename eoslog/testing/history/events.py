@@ -113,6 +113,7 @@ class History:
     Attributes:
         txns: by id. writes: by value. reads: of polls, scans and copies, in time's order.
         drains: by partition, the last one. events: all others by `f`, in time's order.
+        repeated: values that were sent twice. reused: ids of two transactions or sends.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -120,6 +121,7 @@ class History:
         self.txns: dict[str, Txn] = {}
         self.writes: dict[str, Write] = {}
         self.repeated: list[str] = []
+        self.reused: list[str] = []
         self.reads: list[Read] = []
         self.drains: dict[str, Drain] = {}
         self.events: dict[str, list[Event]] = defaultdict(list)
@@ -136,6 +138,8 @@ class History:
                 write.outcome, write.done = txn.outcome, txn.done
 
     def _txn(self, event: Event) -> None:
+        if event["txn"] in self.txns:
+            self.reused.append(event["txn"])
         self.txns[event["txn"]] = Txn(
             event["txn"], event["inst"], event["session"], event["process"], event["time"],
             staged=event.get("mode") == "staged",
@@ -151,6 +155,8 @@ class History:
                 )
                 for partition, value in event["sends"]
             ]  # fmt: skip
+            if event["id"] in self._sends:
+                self.reused.append(event["id"])
             self._sends[event["id"]] = made
             for write in made:
                 if write.value in self.writes:

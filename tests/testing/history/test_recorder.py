@@ -79,6 +79,36 @@ def test_verify_history_names_the_violation_and_exits_with_5(recorded, capsys):
     assert {"lost-write", "torn-txn", "read-then-lost"} <= found
 
 
+def test_a_history_without_a_drain_is_rejected_and_names_the_partitions(recorded, capsys):
+    file = recorded / "a.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if json.loads(line)["f"] != "drain"))
+    assert check(read_history([str(recorded)])).undrained == ["in-0", "out-0"]
+    assert main(["verify-history", str(recorded)]) == 1
+    shown = capsys.readouterr()
+    assert "no drain of in-0, out-0" in shown.err and "no anomaly" not in shown.err
+
+
+@pytest.mark.parametrize("transactional_id", [None, "tx"])
+def test_two_recorders_with_one_process_name_are_rejected(tmp_path, transactional_id):
+    folder = tmp_path / "history"
+    folder.mkdir()
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("out")
+        for number in range(2):
+            with Recorder(str(folder / f"{number}.jsonl"), "a") as recorder:
+                producer = recorder.producer(log, transactional_id)
+                if transactional_id is not None:
+                    producer.begin()
+                producer.send([(OUT, f"{number}")])
+                if transactional_id is not None:
+                    producer.commit()
+                producer.acknowledge()
+                producer.close()
+    with pytest.raises(ValueError, match=r"used twice: \['a\.1'.*another process name"):
+        check(read_history([str(folder)]))
+
+
 @pytest.mark.parametrize("mode", ["inline", "staged"])
 def test_the_history_of_prepared_transactions_is_valid(tmp_path, mode):
     folder = tmp_path / "history"
