@@ -1158,6 +1158,7 @@ class Log(Closing):
 
         Returns:
             The lag of each partition with a committed offset. It is 0 if no visible record is left.
+            Other partitions are missing, also if they have records that the group has not read.
 
         Raises:
             GroupNotFound: if the group does not exist.
