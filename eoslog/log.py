@@ -1036,7 +1036,9 @@ class Log(Closing):
 
         An exception in the block rolls back both. After a crash, the database decides: the next
         `atomic` of this transactional id asks it first, and so does any process that has used
-        `atomic` with the database. `init_transactions` need not be called.
+        `atomic` with the database. `init_transactions` need not be called. Read the records of
+        `commit_offsets` inside the block: before it, a consumer waits for offsets that a killed
+        process has left undecided, and no process decides them.
 
         A coroutine passes an `AsyncProducer`, and a database over an AsyncEngine of SQLAlchemy.
         It uses `async with`, and the methods of an `AsyncTransaction`.
