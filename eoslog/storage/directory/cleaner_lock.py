@@ -6,8 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from eoslog import _core
-from eoslog.errors import IllegalState, LockTimeout
+from eoslog.errors import IllegalState, LockTimeout, StorageError
 from eoslog.storage.directory.processes import CLEANER_AT, lock_text
 from eoslog.storage.directory.session import Session
 
@@ -29,18 +28,27 @@ class CleanerLock:
         self._mutex = threading.Lock()
 
     def try_take(self) -> bool:
-        """Take the lock if it is free. Returns whether this call has taken it."""
+        """Take the lock if it is free. Returns whether this call has taken it.
+
+        Raises:
+            IllegalState: if the log was closed.
+        """
         if self._fd < 0 or not self._mutex.acquire(blocking=False):
             return False
-        if _core.try_lock(self._fd, self._at):
-            return True
-        self._mutex.release()
-        return False
+        taken = False
+        try:
+            taken = self._session.try_lock(self._fd, self._at)
+        finally:
+            if not taken:
+                self._mutex.release()
+        return taken
 
     def release(self) -> None:
-        """Release the lock."""
-        _core.unlock(self._fd, self._at)
-        self._mutex.release()
+        """Release the lock, which the close of the log may have done already."""
+        try:
+            self._session.unlock(self._fd, self._at)
+        finally:
+            self._mutex.release()
 
     @contextlib.contextmanager
     def held(self, what: str, timeout: float) -> Iterator[None]:
@@ -52,7 +60,7 @@ class CleanerLock:
 
         Raises:
             LockTimeout: if another thread or process holds the lock for `timeout` seconds.
-            IllegalState: if the log was opened read_only.
+            IllegalState: if the log was opened read_only, or was closed in the meantime.
         """
         if self._fd < 0:
             raise IllegalState(f"{what}: the log was opened read_only; open it for writing")
@@ -69,5 +77,8 @@ class CleanerLock:
             waited += 0.002
         try:
             yield
+        except (FileNotFoundError, StorageError):
+            self._session.refuse_closed()  # a closed log has no files any more
+            raise
         finally:
             self.release()

@@ -175,6 +175,8 @@ class Session:
         self._past_number = 0
         self._fds: list[int] = []
         self._lock_fds: dict[int, int] = {}
+        self._closed = False
+        self._closing = threading.Lock()  # held by calls with a descriptor that `close` closes
         self._bootstrapping = threading.local()
         self._generation = _core.fork_generation()
         try:
@@ -447,6 +449,29 @@ class Session:
             fd = self._lock_fds.setdefault(number, fd)
         return fd, _append_at(slot)
 
+    def refuse_closed(self) -> None:
+        """Raise IllegalState if the session was closed, or inherited through a fork."""
+        if self._closed or self.inherited:
+            raise IllegalState("the log is closed")
+
+    def try_lock(self, fd: int, at: int) -> bool:
+        """Take the lock of one byte of a lock file if it is free.
+
+        Raises:
+            IllegalState: if the session was closed, or inherited through a fork.
+        """
+        self.refuse_closed()  # before the mutex, which a forked child must not take
+        with self._closing:  # else another file may have the number
+            self.refuse_closed()
+            return bool(_core.try_lock(fd, at))
+
+    def unlock(self, fd: int, at: int) -> None:
+        """Release a lock of `try_lock`, unless `close` has released it."""
+        if not self.inherited:
+            with self._closing:
+                if not self._closed:
+                    _core.unlock(fd, at)
+
     def await_recovery(self, slot: int, *, appends: bool = False) -> None:
         """Wait until no process recovers a deleted topic's partition.
 
@@ -537,9 +562,11 @@ class Session:
     def close(self) -> None:
         """Release all locks and the mapping. In a forked child the core has closed the locks."""
         if not self.inherited:
-            for fd in self._fds:
-                _core.release_guard(fd)
-                files.close(fd)
+            with self._closing:
+                self._closed = True
+                for fd in self._fds:
+                    _core.release_guard(fd)
+                    files.close(fd)
         if self._past is not None:
             self._past.close()
         if hasattr(self, "control"):  # missing if joining failed
