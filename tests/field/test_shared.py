@@ -174,3 +174,26 @@ def test_field_C12_a_group_without_the_user_raises(common: Path) -> None:
     ended = run_as(USERS[0], "eoslog.open(sys.argv[1], mode=0o770)", path)
     assert StorageError.__name__ in ended.stderr
     assert f"group {GROUP + 7}" in ended.stderr
+
+
+@as_root
+@pytest.mark.process
+def test_field_C12_a_user_outside_the_group_creates_no_private_partition(common: Path) -> None:
+    """A mode for everyone lets a user write whom the kernel gives no setgid bit of the group."""
+    path = common / "log"
+    path.mkdir()
+    os.chown(path, -1, GROUP + 7)
+    eoslog.open(path, mode=0o777).close()
+    ended = run_as(USERS[0], "eoslog.open(sys.argv[1]).create_topic('t')", path)
+    assert StorageError.__name__ in ended.stderr
+    assert f"group {GROUP + 7}" in ended.stderr
+    assert not (path / "t-0").exists()
+    with eoslog.open(path) as log:
+        assert log.offsets("t", 0).log_end == 0
+    assert (path / "t-0").stat().st_gid == GROUP + 7
+    produced = run_as(
+        USERS[1],
+        "with eoslog.open(sys.argv[1]) as log, log.producer() as p: p.produce('t', 'value')",
+        path,
+    )
+    assert produced.returncode == 0, produced.stderr

@@ -327,13 +327,23 @@ def make_dir(path: str, *, durable: bool = True, mode: int | None = None) -> Non
         durable: whether the name must survive a power loss.
         mode: permissions; None uses those of a shared parent directory (`share`), or
             DIRECTORY_MODE.
+
+    Raises:
+        StorageError: if it cannot be created, or not with these permissions (`share`).
     """
+    parent = os.path.dirname(path) or "."
+    if mode is None and (inherited := shared_mode(parent)) != DIRECTORY_MODE:
+        mode = inherited
     with naming(path), contextlib.suppress(FileExistsError):
         _core.os_mkdir(path, DIRECTORY_MODE)
         if mode is not None:
-            share(path, mode)
+            try:
+                share(path, mode)
+            except StorageError:  # the next user would create private files in it
+                os.rmdir(path)
+                raise
     if durable:
-        fsync_dir(os.path.dirname(path) or ".")
+        fsync_dir(parent)
 
 
 def share(path: str, mode: int) -> None:
