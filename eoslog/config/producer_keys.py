@@ -192,8 +192,8 @@ class ProducerConfig(Settings):
     max_request_size: int = setting(
         1_048_576,
         integer(),
-        "The largest record that the producer accepts. The topic's `max.message.bytes` "
-        "applies to its batches too.",
+        "The largest record that the producer accepts, at most 256 MiB with a "
+        "`compression.type`. The topic's `max.message.bytes` applies to its batches too.",
         unit="bytes",
     )
     retry_backoff_ms: int = setting(

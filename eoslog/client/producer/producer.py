@@ -116,11 +116,14 @@ class Producer(RecordAccumulator):
         if settings.log_dir is None:
             raise ConfigError("log.dir: a producer needs a log directory; set log.dir to its path")
         check_test_keys(settings)
+        largest = settings.max_request_size
+        if settings.compression_type != "none":  # readers decompress no more
+            largest = min(largest, codecs.MAX_DECOMPRESSED)
         super().__init__(
             batch_size=settings.batch_size,
             linger_ms=settings.linger_ms,
             buffer_memory=settings.buffer_memory,
-            max_request_size=settings.max_request_size,
+            max_request_size=largest,
             compression=settings.compression_type,
             level=settings.codec_level,
             key_serializer=settings.key_serializer,

@@ -34,7 +34,7 @@ from typing import Any, cast
 from eoslog import _core
 from eoslog._util.extras import to_install
 from eoslog.config.keys import CODECS, check_codec_level
-from eoslog.errors import ConfigError, CorruptRecord
+from eoslog.errors import ConfigError, CorruptRecord, RecordTooLarge
 
 __all__ = ["CODECS", "MAX_DECOMPRESSED", "compress", "decompress", "require"]
 
@@ -92,11 +92,17 @@ def compress(name: str, data: bytes, level: int | None = None) -> bytes:
 
     Raises:
         ConfigError: if the codec or level is unknown, or the library is missing.
+        RecordTooLarge: if `decompress` would reject the result.
     """
     if name not in CODECS:
         raise ConfigError(f"compression type must be one of {', '.join(CODECS)}, got {name!r}")
     if level is not None:
         check_codec_level("level", name, level)
+    if name != "none" and len(data) > MAX_DECOMPRESSED:
+        raise RecordTooLarge(
+            f"the records of a batch have {len(data)} bytes, and at most {MAX_DECOMPRESSED} can be "
+            "compressed; send smaller batches, or do not compress them"
+        )
     return _COMPRESS[name](data, level)
 
 

@@ -33,6 +33,7 @@ from eoslog.errors import (
 )
 from eoslog.log import Log
 from eoslog.model import RecordMetadata
+from eoslog.storage.format import codecs
 from eoslog.storage.log.published_end import PublishedEnd
 from tests.client.helpers import Refusing, batches, stored
 from tests.descriptors import opened_files
@@ -108,6 +109,30 @@ def test_compressed_batches_are_stored(log: Log, codec: str) -> None:
         producer.produce_many("one", [b'{"order":%d}' % i for i in range(2000)])
     assert [value for _, _, value in stored(log)] == [b'{"order":%d}' % i for i in range(2000)]
     assert {batch.compression for batch in batches(log)} == {codec}
+
+
+def test_a_compressed_record_that_readers_would_reject_is_too_large(log: Log) -> None:
+    """Zeros of any length fit into a small batch."""
+    huge = bytes(codecs.MAX_DECOMPRESSED)
+    most = (1 << 31) - 1
+    with log.producer(compression_type="gzip", max_request_size=most, buffer_memory=most) as p:
+        with pytest.raises(RecordTooLarge):
+            p.produce("one", huge)
+        p.produce("one", b"small")
+    assert [value for _, _, value in stored(log)] == [b"small"]
+
+
+def test_a_record_too_large_for_the_codec_of_its_topic_is_rejected(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codecs, "MAX_DECOMPRESSED", 1000)
+    log.alter_topic("one", {"compression.type": "gzip"})
+    with log.producer() as producer:
+        large = producer.send("one", bytes(2000))
+        with pytest.raises(RecordTooLarge):
+            large.result(60)
+        producer.produce_many("one", [bytes(100)] * 50)
+    assert [value for _, _, value in stored(log)] == [bytes(100)] * 50
 
 
 def test_headers_and_timestamps_are_stored(log: Log) -> None:

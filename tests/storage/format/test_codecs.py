@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eoslog import _core
-from eoslog.errors import ConfigError, CorruptRecord
+from eoslog.errors import ConfigError, CorruptRecord, RecordTooLarge
 from eoslog.storage.format import codecs
 from tests.reference import codec as reference
 
@@ -55,6 +55,12 @@ def test_a_decompression_bomb_raises_corrupt_record(name: str) -> None:
     with pytest.raises(CorruptRecord, match="more than 1048576 bytes"):
         codecs.decompress(name, packed, 1 << 20)
     assert len(codecs.decompress(name, packed, 10 << 20)) == 10 << 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_decompression_would_reject_is_not_compressed(name: str) -> None:
+    with pytest.raises(RecordTooLarge, match=str(codecs.MAX_DECOMPRESSED)):
+        codecs.compress(name, bytes(codecs.MAX_DECOMPRESSED + 1))
 
 
 def test_a_snappy_block_that_claims_gigabytes_raises_corrupt_record() -> None:
