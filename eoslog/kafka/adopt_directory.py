@@ -207,17 +207,18 @@ class _DirectoryImport:
         logs = [name for name in names if name.endswith(".log")]
         for name in names:
             source, copy = os.path.join(partition.path, name), os.path.join(place, name)
-            if name.endswith(".log"):
-                self._log(source, copy, last=name == logs[-1])
-            elif name.endswith((".index", ".timeindex")):
-                data = files.read_file(source)
-                unit = 8 if name.endswith(".index") else 12
-                used = -(-len(data.rstrip(b"\0")) // unit) * unit  # preallocated zeros
-                files.write_file(copy, data[:used], durable=True)
-            elif name.endswith((".txnindex", ".snapshot", ".swap", ".cleaned")) or (
-                name == checkpoints.LEADER_EPOCH_CHECKPOINT
-            ):
-                files.copy_file(source, copy)
+            with files.naming(source):  # a link to a file that is missing
+                if name.endswith(".log"):
+                    self._log(source, copy, last=name == logs[-1])
+                elif name.endswith((".index", ".timeindex")):
+                    data = files.read_file(source)
+                    unit = 8 if name.endswith(".index") else 12
+                    used = -(-len(data.rstrip(b"\0")) // unit) * unit  # preallocated zeros
+                    files.write_file(copy, data[:used], durable=True)
+                elif name.endswith((".txnindex", ".snapshot", ".swap", ".cleaned")) or (
+                    name == checkpoints.LEADER_EPOCH_CHECKPOINT
+                ):
+                    files.copy_file(source, copy)
         topic_id = internal_topic_id(partition.topic) or topic.topic_id or checkpoints.new_id()
         topic.topic_id = topic.topic_id or topic_id
         checkpoints.write_partition_metadata(place, topic_id)

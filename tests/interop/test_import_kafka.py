@@ -356,6 +356,18 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex", ".snapshot"])
+def test_an_import_names_a_link_to_a_missing_file(tmp_path: Path, suffix: str) -> None:
+    root = plain_broker(tmp_path / "broker")
+    link = root / "plain-0" / f"{0:020}{suffix}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.StorageError) as raised:
+        eoslog.import_kafka_dir(root, tmp_path / "log")
+    assert raised.value.filename == str(link)
+    assert os.listdir(tmp_path) == ["broker"]
+
+
 def test_a_running_broker_is_rejected_by_default(tmp_path: Path) -> None:
     root = plain_broker(tmp_path / "broker")
     lock = root / ".lock"
