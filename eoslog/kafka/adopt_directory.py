@@ -245,10 +245,19 @@ class _DirectoryImport:
             )  # fmt: skip
         self.cut += done.bytes_cut
         self.ends[key], self.starts[key] = done.log_end, done.log_start
+        between = segment_files.last_gap(place)
+        _, cleaned_to = offset_checkpoints.bounds_of(os.path.dirname(partition.path), key)
+        if cleaned_to is not None and between > cleaned_to:
+            self.problems.append(
+                Problem(
+                    os.path.join(partition.path, f"{between:020}.log"), 0,
+                    "offsets before this segment are missing, and compaction did not remove them",
+                )
+            )  # fmt: skip
         # In the last segment too: a broker copies the gaps of the leader that it follows.
         last = segment_files.list_segments(place)[-1]
         inside = max((gap.end for gap in gaps_in(last, last.base_offset)), default=0)
-        self.cleaned[key] = max(segment_files.last_gap(place), inside)
+        self.cleaned[key] = max(between, inside)
         self.epochs[key] = self._next_epoch(place, done.log_end)
         for name in segment_files.list_snapshots(place):
             for entry in segment_files.read_snapshot(os.path.join(place, name)):

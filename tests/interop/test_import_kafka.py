@@ -356,6 +356,21 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.parametrize("kind", ["clean", "killed"])
+@pytest.mark.parametrize("how", ["missing", "empty"])
+def test_an_import_reports_a_segment_without_its_records(
+    worlds: Path, tmp_path: Path, kind: str, how: str
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(worlds / kind, source)
+    _, second, third, *_ = sorted((source / "stamped-1").glob("*.log"))
+    second.unlink() if how == "missing" else os.truncate(second, 0)
+    report = eoslog.import_kafka_dir(source, tmp_path / "log", topics=["stamped"])
+    (problem,) = report.problems
+    assert problem.path == str(third)
+    assert "compaction did not remove them" in problem.message
+
+
 @pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex", ".snapshot"])
 def test_an_import_names_a_link_to_a_missing_file(tmp_path: Path, suffix: str) -> None:
     root = plain_broker(tmp_path / "broker")
