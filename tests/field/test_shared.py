@@ -179,7 +179,7 @@ def test_field_C12_a_group_without_the_user_raises(common: Path) -> None:
 @as_root
 @pytest.mark.process
 def test_field_C12_a_user_outside_the_group_creates_no_private_partition(common: Path) -> None:
-    """A mode for everyone lets a user write whom the kernel gives no setgid bit of the group."""
+    """The kernel gives such a user no setgid bit for new folders."""
     path = common / "log"
     path.mkdir()
     os.chown(path, -1, GROUP + 7)

@@ -58,7 +58,7 @@ def test_a_decompression_bomb_raises_corrupt_record(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_decompression_would_reject_is_not_compressed(name: str) -> None:
+def test_data_that_decompression_would_reject_is_not_compressed(name: str) -> None:
     with pytest.raises(RecordTooLarge, match=str(codecs.MAX_DECOMPRESSED)):
         codecs.compress(name, bytes(codecs.MAX_DECOMPRESSED + 1))
 
