@@ -63,6 +63,13 @@ def test_a_prepared_transaction_that_blocks_readers_is_a_blocker(log: Log, parke
     assert [record.value for record in log.read("one")] == [b"v", b"a", b"b"]
 
 
+def test_a_blocker_names_the_resolver_that_decides_it(log: Log) -> None:
+    log.reset_offsets("g", {ONE: 0})
+    prepared(log, resolver="shop")
+    (found,) = log.blockers("g")
+    assert "its resolver 'shop' decides it as soon as a program registers that" in found.reason
+
+
 def test_offsets_of_a_prepared_transaction_block_their_group(log: Log) -> None:
     with log.producer() as plain:
         plain.produce("one", "a", partition=0)

@@ -353,8 +353,20 @@ class _Look:
             transactional_id=name, producer_id=producer_id, token=token,
             reason=f"{what or _offsets(waiting, tp)} for the prepared transaction {token}, which "
             f"is not decided since {_time(since)} (transactional id {name!r}, producer id "
-            f"{producer_id})",
+            f"{producer_id}){self._who_decides(token)}",
         )  # fmt: skip
+
+    def _who_decides(self, token: str) -> str:
+        try:
+            _, entry = self._engine.transactions.prepared.index.find(token)
+        except UnknownToken:
+            return ""  # ended in the meantime
+        if entry.resolver is None:
+            return ""
+        return (
+            f"; its resolver {entry.resolver!r} decides it as soon as a program registers that, as "
+            "`log.atomic` does for a database"
+        )
 
     # -- groups
 
