@@ -54,7 +54,9 @@ def scan(engine: Engine, topic: str, options: ScanOptions) -> Scan:
         partitions = as_list_of(int, "partitions", "numbers", partitions)
     known = engine.topic(topic).partitions
     numbers = sorted(known) if partitions is None else list(dict.fromkeys(partitions))
-    missing = [number for number in numbers if number not in known]
+    bounds = [one for one in (start, end) if isinstance(one, Mapping)]
+    named = [tp.partition for bound in bounds for tp in bound if tp.topic == topic]
+    missing = [number for number in (*numbers, *named) if number not in known]
     if missing:
         raise UnknownTopicOrPartition(
             f"topic {shown(topic)} has no partition {missing[0]}; it has the partitions 0 to "

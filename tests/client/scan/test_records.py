@@ -61,6 +61,15 @@ def test_a_partition_that_is_named_twice_is_read_once(log: Any) -> None:
     assert log.scan("t", partitions=(0, 0)).to_table().num_rows == 3
 
 
+@pytest.mark.parametrize("bound", ["start", "end"])
+def test_a_bound_of_a_partition_that_does_not_exist_is_rejected(log: Any, bound: str) -> None:
+    bounds = {TopicPartition("t", 0): 0, TopicPartition("t", 9): 1}
+    with pytest.raises(UnknownTopicOrPartition, match="'t' has no partition 9"):
+        log.read("t", **{bound: bounds})
+    other = {TopicPartition("t", 0): 0, TopicPartition("t", 1): 0, TopicPartition("other", 9): 1}
+    assert list(log.read("t", end=other)) == []
+
+
 def test_a_snapshot_bounds_log_read(log: Any) -> None:
     ends = log.snapshot()
     with log.producer() as producer:
