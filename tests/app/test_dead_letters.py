@@ -112,3 +112,20 @@ def test_a_record_that_is_larger_than_its_topic_allows_is_kept(log, limit, guara
     assert letter.record.value == b"x" * (1 << 21)
     assert letter.record.headers == (("h", b"y" * (1 << 20)),)
     assert replay(log, "shop", only_task=True) == [0]
+
+
+@pytest.mark.parametrize("retries", [(), (0.0,)])
+def test_a_larger_record_is_kept_after_a_smaller_one(log, retries):
+    """The producer knows the limit of the app's topic from the smaller one."""
+    log.create_topic("mixed")
+    with log.producer(max_request_size=1 << 22, compression_type="zstd") as producer:
+        for size in (10, 1 << 21):
+            producer.produce("mixed", b"x" * size, "k")
+    app = eoslog.App(log, "shop")
+
+    @app.task("mixed", on_error="dead_letter", retries=retries)
+    def work(record, ctx):
+        raise ValueError("no")
+
+    app.run(until="caught_up")
+    assert [len(letter.record.value) for letter in dead_letters(log, "shop")] == [10, 1 << 21]

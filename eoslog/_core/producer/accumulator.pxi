@@ -269,6 +269,8 @@ cdef class RecordAccumulator:
             raise errors.RecordTooLarge(
                 f"a record of about {size + layout.HEADER_SIZE} bytes exceeds max.request.size = {self.max_request_size}")
         if size + layout.HEADER_SIZE > entry.bulk_limit and self.codec == 0:
+            self.load_topic(entry.name)             # it may have been raised
+        if size + layout.HEADER_SIZE > entry.bulk_limit and self.codec == 0:
             raise errors.RecordTooLarge(
                 f"a record of about {size + layout.HEADER_SIZE} bytes exceeds max.message.bytes = "
                 f"{entry.bulk_limit} of topic {entry.name!r}")
