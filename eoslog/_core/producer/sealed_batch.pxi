@@ -5,6 +5,9 @@ cdef enum:
     PACKING = 1             # a thread compresses them
     PACKED = 2              # ready to be stamped
 
+cdef enum:
+    LONGEST_DECOMPRESSED = 1 << 28      # of codecs.MAX_DECOMPRESSED: readers reject more
+
 
 @cython.final
 cdef class SealedBatch:
@@ -92,7 +95,7 @@ cdef class SealedBatch:
         cdef bytes packed
         if self.state != RAW:
             return 0
-        if codec == 0:
+        if codec == 0 or plain > LONGEST_DECOMPRESSED:
             self.state = PACKED
             return 0
         self.state = PACKING            # the codec may release the GIL
