@@ -5,6 +5,7 @@ Source: Kafka ConsumerCoordinator, KIP-447.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
@@ -240,7 +241,8 @@ class OffsetCommits:
     def before_loss(self, partitions: Iterable[TopicPartition]) -> None:
         """Commit the positions of partitions that will be released, if auto-commit is on."""
         if self._auto_commit:
-            self._link.positions()  # a pending seek is a position too
+            with contextlib.suppress(EoslogError):  # of a partition that cannot be read
+                self._link.positions()  # a pending seek is a position too
             self.auto_commit(partitions)
 
     def stop_auto_commit(self) -> None:
