@@ -114,6 +114,7 @@ class OwnTransactions:
         self._due: float | None = None
         self._ended = False
         self._thread: threading.Thread | None = None
+        self._alone = False  # a start of the thread has failed
 
     @property
     def unsettled(self) -> int:
@@ -288,7 +289,9 @@ class OwnTransactions:
         try:
             thread.start()
         except RuntimeError as error:
-            logger.warning("%s: cannot start (%s); the call commits instead", name, error)
+            if not self._alone:
+                logger.warning("%s: cannot start (%s); calls commit instead", name, error)
+            self._alone = True
             return False
         self._thread = thread
         return True

@@ -457,8 +457,13 @@ class TransactionManager:
         for group, offsets in self._sent if commit else ():
             self._consumers.committed(group, offsets)
         self._forget()
-        self.transition(_READY, what)  # raises if the sender has met a fatal error since
-        self.error = None
+        self._end_well(what)
+
+    def _end_well(self, what: str) -> None:
+        """Enter READY; raise the fatal error that the sender has met in the meantime."""
+        if not self.fatal:
+            self.error = None
+        self.transition(_READY, what)
 
     def _decide(self, commit: bool, deadline: float, what: str) -> None:
         """Decide the prepared transaction of this id."""
@@ -534,8 +539,7 @@ class TransactionManager:
                 for group, offsets in self._sent:
                     self._consumers.committed(group, offsets)
                 self._forget()
-                self.transition(_READY, what)
-                self.error = None
+                self._end_well(what)
                 raise
 
     def _initialize_again(self, deadline: float, what: str) -> tuple[int, int]:
