@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -109,7 +110,7 @@ class Checks:
         self._waiting: dict[str, dict[str, PreparedEntry]] = {}  # by resolver, then token
         self._registered: dict[str, Registration] = {}
         # The registrations that newer ones of the name have replaced, by name, oldest first.
-        self._replaced: defaultdict[str, list[Registration]] = defaultdict(list)
+        self._replaced: defaultdict[str, list[weakref.ref[Registration]]] = defaultdict(list)
         # For each half producer of this process, a function of a group and a token: whether the
         # local transaction runs, so that no check of this process may decide.
         self.executing: dict[int, Callable[[str, str], bool]] = {}
@@ -150,7 +151,7 @@ class Checks:
             replaced = self._registered.get(name)
             if replaced is not None:
                 replaced.resolver.end()
-                self._replaced[name].append(replaced)
+                self._replaced[name].append(weakref.ref(replaced))
             self._start(registration)
         return registration
 
@@ -169,17 +170,16 @@ class Checks:
         name = registration.resolver.name
         with self._mutex:
             registration.resolver.end()
-            replaced = self._replaced[name]
+            older = [one for ref in self._replaced.pop(name, ()) if (one := ref()) is not None]
             if self._registered.get(name) is registration:
                 del self._registered[name]
-                if replaced and not self._gate.closed:
-                    older = replaced.pop()
-                    older.resume()
-                    self._start(older)
-            elif registration in replaced:
-                replaced.remove(registration)
-            if not replaced:
-                del self._replaced[name]
+                if older and not self._gate.closed:
+                    older[-1].resume()
+                    self._start(older.pop())
+            elif registration in older:
+                older.remove(registration)
+            if older:
+                self._replaced[name] = [weakref.ref(one) for one in older]
 
     # -- the background thread
 
