@@ -251,7 +251,8 @@ class _DirectoryImport:
             self.problems.append(
                 Problem(
                     os.path.join(partition.path, f"{between:020}.log"), 0,
-                    "offsets before this segment are missing, and compaction did not remove them",
+                    "offsets before this segment are missing, and compaction did not remove them, "
+                    "unless the broker has copied a gap from its leader",
                 )
             )  # fmt: skip
         # In the last segment too: a broker copies the gaps of the leader that it follows.

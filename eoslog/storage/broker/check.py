@@ -89,7 +89,7 @@ def check_kafka(
         for place, key in zip(places, keys, strict=True)
     ]
     for partition in partitions:
-        partition.run(carried(os.path.basename(partition.path)))
+        partition.run(carried)
     return CheckReport(
         len(partitions),
         sum(p.batches for p in partitions),
@@ -159,12 +159,15 @@ class _Partition:
         root = os.path.dirname(os.path.abspath(path))
         self.gaps_to = gaps_to(root, key)
         self.clean = checkpoints.was_clean_shutdown(root)
+        self.copied = (
+            "" if _is_own(root) else ", unless the broker has copied a gap from its leader"
+        )
         self.bounds = partial(offset_checkpoints.bounds_of, root, key)
 
     def _problem(self, path: str, position: int, message: str) -> None:
         self.problems.append(Problem(path, position, message))
 
-    def run(self, carried: Sequence[CarriedBatches]) -> None:
+    def run(self, carried: Callable[[str], Sequence[CarriedBatches]]) -> None:
         end = self._segments()
         if end < self.flushed:
             self._problem(
@@ -174,7 +177,11 @@ class _Partition:
             )  # fmt: skip
             return
         try:
-            missing_bytes(self.path, end, carried)  # the next opening writes these
+            batches = carried(os.path.basename(self.path))
+        except CorruptRecord:  # of `partition.metadata`, which is reported itself
+            return
+        try:
+            missing_bytes(self.path, end, batches)  # the next opening writes these
         except CorruptRecord as error:
             self._problem(self.path, 0, str(error))
 
@@ -194,7 +201,7 @@ class _Partition:
                 self._problem(
                     segment.path, 0,
                     f"offsets {expected} to {segment.base_offset - 1}, before this segment, are "
-                    "missing, and compaction did not remove them",
+                    f"missing, and compaction did not remove them{self.copied}",
                 )  # fmt: skip
             if segment.base_offset < expected:
                 self._problem(
