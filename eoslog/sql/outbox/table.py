@@ -186,7 +186,8 @@ class OutboxTable:
                 )
             seen.add(row.id)
         known = {row.id: row for row in now}
-        others = [key for key in known if key not in set(ids)]
+        wanted = set(ids)
+        others = [key for key in known if key not in wanted]
         if others:  # by the collation of the column: the statement would take them too
             raise OutboxRowRejected(
                 f"table {self.name}, row {others[0]}: the database considers its id equal to that "
