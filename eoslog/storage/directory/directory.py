@@ -159,7 +159,8 @@ def built_aside(target: str, suffix: str, mode: int = files.DIRECTORY_MODE) -> I
     if not files.is_dir(parent := os.path.dirname(target) or "."):
         raise StorageError("the parent directory does not exist; create it first", 2, parent)
     files.make_dir(work, mode=mode)
-    files.write_file(os.path.join(work, _UNFINISHED), b"", durable=True)
+    with files.naming(work):  # another process may remove it, as what a killed one has left
+        files.write_file(os.path.join(work, _UNFINISHED), b"", durable=True)
     with _building(work):
         try:
             yield work
