@@ -176,7 +176,7 @@ class Session:
         self._fds: list[int] = []
         self._lock_fds: dict[int, int] = {}
         self._closed = False
-        self._closing = threading.Lock()  # held by calls with a descriptor that `close` closes
+        self._closing = threading.RLock()  # held by calls with a descriptor that `close` closes
         self._bootstrapping = threading.local()
         self._generation = _core.fork_generation()
         try:

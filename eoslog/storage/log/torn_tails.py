@@ -134,8 +134,10 @@ def warn_of_loss(context: LogContext, last: LastSession) -> None:
         context: the partition's, with the fold at the end of the log.
         last: how the last session ended.
     """
+    if last.clean:
+        return
     end, durable = context.core.next_offset, _known_durable(context, last)
-    if not last.clean and end < durable:
+    if end < durable:
         logger.warning(
             "%s: the log ends at offset %d, but the last session had flushed it up to offset %d: a "
             "file is missing or truncated, or the directory is a copy that was made while it was "
