@@ -198,7 +198,10 @@ def test_a_planned_batch_with_unread_records_of_a_deleted_topic_is_data_loss(
         rows(reader, reader.initialOffset(), end)
 
 
-def test_offsets_without_topic_ids_are_accepted_and_ids_kept_from_then(topic, made):
+def test_offsets_without_topic_ids_are_accepted_and_ids_kept_from_then(log, made):
+    log.create_topic("t")
+    with log.producer() as producer:  # without a transaction, whose marker may come later
+        producer.produce_many("t", [b"%d" % n for n in range(10)], partition=0)
     reader = made()
     old = {"t": {"0": 4}}
     end = reader.latestOffset(old, reader.getDefaultReadLimit())
@@ -208,9 +211,9 @@ def test_offsets_without_topic_ids_are_accepted_and_ids_kept_from_then(topic, ma
     reader = made()
     full = {"t": {"0": 10}}
     assert reader.latestOffset(full, reader.getDefaultReadLimit()) == full
-    topic.delete_topic("t")
-    topic.create_topic("t")
-    feed(topic, "t", 100, 115)
+    log.delete_topic("t")
+    log.create_topic("t")
+    feed(log, "t", 100, 115)
     with pytest.raises(OffsetOutOfRange, match="re-created"):
         reader.latestOffset(full, reader.getDefaultReadLimit())
 
