@@ -196,6 +196,8 @@ def decode_records(
 
 # -- accumulator.pxi, sealed_batch.pxi --
 
+MAX_DECOMPRESSED: int
+
 @final
 class SealedBatch:
     topic: str

@@ -6,7 +6,9 @@ cdef enum:
     PACKED = 2              # ready to be stamped
 
 cdef enum:
-    LONGEST_DECOMPRESSED = 1 << 28      # of codecs.MAX_DECOMPRESSED: readers reject more
+    LONGEST_DECOMPRESSED = 1 << 28      # bytes; readers reject more
+
+MAX_DECOMPRESSED = LONGEST_DECOMPRESSED
 
 
 @cython.final

@@ -38,7 +38,7 @@ from eoslog.errors import ConfigError, CorruptRecord, RecordTooLarge
 
 __all__ = ["CODECS", "MAX_DECOMPRESSED", "compress", "decompress", "require"]
 
-MAX_DECOMPRESSED = 256 << 20
+MAX_DECOMPRESSED: int = _core.MAX_DECOMPRESSED
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
