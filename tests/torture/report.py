@@ -164,19 +164,22 @@ def render(
         )
     if bad:
         yield "\nEach violation, with its cause:\n"
-    for run in runs:
-        for violation in run["violations"]:
-            yield (
-                f"- at {run['commit']}, {violation.split(': ')[0].removeprefix('VIOLATION ')}: "
-                + next(
-                    (
-                        f"{note['what']}; fixed by {note['commit']}, test `{note['test']}`"
-                        for note in fixed or ()
-                        if f"VIOLATION {note['harness']} seed {note['seed']}:" in violation
-                    ),
-                    "**open**",
-                )
-            )
+    causes = Counter(
+        _cause(run, violation, fixed or []) for run in runs for violation in run["violations"]
+    )
+    for (where, cause), times in causes.items():
+        often = f" ({times} findings)" if times > 1 else ""
+        yield f"- at {where}{often}: {cause}"
+
+
+def _cause(run: dict[str, Any], violation: str, fixed: list[dict[str, str]]) -> tuple[str, str]:
+    """Where a violation was found, and its cause and fix."""
+    step = violation.split(": ")[0]
+    where = f"{run['commit']}, {step.removeprefix('VIOLATION ')}"
+    for note in fixed:
+        if step == f"VIOLATION {note['harness']} seed {note['seed']}":
+            return where, f"{note['what']}; fixed by {note['commit']}, test `{note['test']}`"
+    return where, "**open**"
 
 
 def _minutes_left(runs: list[dict[str, Any]], name: str, unit: str, left: int) -> str:

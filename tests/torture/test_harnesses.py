@@ -151,7 +151,7 @@ def test_a_run_selects_the_parts_that_no_run_has_done(tmp_path):
 def test_a_violation_stays_open_until_its_fix_is_recorded(tmp_path):
     page = tmp_path / "report.md"
     report = Report(1)
-    for seed in (7, 77):
+    for seed in (7, 77, 77):
         report.take(
             {"harness": "kill", "seed": seed, "seconds": 1.0, "counts": {}, "violations": ["lost: 3"]}
         )  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_violation_stays_open_until_its_fix_is_recorded(tmp_path):
     report.add_to(page, page.with_suffix(".json"), tmp_path / "fixed.json")
     lines = [line for line in page.read_text().splitlines() if line.startswith("- at")]
     assert [line.partition(", ")[2] for line in lines] == [
-        "kill seed 7: a page; fixed by abc, test `test_x`", "kill seed 77: **open**"
+        "kill seed 7: a page; fixed by abc, test `test_x`", "kill seed 77 (2 findings): **open**"
     ]  # fmt: skip
 
 
