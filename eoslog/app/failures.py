@@ -64,7 +64,7 @@ class Failure:
     task: Task
     records: list[Record]
     attempt: int
-    error: Exception
+    error: BaseException
 
 
 class Failures:
@@ -366,7 +366,7 @@ class Failures:
         logger.error(
             "app %r, task %r: %s went to the dead letters (%s), attempt %d: %s",
             self._app_id, task.name, dead, name, attempts, dead.cause,
-            exc_info=error if isinstance(error, Exception) else None,
+            exc_info=error if isinstance(error, BaseException) else None,
         )  # fmt: skip
 
     def _settle(self, place: Place) -> None:

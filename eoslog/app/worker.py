@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -439,7 +440,9 @@ class AppWorker:
         """Call the function of a task, and send its output."""
         first, failures = records[0], self._failures
         attempt = failures.attempt_of(task, first) if busy else 1
-        error = self._rejected_of(records, attempt) if self._rejected else None
+        error: BaseException | None = None
+        if self._rejected:
+            error = self._rejected_of(records, attempt)
         if error is None:
             notes = failures.notes
             note = notes.begin(
@@ -454,7 +457,9 @@ class AppWorker:
             except (StorageError, KeyboardInterrupt):
                 notes.end(note)
                 raise  # of a table's file, or of a person; the record is not the cause
-            except Exception as failed:  # not SystemExit: the next process counts the end of this
+            except (Exception, CancelledError) as failed:
+                # Not SystemExit: the next process counts the end of this one. Only the task cancels
+                # what it awaits, for nothing else runs in its event loop.
                 notes.end(note)
                 error = failed.with_traceback(user_frames(failed) or failed.__traceback__)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
@@ -555,6 +556,30 @@ def test_a_record_waits_for_an_earlier_one_of_its_key_after_a_compaction(log):
     failing.clear()
     run(3)
     assert calls == [b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "function"])
+def test_a_task_whose_call_was_cancelled_has_failed(log, kind):
+    """CancelledError is not an Exception, but it says nothing about the run."""
+    app = eoslog.App(log, "shop")
+    awaited = []
+
+    async def work(record, ctx):
+        if record.value == 4:
+            awaited.append(ctx.attempt)
+            one = asyncio.get_running_loop().create_future()
+            one.cancel()
+            await one
+
+    def wait(record, ctx):
+        asyncio.run(work(record, ctx))
+
+    task = app.task("numbers", value="json", retries=(SHORT,), on_error="dead_letter")
+    task(work if kind == "coroutine" else wait)
+    assert app.run(until="caught_up").dead_letters == 1
+    assert awaited == [1, 2]
+    [dead] = dead_letters(log, "shop")
+    assert "CancelledError" in dead.record.cause
 
 
 def test_a_task_that_a_person_interrupts_is_not_counted_as_an_exit(log):
