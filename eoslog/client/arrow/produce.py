@@ -122,6 +122,11 @@ def _columns(batch: Any, known: tuple[str, ...]) -> dict[str, Any]:
             f"produce_arrow: columns {names}: expected each of {', '.join(known)} at most once; "
             "rename or drop the others"
         )
+    if "value" not in names:
+        raise SerializationError(
+            f"produce_arrow: columns {names}: the column value is missing; add it, with nulls for "
+            "tombstones"
+        )
     return {name: batch.column(i) for i, name in enumerate(names)}
 
 

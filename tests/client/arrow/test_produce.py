@@ -95,11 +95,17 @@ def test_arrow_readers_and_streams_are_consumed_batch_by_batch() -> None:
         assert [v for _, _, v, _, _ in rows(a)] == table.column("value").to_pylist()
 
 
-def test_a_missing_or_null_value_column_produces_null_values() -> None:
+def test_a_null_value_column_produces_null_values() -> None:
     a = make()
-    produce_stream(a, "t", pa.table({"key": [b"k"]}))
     produce_stream(a, "t", pa.table({"key": [b"k"], "value": pa.nulls(1)}))
-    assert [(k, v) for _, k, v, _, _ in rows(a)] == [(b"k", None)] * 2
+    assert [(k, v) for _, k, v, _, _ in rows(a)] == [(b"k", None)]
+
+
+def test_arrow_data_without_a_value_column_deletes_no_key() -> None:
+    a = make()
+    with pytest.raises(SerializationError, match="value is missing; add it"):
+        produce_stream(a, "t", pa.table({"key": [b"k"]}))
+    assert rows(a) == []
 
 
 @pytest.mark.parametrize(
