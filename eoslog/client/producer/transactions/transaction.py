@@ -153,6 +153,7 @@ class Transaction(RecordCalls):
     def __enter__(self) -> Transaction:
         self._producer.begin_transaction(self._mode)
         self._state = "open"
+        self._aborted = False  # an earlier block of this object may have aborted
         self._add_bound()
         return self
 

@@ -138,6 +138,15 @@ def test_a_block_raises_the_error_that_follows_its_tx_abort(log, producer, consu
     assert outputs(log) == INPUT
 
 
+def test_a_block_commits_after_an_aborted_one_of_the_same_object(log, producer):
+    tx = producer.transaction()
+    with tx:
+        tx.abort()
+    with tx:
+        tx.produce("out", b"again")
+    assert outputs(log) == [b"again"]
+
+
 def test_tx_abort_rewinds_although_a_callback_raises(log, make_producer, consumer):
     producer = make_producer(linger_ms=60_000)
     c = consumer("in", producer=producer)
