@@ -93,11 +93,12 @@ class AsyncTransaction:
 
     async def __aenter__(self) -> Self:
         client, transaction = self._producer._client(), self._transaction
-        await self._producer._thread.call(
-            "begin_transaction",
-            transaction.__enter__,
-            undo=client.abort_transaction,
-        )
+
+        def undo() -> None:
+            client.abort_transaction()
+            transaction._state = "aborted"
+
+        await self._producer._thread.call("begin_transaction", transaction.__enter__, undo=undo)
         return self
 
     async def __aexit__(
