@@ -11,7 +11,7 @@ from eoslog.app.tables.memory import MemoryStore
 from eoslog.app.tables.partition import Store, TablePartition
 from eoslog.app.tables.restoring import restore
 from eoslog.config.topic_keys import TopicConfig
-from eoslog.model import TopicPartition
+from eoslog.model import Offsets, TopicPartition
 from eoslog.shown_paths import get_logger
 from eoslog.storage.fs.files import failpoint
 
@@ -101,8 +101,7 @@ class OwnedTables:
         from eoslog.app.tables.sqlite import mark_of
 
         offsets = self._log.offsets(place.topic, place.partition)
-        # A transaction marker follows the last change, and nothing else if it is the last record.
-        if not store.settled or offsets.log_end > store.applied + 1:
+        if not store.settled or self._goes_on(place, store.applied, offsets):
             config = self._log.describe_topic(place.topic).config
             kept_ms = TopicConfig.of(dict(config)).delete_retention_ms
             if time.time() * 1000 - store.at_ms > kept_ms / 2:
@@ -118,6 +117,15 @@ class OwnedTables:
         ):
             return bool(mark_of(record.key, record.value) == store.last)
         return True  # compaction has removed it
+
+    def _goes_on(self, place: TopicPartition, last: int, offsets: Offsets) -> bool:
+        """Whether others have changed the topic after the last change of a file."""
+        if offsets.log_end != last + 1:
+            return offsets.log_end > last
+        log = self._log._engine.partition(place.topic, place.partition)
+        after = log.batches(max(last, offsets.log_start), offsets.log_end)
+        # A marker follows the change of a transaction. Compaction may have removed a record.
+        return not any(batch.control for batch in after)
 
     def release(self, tables: Sequence[AppTable], number: int) -> None:
         """Drop a partition of tables, which another worker may own now."""

@@ -113,7 +113,8 @@ def test_a_file_whose_last_owner_was_killed_long_ago_is_filled_again(log):
     count_more(log)
 
 
-def test_a_file_of_an_owner_that_ended_has_no_key_that_others_have_deleted(log):
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_a_file_of_an_owner_that_ended_has_no_key_that_others_have_deleted(log, guarantee):
     """Compaction has removed the tombstone, so reading on does not delete the key."""
 
     def change(value):
@@ -123,7 +124,7 @@ def test_a_file_of_an_owner_that_ended_has_no_key_that_others_have_deleted(log):
     log.alter_topic("counts", {"delete.retention.ms": 0})
     change("1")
     counting.feed(log, 50, partitions=1)
-    counting.run(log, "sqlite")
+    counting.run(log, "sqlite", processing_guarantee=guarantee)
     assert b"other" in rows_of(file_of(log))
     change(None)
     while b"other" in {record.key for record in log.read("counts")}:
