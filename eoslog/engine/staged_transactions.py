@@ -323,7 +323,7 @@ class StagedTransactions:
                 continue
             data = bytearray(part.data)
             first = sequences.get(tp, 0)
-            sequences[tp] = _core.stamp_batches(
+            sequences[tp] = first + _core.stamp_batches(
                 data, producer_id=mine[0], producer_epoch=mine[1], base_sequence=first,
                 transactional=True,
             )  # fmt: skip

@@ -187,6 +187,19 @@ def test_a_staged_transaction_is_visible_after_its_commit(log):
     assert log.pending() == []
 
 
+def test_a_staged_transaction_keeps_every_batch_of_several_flushes(log):
+    producer = initialised(log)
+    values = [str(number).encode() for number in range(4)]
+    producer.begin_transaction(mode="staged")
+    for value in values:  # each flush ends the batches of both partitions
+        producer.produce("orders", value, partition=0)
+        producer.produce("paid", value, partition=0)
+        producer.flush()
+    log.resolve(producer.prepare_transaction().token, Outcome.COMMIT)
+    assert committed(log, "orders") == values
+    assert committed(log, "paid") == values
+
+
 def test_an_exception_after_prepare_in_a_with_block_decides_nothing(log, mode):
     producer = initialised(log)
     with pytest.raises(ZeroDivisionError), producer.transaction(mode=mode) as tx:
