@@ -78,7 +78,8 @@ class OwnedTables:
 
         topic = table.topic
         path = path_in(self._folder, topic, number)
-        store = SQLiteStore(path, topic, self._log.topic_id(topic), number)
+        log_start = self._log.offsets(topic, number).log_start
+        store = SQLiteStore(path, topic, self._log.topic_id(topic), number, log_start)
         try:
             if store.applied > 0 and not self._continues(store, TopicPartition(topic, number)):
                 logger.warning(

@@ -11,7 +11,9 @@ its tasks may have read other rows. Commits need no sync: SQLite in WAL mode los
 a power loss, and their `applied` with them.
 
 A file is filled again from the beginning of the topic if it is of another topic, or ahead of it (a
-restored backup), or if its last changes are so old that compaction may have removed tombstones.
+restored backup), or if its last changes are so old that compaction may have removed tombstones. It
+is also filled again if the log start has moved, because rows do not have their offsets: retention
+or `delete_records` may have deleted the records of some.
 
 SQLite has no checksums, and what a task reads decides what it writes to the log. So the header and
 each row have one. A key that is not found verifies the rows next to it, because a damaged key is
@@ -40,20 +42,22 @@ __all__ = ["SQLiteStore"]
 
 logger = get_logger("eoslog.app")
 
-_VERSION = 4
+_VERSION = 5
 _BUSY_S = 10.0
 _SETTLED = 1
 """In place of an owner that has applied all its changes, and has ended."""
 _SCHEMA = (
     "create table eoslog_table (version integer, topic blob, topic_id blob, "
-    "partition integer, applied integer, last blob, at_ms integer, owner integer, crc integer)",
+    "partition integer, log_start integer, applied integer, last blob, at_ms integer, "
+    "owner integer, crc integer)",
     "create table eoslog_rows (key blob primary key, value blob not null, "
     "crc integer not null) without rowid",
 )  # fmt: skip
 _CREATE_COPY = "create index if not exists eoslog_keys on eoslog_rows (key)"
 _COPY = "eoslog_rows indexed by eoslog_keys"
 _HEADER = (
-    "select version, topic, topic_id, partition, applied, last, at_ms, owner, crc from eoslog_table"
+    "select version, topic, topic_id, partition, log_start, applied, last, at_ms, owner, crc "
+    "from eoslog_table"
 )
 _ROWS = "eoslog_rows indexed by sqlite_autoindex_eoslog_rows_1"
 _ROW = f"select key, value, crc from {_ROWS}"
@@ -82,14 +86,16 @@ class SQLiteStore:
         settled: whether the last owner has applied all its changes.
     """
 
-    def __init__(self, path: str, topic: str, topic_id: bytes, partition: int) -> None:
-        """Open the file, and create or fill it again if it is not of this partition.
+    def __init__(
+        self, path: str, topic: str, topic_id: bytes, partition: int, log_start: int = 0
+    ) -> None:
+        """Open the file, and empty it if it is of another partition or log start.
 
         Raises:
             StorageError: if the file cannot be used.
         """
         self._path = path
-        self._identity = (_VERSION, topic.encode(), topic_id, partition)
+        self._identity = (_VERSION, topic.encode(), topic_id, partition, log_start)
         self._owner = secrets.randbelow(1 << 62) + 2
         try:
             self._open()
@@ -119,11 +125,13 @@ class SQLiteStore:
                         self._execute(statement)
                 self._execute(f"{_ROW} limit 0")  # raises if the table or a column is missing
                 found = self._execute(_HEADER).fetchall()
-                if [row[:4] for row in found] != [self._identity] or not _verified(found[0]):
+                if [row[: len(self._identity)] for row in found] != [
+                    self._identity
+                ] or not _verified(found[0]):
                     if found:
                         logger.warning(
-                            "%s: has another table or topic, or is damaged, reading the table "
-                            "from its topic",
+                            "%s: has another table or topic, or deleted records, or is damaged, "
+                            "reading the table from its topic",
                             self._path,
                         )
                     self._start()
@@ -141,7 +149,9 @@ class SQLiteStore:
         self._execute("delete from eoslog_table")
         header = (*self._identity, -1, None, 0, self._owner)
         self._execute(
-            "insert into eoslog_table values (?, ?, ?, ?, ?, ?, ?, ?, ?)", *header, _crc_of(header)
+            "insert into eoslog_table values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            *header,
+            _crc_of(header),
         )
 
     def _read_applied(self) -> int:
@@ -158,7 +168,7 @@ class SQLiteStore:
         return self._execute(
             "update eoslog_table set applied = ?, last = ?, at_ms = ?, owner = ?, crc = ? "
             "where owner = ?",
-            *header[4:], _crc_of(header), expected,
+            *header[len(self._identity) :], _crc_of(header), expected,
         ).rowcount  # fmt: skip
 
     def _owned(self) -> bool:

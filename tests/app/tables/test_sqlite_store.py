@@ -107,7 +107,7 @@ def test_a_file_that_is_ahead_of_a_restored_log_is_filled_again(log, tmp_path):
 def test_a_file_whose_last_owner_was_killed_long_ago_is_filled_again(log):
     with closing(sqlite3.connect(file_of(log))) as base, base:
         base.execute("insert into eoslog_rows values (x'00', x'00', 0)")
-        header = (*next(base.execute("select * from eoslog_table"))[:6], 1000, 0)
+        header = (*next(base.execute("select * from eoslog_table"))[:7], 1000, 0)
         crc = zlib.crc32(repr(header).encode())
         base.execute("update eoslog_table set owner = 0, at_ms = 1000, crc = ?", (crc,))
     count_more(log)
@@ -224,6 +224,17 @@ def test_a_topic_that_was_created_again_has_none_of_the_old_rows(log):
     counting.run(log, "sqlite")
     counting.check(log)
     assert rows_of(file_of(log)) == dict(log.table("counts", "bytes", "bytes"))
+
+
+def test_a_file_has_no_rows_of_deleted_records(log):
+    log.alter_topic("counts", {"cleanup.policy": "compact,delete"})
+    before = len(rows_of(file_of(log)))
+    log.delete_records({eoslog.TopicPartition("counts", 0): 3})
+    counting.feed(log, 1, partitions=1)
+    counting.run(log, "sqlite")
+    rows = rows_of(file_of(log))
+    assert 0 < len(rows) < before
+    assert rows == dict(log.table("counts", "bytes", "bytes"))
 
 
 def test_an_owner_that_was_replaced_cannot_apply(tmp_path):
