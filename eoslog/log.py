@@ -265,9 +265,19 @@ class Log(Closing):
             UnknownTopicOrPartition: if the topic does not exist.
             InvalidPartitions: if the topic has that many partitions already, or `total` is out of
                 range.
+            DiskFull: if there is no room; the message says whether the topic has the partitions
+                now.
         """
-        self._engine.for_writing().metadata.create_partitions(name, total)
-        self.describe_topic(name)  # creates the directories, which read-only readers cannot
+        try:
+            self._engine.for_writing().metadata.create_partitions(name, total)
+            self.describe_topic(name)  # creates the directories, which read-only readers cannot
+        except DiskFull as error:
+            have = len(self._engine.metadata.topic(name).partitions)
+            text = f"topic {name!r} still has {have} partitions; free space, then call it again"
+            if have >= total:
+                text = f"topic {name!r} has {have} partitions now, but the disk has no room for "
+                text += "new ones; free space, then use them"
+            raise DiskFull(text, error.errno or 0, error.filename) from error
 
     def alter_topic(self, name: str, config: TopicOptions | TopicChanges) -> None:
         """Change the configuration of a topic.

@@ -192,6 +192,23 @@ def test_field_B5_an_error_of_create_topic_on_a_full_disk_says_if_it_exists(
         assert log.create_topic("t", 8).partitions[7].offsets.log_end == 0
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("pages", range(6))
+def test_field_B5_an_error_of_create_partitions_says_how_many_there_are(
+    disk: Path, pages: int
+) -> None:
+    with prepared(disk / "log") as log:
+        fill(disk, pages * PAGE)
+        with pytest.raises(DiskFull) as raised:
+            log.create_partitions("ok", 8)
+        have = len(log._engine.topic("ok").partitions)
+        assert f"topic 'ok' {'still has' if have == 1 else 'has'} {have} " in str(raised.value)
+        log.delete_topic("big")
+        if have == 1:
+            log.create_partitions("ok", 8)
+        assert log.describe_topic("ok").partitions[7].offsets.log_end == 0
+
+
 @pytest.mark.parametrize("call", ["pwrite", "open", "mkdir"])
 def test_field_B5_an_error_of_create_topic_at_any_call_says_if_it_exists(
     path: str, call: str, disarmed: None
