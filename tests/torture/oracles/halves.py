@@ -133,7 +133,9 @@ class Judge:
     @staticmethod
     def _expected(label: str, plan: dict[str, Any]) -> list[tuple[str, int, str]]:
         return [
-            (topic, number, f"{label}/{at}") for topic, number in plan["places"] for at in (0, 1)
+            (topic, number, f"{label}/{at}")
+            for topic, number in plan["places"]
+            for at in range(plan["records"])
         ]
 
     def _grouped(self, label: str) -> bool:

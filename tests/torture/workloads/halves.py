@@ -128,17 +128,19 @@ class Program:
         timed = mode == "staged" and delay is not None and end == "prepare"
         grouped = rng.random() < 0.5
         placed = mode == "inline" and rng.random() < 0.2
-        size = rng.choice([1, 10, 3000])
+        size, records, flushed = rng.choice([1, 10, 3000]), rng.choice([2, 4]), rng.random() < 0.5
         self.journal.note(
             "planned", label=label, mode=mode, end=end, timed=timed, grouped=grouped, placed=placed,
-            places=[[tp.topic, tp.partition] for tp in places],
+            places=[[tp.topic, tp.partition] for tp in places], records=records,
         )  # fmt: skip
         with producer.transaction(mode=mode) as tx:
             for tp in places:
-                for at in range(2):
+                for at in range(records):
                     tx.produce(
                         tp.topic, f"{label}/{at}".encode(), bytes(size), partition=tp.partition
                     )
+                    if flushed:
+                        producer.flush()  # so that each record is a batch
             if grouped:
                 tx.send_offsets({PLACES[0]: 1}, f"group-{label}")
             if placed:
