@@ -283,10 +283,12 @@ class Checks:
         """Deliver a transaction; return the error after which it must be tried again."""
         try:
             _, entry = self._prepared.index.find(token)
-            if entry.state is PREPARED and entry.resolver is None:
+            timed = entry.state is PREPARED and entry.resolver is None
+            if timed and not self._prepared.waits(entry):
                 self._prepared.resolve(token, True)
-            elif entry.state is _PREPARE_COMMIT:
-                self._prepared.deliver(token)
+            elif not self._prepared.deliver(token):
+                with self._mutex:  # the clock was set back since
+                    self._note_delivery(token, entry)
         except (OutcomeConflict, UnknownToken):
             pass  # cancelled since
         except Exception as error:

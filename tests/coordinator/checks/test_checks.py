@@ -384,6 +384,34 @@ def test_a_commit_whose_process_exited_is_delivered_by_another(world: World) -> 
     assert world.state("t1") == "COMPLETE_COMMIT"
 
 
+def test_a_clock_that_is_set_back_in_the_grace_loses_no_delivery(world: World) -> None:
+    """A process that began with a clock ahead took the commit for overdue."""
+    world.prepare("t1", None, deliver_at=60.0)
+    world.resolve("t1", True)
+    world.directory.now_ms += 3_600_000
+    world.exit(world.first)
+    world.process()
+    world.run(1.25)
+    world.directory.now_ms -= 3_600_000
+    world.run(30.0)
+    assert world.state("t1") == "PREPARE_COMMIT"
+    world.run(31.0)
+    assert world.state("t1") == "COMPLETE_COMMIT"
+
+
+def test_a_clock_that_is_set_back_in_the_grace_commits_nothing(world: World) -> None:
+    world.prepare("t1", None, deliver_at=60.0)
+    world.directory.now_ms += 3_600_000
+    world.exit(world.first)
+    world.process()
+    world.run(1.25)
+    world.directory.now_ms -= 3_600_000
+    world.run(30.0)
+    assert world.state("t1") == "PREPARED"
+    world.run(31.0)
+    assert world.state("t1") == "COMPLETE_COMMIT"
+
+
 def test_row_N11_a_look_reads_only_what_is_due(world: World) -> None:
     for number in range(500):
         world.prepare(f"t{number}", deliver_at=1000.0)
