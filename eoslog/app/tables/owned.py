@@ -105,7 +105,8 @@ class OwnedTables:
         if not store.settled or self._goes_on(place, store.applied, offsets):
             config = self._log.describe_topic(place.topic).config
             kept_ms = TopicConfig.of(dict(config)).delete_retention_ms
-            if time.time() * 1000 - store.at_ms > kept_ms / 2:
+            age_ms = time.time() * 1000 - store.at_ms
+            if not 0 <= age_ms <= kept_ms / 2:  # negative after the clock was set back
                 return False
         if store.applied > offsets.log_end:
             return False

@@ -104,12 +104,14 @@ def test_a_file_that_is_ahead_of_a_restored_log_is_filled_again(log, tmp_path):
         count_more(restored)
 
 
-def test_a_file_whose_last_owner_was_killed_long_ago_is_filled_again(log):
+@pytest.mark.parametrize("at_ms", [1000, 1 << 43], ids=["past", "future"])
+def test_a_file_of_an_owner_killed_at_another_time_is_filled_again(log, at_ms):
+    """The times are long ago, and by a clock that was set back since."""
     with closing(sqlite3.connect(file_of(log))) as base, base:
         base.execute("insert into eoslog_rows values (x'00', x'00', 0)")
-        header = (*next(base.execute("select * from eoslog_table"))[:7], 1000, 0)
+        header = (*next(base.execute("select * from eoslog_table"))[:7], at_ms, 0)
         crc = zlib.crc32(repr(header).encode())
-        base.execute("update eoslog_table set owner = 0, at_ms = 1000, crc = ?", (crc,))
+        base.execute("update eoslog_table set owner = 0, at_ms = ?, crc = ?", (at_ms, crc))
     count_more(log)
 
 
