@@ -14,6 +14,7 @@ release the name before the decision, and two transactions could then replace th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
@@ -62,15 +63,23 @@ class InlineLimit:
     def __init__(self, host: InlineHost) -> None:
         """Keep the engine; nothing is read."""
         self._host = host
+        self._seen: dict[str, float] = {}
+        """When `look` first saw each pending transaction, on the monotonic clock."""
 
     def look(self) -> int:
         """Set aside what is overdue; return how many. A failed one is tried again."""
         limit = self._host.config.prepared_inline_max_ms
         if limit < 0:
             return 0
-        now, count = self._host.clock_ms(), 0
-        for token, entry in self._host.transactions.prepared.index.pending():
-            if entry.mode != INLINE or now - entry.prepared_at_ms < limit:
+        now, before, count = time.monotonic(), self._seen, 0
+        found = [
+            (token, entry)
+            for token, entry in self._host.transactions.prepared.index.pending()
+            if entry.mode == INLINE
+        ]
+        self._seen = {token: before.get(token, now) for token, _ in found}
+        for token, entry in found:
+            if self._blocked_ms(token, entry) < limit:
                 continue
             try:
                 count += self.set_aside(token)
@@ -80,7 +89,7 @@ class InlineLimit:
                 logger.warning(
                     "token %r: its prepared transaction blocks readers of %s for %d s, and cannot "
                     "be set aside: %s; decide it with `eoslog txn resolve`",
-                    token, _places(entry), (now - entry.prepared_at_ms) // 1000, error,
+                    token, _places(entry), self._blocked_ms(token, entry) // 1000, error,
                 )  # fmt: skip
         return count
 
@@ -135,9 +144,15 @@ class InlineLimit:
         logger.warning(
             "token %r: its prepared transaction blocked readers of %s for %d s and is set aside; "
             "its records appear in new places when it is committed",
-            token, _places(entry), (host.clock_ms() - entry.prepared_at_ms) // 1000,
+            token, _places(entry), self._blocked_ms(token, entry) // 1000,
         )  # fmt: skip
         return True
+
+    def _blocked_ms(self, token: str, entry: PreparedEntry) -> int:
+        """The longer of two times, because the wall clock may have been set back since."""
+        now = time.monotonic()
+        seen_ms = int(1000 * (now - self._seen.get(token, now)))
+        return max(self._host.clock_ms() - entry.prepared_at_ms, seen_ms)
 
     @staticmethod
     def _is_inline(clog: TransactionLog, entry: PreparedEntry) -> bool:

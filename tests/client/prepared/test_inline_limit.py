@@ -114,6 +114,18 @@ def test_the_background_moves_a_transaction_after_prepared_inline_max_ms(tmp_pat
         assert (state.token, state.mode) == (token, "staged")
 
 
+def test_a_clock_that_is_set_back_keeps_no_transaction_inline(tmp_path):
+    path = created(tmp_path / "d")
+    (token,) = run(path, "inline")
+    with eoslog.open(path, prepared_inline_max_ms=200) as log:
+        log._engine.use_clock(lambda: 1.0)
+        deadline = time.monotonic() + 60
+        while log.pending()[0].mode == "inline" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (state,) = log.pending()
+        assert (state.token, state.mode) == (token, "staged")
+
+
 @pytest.mark.parametrize(
     ("point", "nth", "stays"),
     [
