@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from eoslog.config.keys import LogConfig
 from eoslog.coordinator.checks.checks import Checks
@@ -30,7 +31,7 @@ from eoslog.engine.inline_limit import InlineLimit
 from eoslog.engine.log_manager import OpenPartitions, PartitionEvents
 from eoslog.engine.parallel_flush import flush_in_parallel
 from eoslog.engine.partition_opener import PartitionOpener, Place
-from eoslog.engine.scheduler import Background
+from eoslog.engine.scheduler import Background, UnlessJumped
 from eoslog.engine.shards import shard_of
 from eoslog.engine.staged_transactions import StagedTransactions
 from eoslog.engine.topic_deletion import Deletion
@@ -201,7 +202,7 @@ class Engine:
         self.schedule(
             "sweep",
             config.transaction_remove_expired_transaction_cleanup_interval_ms / 1000,
-            self.transactions.expire,
+            UnlessJumped(self.transactions.expire, self.clock_ms),
         )
         self.schedule("staged", _STAGED_CHECK_S, self.staged.sweep)
         inline_s = min(max(config.prepared_inline_max_ms / 4000, 0.25), _INLINE_CHECK_S)
@@ -210,15 +211,15 @@ class Engine:
         self.schedule("warn", WARNINGS_EVERY_S, warnings.look)
         retention_ms = max(config.offsets_retention_minutes * 60_000, -1)
         ids_ms = config.publishing_id_expiration_ms
-        self.schedule(
-            "offsets", _OFFSETS_CHECK_S, lambda: self.groups.expire_offsets(retention_ms, ids_ms)
-        )
+        offsets = partial(self.groups.expire_offsets, retention_ms, ids_ms)
+        self.schedule("offsets", _OFFSETS_CHECK_S, UnlessJumped(offsets, self.clock_ms))
         expiry = ProducerExpiry(self.open_logs, config.producer_id_expiration_ms, self.clock_ms)
         check_s = config.producer_id_expiration_check_interval_ms / 1000
         self.schedule("expire", check_s, expiry.look)
         backoff_s = config.log_cleaner_backoff_ms / 1000
         retention_s = config.log_retention_check_interval_ms / 1000
-        self.schedule("clean", backoff_s, lambda: self.cleaning.round(backoff_s, retention_s))
+        clean = UnlessJumped(lambda: self.cleaning.round(backoff_s, retention_s), self.clock_ms)
+        self.schedule("clean", backoff_s, clean)
 
     # --- opening and closing --------------------------------------------------------------------
 

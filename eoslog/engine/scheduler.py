@@ -22,6 +22,8 @@ from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.log.settings import FOR_EVER
 
 logger = get_logger("eoslog.background")
+_JUMP_MS = 60_000
+"""By how much the wall clock can gain on the monotonic one between two calls."""
 
 
 @dataclass(order=True)
@@ -85,6 +87,35 @@ class Tasks:
     def mute(self) -> None:
         """Stop logging errors, because the files of the directory are closed."""
         self._muted = True
+
+
+class UnlessJumped:
+    """Runs a task, except at the first call after the wall clock has jumped forward.
+
+    A clock that is wrong for a moment must not expire or delete what is in use, because that is
+    final. If the new time is right, the next call runs the task. The end of a suspend of the
+    machine is a jump too.
+    """
+
+    def __init__(self, run: Callable[[], object], clock_ms: Callable[[], int]) -> None:
+        """Note the time.
+
+        Args:
+            run: the task.
+            clock_ms: returns the wall clock time in ms.
+        """
+        self._run = run
+        self._clock_ms = clock_ms
+        self._ahead = self._ahead_ms()
+
+    def __call__(self) -> None:
+        """Run the task, unless the wall clock has jumped since the last call."""
+        before, self._ahead = self._ahead, self._ahead_ms()
+        if self._ahead - before < _JUMP_MS:
+            self._run()
+
+    def _ahead_ms(self) -> float:
+        return self._clock_ms() - 1000 * time.monotonic()
 
 
 class Background:

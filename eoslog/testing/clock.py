@@ -57,7 +57,8 @@ class Clock:
     def advance(self, seconds: float | timedelta) -> None:
         """Move the clock forward, and deliver the records whose time has come.
 
-        Retention and expiry follow in the background. Call `log.clean()` to apply retention.
+        Retention and expiry follow in the background: after a step of a minute or more, at the
+        second search. Call `log.clean()` to apply retention.
 
         Args:
             seconds: how far, as a number of seconds or a timedelta.
