@@ -198,7 +198,7 @@ class Wanted:
         if self == _ALL:
             return records
         low = -sys.maxsize if self.since is None else self.since
-        high = sys.maxsize if self.until is None else self.until
+        high = sys.maxsize + 1 if self.until is None else self.until
         return [
             record
             for record in records

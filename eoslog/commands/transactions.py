@@ -45,7 +45,7 @@ def list_transactions(context: CliContext, every: bool) -> None:
                 "state": found.state,
                 "producer_id": found.producer_id,
                 "epoch": found.producer_epoch,
-                "age_s": None if found.start_time_ms < 0 else (now - found.start_time_ms) // 1000,
+                "age_s": _age_s(found.start_time_ms, now),
                 "partitions": len(found.partitions),
                 "pid": found.pid,
                 "command": found.command,
@@ -55,6 +55,11 @@ def list_transactions(context: CliContext, every: bool) -> None:
         ]
     columns = ("transactional_id", "state", "producer_id", "epoch", "age_s", "partitions")
     context.show(rows, (*columns, "pid", "command", "token"))
+
+
+def _age_s(start_ms: int, now_ms: int) -> int | None:
+    """The age of a transaction; 0 if the clock was set back since its start."""
+    return None if start_ms < 0 else max(now_ms - start_ms, 0) // 1000
 
 
 @txn.command("describe")

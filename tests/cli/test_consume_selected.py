@@ -68,6 +68,12 @@ def test_a_duration_is_a_time_before_now(filled, place):
     assert printed(filled, "--since", "4h", "--until", "90m") == ["3 h ago"]
 
 
+def test_a_record_of_the_latest_possible_time_is_found(filled, place):
+    with eoslog.open(place) as log, log.producer() as producer:
+        producer.produce("orders", "last", "z", partition=0, timestamp=(1 << 63) - 1)
+    assert printed(filled, "--since", iso(9)) == printed(filled, "--key", "z") == ["last"]
+
+
 def test_an_older_record_after_a_newer_one_is_found(filled, place):
     with eoslog.open(place) as log, log.producer() as producer:
         producer.produce("orders", "late", partition=0, timestamp=START + 2 * HOUR)

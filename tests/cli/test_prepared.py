@@ -29,6 +29,19 @@ def values(shop: Callable) -> list[str]:
     return [row["value"] for row in shop("consume", "orders").rows]
 
 
+def test_a_clock_that_was_set_back_gives_no_negative_age(shop, place):
+    with eoslog.open(place) as log:
+        ahead = log._engine.clock() + 3600
+        log._engine.use_clock(lambda: ahead)
+        producer = log.producer(transactional_id="tx")
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.produce("orders", "v", partition=0)
+        producer.prepare_transaction()
+    (row,) = shop("txn", "list").rows
+    assert row["age_s"] == 0
+
+
 def test_pending_lists_what_is_not_decided_with_the_oldest_first(shop, prepare):
     assert shop("txn", "pending").rows == []
     inline = prepare("inline", "a", meta={"order": 7}, resolver="orders-db")
