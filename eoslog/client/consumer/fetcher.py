@@ -468,6 +468,9 @@ class Fetcher:
             try:
                 found = decoder.take(least - len(records))
             except Exception as error:
+                formats = config.key_deserializer, config.value_deserializer
+                if formats == (None, None) and not isinstance(error, EoslogError):
+                    raise  # not from a record: of a signal handler, or memory is short
                 # Return the good records first; the next fetch raises the error.
                 if records:
                     break

@@ -2,6 +2,8 @@
 
 A member that no consumer knows must leave, although its process lives. The interrupts are raised
 at each step of the consumer and of the group coordinator, one after the other.
+
+The exception of a signal handler, such as a time limit, does not come from the record.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import gc
 import inspect
 import logging
 import os
+import signal
 import sys
 import time
 import warnings
@@ -172,3 +175,28 @@ def test_a_kept_consumer_is_removed_if_it_never_polls_after_its_join(log: Log) -
     for _ in every_interrupt(log, prepare, poll):
         time.sleep(0.002)
         assert left(log)
+
+
+def test_an_exception_of_a_signal_handler_interrupts_decoding(log: Log) -> None:
+    class TimeLimit(Exception):
+        pass
+
+    def late(*_: object) -> None:
+        raise TimeLimit
+
+    with log.producer() as producer:
+        producer.produce_many("t", [b"0123456789"] * 100_000)
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        for after_ms in range(1, 11):
+            with log.consumer("t", max_poll_records=100_000) as consumer:
+                with pytest.raises(TimeLimit):
+                    signal.setitimer(signal.ITIMER_REAL, after_ms / 1000)
+                    for _ in range(1000):
+                        consumer.seek_to_beginning()
+                        consumer.consume(100_000, timeout=0)
+                consumer.seek_to_beginning()
+                assert consumer.consume(1, timeout=0)[0].offset == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
