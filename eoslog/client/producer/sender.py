@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from eoslog._core import Bell, RecordAccumulator
+from eoslog._util.locks import call_alone
 from eoslog.client.producer.acknowledger import Acknowledger
 from eoslog.client.producer.batch import ProducerBatch
 from eoslog.client.producer.batch_dispatch import BatchDispatch
@@ -190,24 +191,17 @@ class Sender:
             Whether each drained batch has its result. False if another thread's cycle was still
             running at the deadline; nothing was sent.
         """
-        if not self._lock.acquire(blocking=False):
-            wait = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
-            if not self._lock.acquire(timeout=min(wait, threading.TIMEOUT_MAX)):
-                return False
-        try:
-            return self._cycle(force, deadline)
-        finally:
-            self._lock.release()
+        wait_s = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
+        return call_alone(self._lock, wait_s, lambda: self._cycle(force, deadline), False)
 
     def try_run_once(self, deadline: float) -> bool:
         """Run a cycle for all batches; return False if another thread is running one."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
+
+        def cycle() -> bool:
             self._cycle(True, deadline)
-        finally:
-            self._lock.release()
-        return True
+            return True
+
+        return call_alone(self._lock, 0.0, cycle, False)
 
     def _cycle(self, force: bool, deadline: float | None = None) -> bool:
         now = time.monotonic_ns()

@@ -177,3 +177,31 @@ def test_an_interrupt_at_the_start_of_flush_keeps_the_sender_thread_running(log:
         producer._sender._bell = bell
         assert not bell.held
         assert producer.send("one", b"v").result(60).offset == 0
+
+
+def test_an_interrupt_as_flush_gets_its_lock_leaves_the_lock_free(log: Log) -> None:
+    class Interrupted:
+        """The lock, and a signal as its `acquire` returns."""
+
+        def __init__(self, lock: threading.RLock) -> None:
+            self.lock = lock
+
+        def acquire(self, *args: Any, **keywords: Any) -> bool:
+            self.lock.acquire(*args, **keywords)
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.lock, name)
+
+    with log.producer(linger_ms=0) as producer:
+        producer.send("one", b"v").result(60)
+        lock = producer._sender._lock
+        producer._sender._lock = Interrupted(lock)
+        with pytest.raises(KeyboardInterrupt):
+            producer.flush()
+        producer._sender._lock = lock
+        try:
+            assert producer.send("one", b"w").result(60).offset == 1  # the sender's thread sends it
+        finally:
+            while lock._is_owned():  # else `close` would wait for that thread
+                lock.release()

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from typing import Protocol
 
+from eoslog._util.locks import call_alone
 from eoslog.client.producer.delivery import Callbacks, Delivery, OnDelivery
 from eoslog.client.producer.transactions.manager import (
     PREDECESSORS,
@@ -233,9 +234,10 @@ class OwnTransactions:
         Args:
             deadline: on the monotonic clock, in seconds; None waits for `max.block.ms`.
         """
-        wait = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
-        if not self._lock.acquire(timeout=min(wait, threading.TIMEOUT_MAX)):
-            return True
+        wait_s = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
+        return call_alone(self._lock, wait_s, lambda: self._commit_once(deadline), True)
+
+    def _commit_once(self, deadline: float | None) -> bool:
         try:
             if not self._producer._ended:
                 self.commit(self._producer._end_of_wait() if deadline is None else deadline)
@@ -243,8 +245,6 @@ class OwnTransactions:
             return True
         except EoslogError:
             pass  # reported to the records
-        finally:
-            self._lock.release()
         return False
 
     def commit_until(self, deadline: float | None) -> None:
