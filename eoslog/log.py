@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Unpack, overload
 
 from eoslog._util.argument_types import explained_calls
 from eoslog._util.arguments import (
@@ -117,6 +117,13 @@ class Log(Closing):
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         return f"Log({self.path!r}, durability={self.durability!r}{state})"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies, which would close the directory of the original."""
+        raise TypeError(
+            f"cannot copy or pickle {self!r}; pass its path, and call eoslog.open in the other "
+            "process"
+        )
 
     def _repr_html_(self) -> str:
         """Return a small table of the topics, for notebooks."""

@@ -1,5 +1,7 @@
 """Closed and read-only handles reject calls, and so do directories without a log."""
 
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,14 @@ def test_a_closed_handle_raises_while_another_handle_of_the_process_works(path):
     assert second.topics() == ["t"]
     assert first.path == path and path in repr(first)
     second.close()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_log_cannot_be_copied_and_names_eoslog_open(path, copied):
+    with open_log(path) as log:
+        with pytest.raises(TypeError, match=r"copy or pickle Log\(.*eoslog\.open"):
+            copied(log)
+        assert log.topics() == []
 
 
 def test_the_clients_of_a_read_only_log_write_nothing(path):

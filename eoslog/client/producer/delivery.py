@@ -73,6 +73,15 @@ class Delivery:
         assert place is not None
         return f"<Delivery, {place.topic}-{place.partition} at offset {place.offset}>"
 
+    def __getstate__(self) -> object:
+        """Refuse a copy before the result is known, because no sender would complete it."""
+        if not self._done:
+            raise TypeError(
+                "cannot copy or pickle a pending Delivery; call result() in the process that sent "
+                "the record, and pass on what it returns"
+            )
+        return super().__getstate__()
+
     @property
     def token(self) -> str | None:
         """The token of a record with `deliver_at`; None for other records.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
+import pickle
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,16 @@ def test_a_forked_child_waits_for_its_own_delivery(log: eoslog.Log) -> None:
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("copied", [copy.copy, pickle.dumps])
+def test_only_a_delivery_with_a_result_can_be_copied(copied: Callable[[Delivery], object]) -> None:
+    delivery = Delivery()
+    with pytest.raises(TypeError, match=r"pending Delivery; call result\(\)"):
+        copied(delivery)
+    delivery(None, PLACE)
+    copied(delivery)
+    assert pickle.loads(pickle.dumps(delivery)).result() == PLACE
 
 
 def test_repr_shows_the_state_of_deliveries_and_transactions(log: eoslog.Log) -> None:
