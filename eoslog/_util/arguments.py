@@ -168,12 +168,19 @@ def as_directory(path: Any) -> str:
     """Return the absolute path of a directory, which need not exist.
 
     Raises:
-        ConfigError: if it is not a path, or is empty, which would mean the current directory.
+        ConfigError: if it is not a path, or is empty, which would mean the current directory, or
+            is relative to a current directory that was removed.
     """
     found = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: None)()
     if not isinstance(found, str) or not found or not _encodes(found):
         raise ConfigError(f"path: expected the path of a directory, got {shown(path)}")
-    return os.path.abspath(found)
+    try:
+        return os.path.abspath(found)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"path: {found!r} is relative, and the current directory was removed; give an absolute "
+            "path, or change to another directory"
+        ) from None
 
 
 def keys_of_log(

@@ -25,7 +25,7 @@ from typing import cast
 
 from eoslog import _core
 from eoslog._util.argument_types import explained
-from eoslog._util.arguments import as_items, as_path
+from eoslog._util.arguments import as_directory, as_items
 from eoslog.config.keys import TopicConfig
 from eoslog.coordinator.groups.state import GroupTable, StoredBatch
 from eoslog.coordinator.transactions.log_fold import TransactionLogFold
@@ -99,8 +99,8 @@ def import_kafka_dir(
         Everything is durable when the directory appears under its name.
     """
     places = [source] if isinstance(source, str | os.PathLike) else as_items(source)
-    roots = [os.path.abspath(as_path(place)) for place in places]
-    target = os.path.abspath(as_path(path))
+    roots = [as_directory(place) for place in places]
+    target = as_directory(path)
     if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
         raise ConfigError(
             f"{target} is not empty; give a new directory, because a broker's producer ids and "
@@ -148,7 +148,7 @@ class _DirectoryImport:
             for name in sorted(self.found.topics)
             if name not in (*INTERNAL, *KAFKAS_OWN, *FIRST_USE_TOPICS)
         ]
-        chosen = list(known) if topics is None else list(dict.fromkeys(topics))
+        chosen = list(known) if topics is None else list(dict.fromkeys(as_items(topics)))
         for name in chosen:
             if name not in known:
                 raise ConfigError(f"the broker has no topic {name!r}; it has {', '.join(known)}")

@@ -18,6 +18,7 @@ from eoslog.client.producer.delivery import Delivery
 from eoslog.client.producer.transactions.transaction import Transaction
 from eoslog.client.scan.segment_scan import read_segments
 from eoslog.errors import ConfigError, PolicyViolation
+from eoslog.kafka.adopt_directory import import_kafka_dir
 from eoslog.model import OffsetAndMetadata, TopicPartition
 from eoslog.opening import open as open_log
 
@@ -260,3 +261,26 @@ def test_field_C7_other_wrong_calls_get_no_suggestion(log: Any, call: Any) -> No
     with pytest.raises(TypeError) as raised:
         call(log)
     assert "did you mean" not in str(raised.value)
+
+
+def test_a_relative_path_in_a_removed_directory_raises_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    with pytest.raises(ConfigError, match="'shop' is relative, and the current directory was rem"):
+        open_log("shop")
+    open_log(tmp_path / "shop").close()
+
+
+def test_an_import_rejects_one_string_as_its_topics_and_an_empty_source(tmp_path: Path) -> None:
+    source = tmp_path / "kafka"
+    (source / "a-0").mkdir(parents=True)
+    (source / "meta.properties").write_text("version=1\ncluster.id=c\nnode.id=1\n")
+    with pytest.raises(ConfigError, match="topics: expected .*, got 'a'"):
+        import_kafka_dir(source, tmp_path / "log", topics="a")
+    with pytest.raises(ConfigError, match="expected the path of a directory, got ''"):
+        import_kafka_dir("", tmp_path / "log")
+    assert import_kafka_dir(source, tmp_path / "log", topics=["a"]).topics == ("a",)
