@@ -25,8 +25,8 @@ def verify_history(context: CliContext, paths: tuple[str, ...], lossy: tuple[str
 
     Clients record a history with `eoslog.testing.history.Recorder`. FILE is a file of JSON lines,
     or a directory of `*.jsonl` files of one run. Exit code 5 if there is an anomaly. A history
-    without a drain of a partition with acknowledged records is rejected, because lost records are
-    found in a drain only.
+    without events is rejected. So is one without a drain of a partition with acknowledged records,
+    because lost records are found in a drain only.
 
     \b
     Examples:
@@ -42,6 +42,10 @@ def verify_history(context: CliContext, paths: tuple[str, ...], lossy: tuple[str
         report = check(read_history(paths), lossy=frozenset(lossy))
     except ValueError as error:
         raise click.ClickException(str(error)) from error
+    if not report.counts["events"]:
+        raise click.ClickException(
+            f"no event in {', '.join(paths)}; give the files of a recorded run"
+        )
     rows = [
         {"anomaly": a.name, "what": a.message, "meaning": ANOMALIES[a.name]}
         for a in report.anomalies

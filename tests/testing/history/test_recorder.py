@@ -89,6 +89,15 @@ def test_a_history_without_a_drain_is_rejected_and_names_the_partitions(recorded
     assert "no drain of in-0, out-0" in shown.err and "no anomaly" not in shown.err
 
 
+@pytest.mark.parametrize("text", ["", "not a history\n"])
+def test_verify_history_rejects_files_without_an_event(tmp_path, capsys, text):
+    file = tmp_path / "other.jsonl"
+    file.write_text(text)
+    assert main(["verify-history", str(file)]) == 1
+    shown = capsys.readouterr()
+    assert f"no event in {file}" in shown.err and "no anomaly" not in shown.err
+
+
 @pytest.mark.parametrize("transactional_id", [None, "tx"])
 def test_two_recorders_with_one_process_name_are_rejected(tmp_path, transactional_id):
     folder = tmp_path / "history"
