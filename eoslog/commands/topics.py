@@ -142,7 +142,10 @@ def alter(
       eoslog -d shop topic alter orders -c retention.ms=86400000
       eoslog -d shop topic alter orders --partitions 6 --unset retention.ms
     """
-    changes = cast("TopicChanges", {**key_values(config), **dict.fromkeys(unset)})
+    values = key_values(config)
+    if both := sorted(values.keys() & set(unset)):
+        raise click.UsageError(f"-c and --unset both name {', '.join(both)}; leave one out")
+    changes = cast("TopicChanges", {**values, **dict.fromkeys(unset)})
     if not changes and partitions is None:
         raise click.UsageError("nothing to change: give -c, --unset or --partitions")
     with context.log() as log:

@@ -85,6 +85,11 @@ def test_topics_can_be_created_listed_described_altered_and_deleted(shop):
         (("topic", "alter", "nope", "-c", "retention.ms=1"), 3, "nope"),
         (("topic", "alter", "orders"), 2, "nothing to change"),
         (("topic", "alter", "orders", "-p", "1"), 2, "1"),
+        (
+            ("topic", "alter", "orders", "-c", "retention.ms=1", "--unset", "retention.ms"),
+            2,
+            "both",
+        ),
         (("topic", "frobnicate"), 2, "frobnicate"),
         (("offsets", "nope"), 3, "nope"),
         (("nonsense",), 2, "nonsense"),
