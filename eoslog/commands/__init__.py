@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -37,8 +39,10 @@ from eoslog.commands import (
 )
 from eoslog.commands.context import EXIT_CORRUPT, CliContext
 from eoslog.commands.directory_options import at_every_level
-from eoslog.commands.printing.remedies import for_a_shell
 from eoslog.shown_values import printable
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 EXIT_RUNTIME, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONFLICT = 1, 2, 3, 4
 EXIT_TIMED_OUT, EXIT_INTERRUPTED = 6, 130
@@ -134,11 +138,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; see `eoslog.cli.main`."""
     _streams()
     context = CliContext()
+    code = 0
     try:
         code = _run(arguments, context)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough (`| head`)
-        code = 0
+    except BrokenPipeError:  # the reader has enough (`| head`); what was found stays found
+        pass
     except click.Abort as error:
         # click makes one of SIGINT, at a prompt too, and one of the answer "no".
         interrupted = KeyboardInterrupt in (type(error.__cause__), type(error.__context__))
@@ -149,8 +154,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print("eoslog: interrupted", file=sys.stderr)
         code = EXIT_INTERRUPTED
     except (errors.EoslogError, OSError) as error:
-        directory = context.directory if context.given.get("-d") else None
-        print(f"eoslog: {for_a_shell(str(error), directory)}", file=sys.stderr)
+        print(f"eoslog: {context.for_a_shell(str(error))}", file=sys.stderr)
         code = exit_code_of(error)
     except UnicodeEncodeError as error:  # of an argument: what is printed is escaped
         print(
@@ -196,13 +200,33 @@ def _run(arguments: Sequence[str] | None, context: CliContext) -> int:
 
 
 def _streams() -> None:
-    """Streams to write to, whatever the shell left of them."""
+    """Streams to read from and to write to, whatever the shell left of them."""
+    if sys.stdin is None:  # `<&-`: reading fails, as it would for `cat`
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_WRONLY), "r")
     if sys.stdout is None:  # `>&-`: what is printed fails, as it would for `cat`
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    elif sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = io.TextIOWrapper(
+            _Remarks(sys.stderr.fileno(), "w", closefd=False), sys.stderr.encoding,
+            "backslashreplace", write_through=True,
+        )  # fmt: skip
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+class _Remarks(io.FileIO):
+    """Stderr: a remark that it does not take is dropped.
+
+    What the command has done stays done, and its exit code says so.
+    """
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Write data, or drop it."""
+        with contextlib.suppress(OSError):
+            return super().write(data)
+        return memoryview(data).nbytes
 
 
 def _detach_stdout() -> None:

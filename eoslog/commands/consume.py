@@ -366,14 +366,14 @@ def _printed(
     if context.form == "json":
         chunks = [[record for chunk in chunks for record in chunk]]
     elif context.form == "csv":
-        context.show((), CSV_COLUMNS)
+        context.write((), CSV_COLUMNS)
     for chunk in chunks:
         lines, error = _decoded(context, chunk, formats)
         if context.form == "table":
             for line in lines:
                 print(line)
         else:
-            context.show(lines, CSV_COLUMNS, header=False)
+            context.write(lines, CSV_COLUMNS, header=False)
         sys.stdout.flush()
         yield chunk[len(lines) :]
         if error is not None:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -25,6 +25,7 @@ import eoslog
 from eoslog import TopicPartition
 from eoslog.commands import nearby_logs
 from eoslog.commands.printing.json_text import as_json
+from eoslog.commands.printing.remedies import for_a_shell
 from eoslog.commands.printing.tables import TableColumn, table_of
 from eoslog.commands.quantities import key_value
 from eoslog.errors import UNWRITABLE, StorageError, UnknownTopicOrPartition
@@ -95,7 +96,15 @@ class CliContext:
             why = str(error or f"{os.path.abspath(self.directory)}: no log to open")
             raise FileNotFoundError(nearby_logs.missing(self.directory, why)) from None
 
-    def show(
+    def show(self, rows: Iterable[Row], columns: Iterable[str] = ()) -> None:
+        """Print rows, as `write` does, to a reader that may have enough (`| head`).
+
+        The exit code then still says what the command found.
+        """
+        with suppress(BrokenPipeError):
+            self.write(rows, columns)
+
+    def write(
         self, rows: Iterable[Row], columns: Iterable[str] = (), *, header: bool = True
     ) -> None:
         """Print rows; all of one shape, `columns` names it where there may be none.
@@ -104,6 +113,9 @@ class CliContext:
             rows: name and value of each entry.
             columns: the names.
             header: CSV begins with the names.
+
+        Raises:
+            BrokenPipeError: the reader of stdout has ended.
         """
         if self.form == "jsonl":
             for row in rows:
@@ -131,13 +143,14 @@ class CliContext:
 
     def show_one(self, row: Row) -> None:
         """Print one object: as a two-column table on a terminal, otherwise as a row."""
-        if self.form == "json":
-            print(as_json(row, indent=2))
-        elif self.form == "table":
-            pairs: list[Row] = [{"": name, " ": value} for name, value in _flat(row)]
-            self._table(pairs, ["", " "], header=False)
-        else:
-            self.show([row])
+        with suppress(BrokenPipeError):
+            if self.form == "json":
+                print(as_json(row, indent=2))
+            elif self.form == "table":
+                pairs: list[Row] = [{"": name, " ": value} for name, value in _flat(row)]
+                self._table(pairs, ["", " "], header=False)
+            else:
+                self.write([row])
 
     def _table(self, rows: list[Row], names: list[str], *, header: bool = True) -> None:
         columns = [
@@ -165,6 +178,10 @@ class CliContext:
         """Print a remark for people on stderr."""
         click.echo(text, err=True)
 
+    def for_a_shell(self, message: str) -> str:
+        """Return a message with commands on the log of -d, if it was given."""
+        return for_a_shell(message, self.directory if self.given.get("-d") else None)
+
     def end_if_offline(self, offline: Mapping[Any, Any]) -> None:
         """End with EXIT_CORRUPT where partitions cannot be opened, saying which, and why.
 
@@ -174,8 +191,8 @@ class CliContext:
         if not offline:
             return
         for name, why in offline.items():
-            self.say(f"eoslog: {name} is offline: {why}")
-        self.say("eoslog: `eoslog check` tells what is damaged")
+            self.say(self.for_a_shell(f"eoslog: {name} is offline: {why}"))
+        self.say(self.for_a_shell("eoslog: `eoslog check` tells what is damaged"))
         raise click.exceptions.Exit(EXIT_CORRUPT)
 
     @staticmethod

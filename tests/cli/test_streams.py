@@ -5,6 +5,7 @@ A group loses no record.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,6 +108,41 @@ def test_a_command_without_output_works_with_a_closed_stdout(shop, shell):
     assert shell("init >&- 2>&-").returncode == 0
     listed = shell("topic list >&-")
     assert (listed.returncode, "Traceback" in listed.stderr) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("rest", "code", "says"),
+    [
+        ("produce orders", 1, "Bad file"),
+        ("topic delete orders", 1, "Bad file"),
+        ("repair --cut", 2, "stdin is not a terminal"),
+        ("topic delete orders -y", 0, "deleted orders"),
+    ],
+)
+def test_a_closed_stdin_fails_the_commands_that_read_it(shop, shell, rest, code, says):
+    done = shell(f"{rest} <&-")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr and "unexpected" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rest", "code"),
+    [("produce orders </dev/null", 0), ("consume nope", 3), ("group reset g -t orders --to 0", 3)],
+)
+def test_a_full_stderr_changes_no_exit_code(shop, shell, rest, code):
+    assert shell(f"{rest} 2> /dev/full").returncode == code
+
+
+def test_a_full_stderr_keeps_no_row_from_stdout(shop, shell):
+    shop("group", "reset", "g", "-t", "orders", "--to", "latest", "--create")
+    assert len(shell("group describe g 2> /dev/full").stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("readers", ["| true", "2>&1 > /dev/null | true"])
+def test_a_closed_pipe_keeps_the_exit_code_of_damage(shop, shell, place, readers):
+    assert shell("produce orders -p 1 <<< text").returncode == 0
+    shutil.rmtree(place / "orders-1")
+    assert shell(f"topic list {readers}").returncode == 5
 
 
 def test_an_ascii_stdout_gets_escapes_and_json_stays_json(shop, shell, tmp_path):
