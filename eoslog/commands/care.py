@@ -174,9 +174,10 @@ def repair(
     if chosen != "report" and not yes:
         if not sys.stdin.isatty():
             first = f"check {place}" if chosen == "as-kafka" else "repair"
+            hint = context.for_a_shell(f"read the output of `eoslog {first}` first, then add -y")
             raise click.UsageError(
                 f"--{chosen} removes bytes from the log, and stdin is not a terminal to ask on; "
-                f"read the output of `eoslog {first}` first, then add -y"
+                + hint
             )
         _ask(context, place, chosen)
     with working(context, f"repair ({chosen})"):

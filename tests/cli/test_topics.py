@@ -147,6 +147,20 @@ def test_a_backup_is_a_log_that_can_be_opened(shop, tmp_path):
     assert "is not an empty directory" in again.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (("txn", "abort", "nope"), "txn list --all"),
+        (("position", "delete", "nope"), "position list"),
+        (("consume", "orders", "-p", 9), "topic describe"),
+        (("repair", "--cut"), "repair"),
+    ],
+)
+def test_a_command_in_an_error_names_the_directory(shop, place, monkeypatch, arguments, command):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert f"`eoslog -d {place} {command}`" in shop(*arguments).err
+
+
 def test_an_offline_partition_is_named_and_the_others_are_shown(shop, place):
     with eoslog.open(place) as log, log.producer() as producer:
         log.create_topic("logs")
@@ -164,7 +178,7 @@ def test_an_offline_partition_is_named_and_the_others_are_shown(shop, place):
     for found in (listed, stats):
         assert found.code == 5
         assert "orders-1 is offline: orders-1: the partition's directory is missing" in found.err
-        assert "`eoslog check`" in found.err
+        assert f"`eoslog -d {place} check`" in found.err
     assert shop("durability").code == shop("init").code == 0
     assert shop("backup", place.parent / "copy").code == 1
 

@@ -1,4 +1,4 @@
-"""Remedies for a shell: messages of the API name Python calls."""
+"""Remedies for a shell: Python calls become commands, and commands name the log."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _COMMANDS = {
     r"log\.groups\(\)": "`{eoslog} group list`",
     r"log\.describe_group\(\)": "`{eoslog} group describe`",
     r"log\.pending\(\)": "`{eoslog} txn pending`",
+    r"`eoslog (?=(?:check|dead|group|position|repair|topic|txn)\b)": "`{eoslog} ",
     r"; give create=True to create one": "",
     r", or open the log with read_only=True": "",
 }
-"""The command for each call, by the pattern of the call."""
+"""The command for each call or command without -d, by its pattern."""
 
 
 def for_a_shell(message: str, directory: str | None = None) -> str:
-    """Return a message with commands in place of the Python calls that it names.
+    """Return a message with commands that a shell runs as they are.
 
     Args:
         message: the message of an error.
