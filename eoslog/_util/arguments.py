@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
@@ -85,7 +86,8 @@ def as_mode(value: Any) -> int | None:
         return None
     found = as_int("mode", value, "permissions such as 0o770")
     if found & 0o700 != 0o700 or not 0 <= found <= 0o777:
-        octal = f"0o{found}" if set(str(found)) <= set("01234567") else "0o770"
+        # Digits without 0o before them are a decimal number.
+        octal = f"0o{found}" if re.fullmatch("7[0-7][0-7]", str(found)) else "0o770"
         raise ConfigError(f"mode: expected 0o700..0o777, got {found} (0o{found:o}); write {octal}")
     return found
 

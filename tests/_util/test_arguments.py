@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from eoslog._util.arguments import as_mode
 from eoslog.client.producer.delivery import Delivery
 from eoslog.client.producer.transactions.transaction import Transaction
 from eoslog.client.scan.segment_scan import read_segments
@@ -284,3 +285,12 @@ def test_an_import_rejects_one_string_as_its_topics_and_an_empty_source(tmp_path
     with pytest.raises(ConfigError, match="expected the path of a directory, got ''"):
         import_kafka_dir("", tmp_path / "log")
     assert import_kafka_dir(source, tmp_path / "log", topics=["a"]).topics == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("mode", "advice"), [(770, "0o770"), (755, "0o755"), (0, "0o770"), (444, "0o770")]
+)
+def test_an_error_about_a_mode_advises_one_that_is_accepted(mode, advice):
+    with pytest.raises(ConfigError, match=f"write {advice}$"):
+        as_mode(mode)
+    assert as_mode(int(advice, 8)) == int(advice, 8)
