@@ -92,9 +92,14 @@ class CliContext:
             error: what opening it raised.
         """
         # A log that lacks another file is damaged, and `init` would not repair that.
-        if not os.path.exists(os.path.join(self.directory, "meta.properties")):
+        # One that this user cannot look into may have one.
+        try:
+            os.stat(os.path.join(self.directory, "meta.properties"))
+        except (FileNotFoundError, NotADirectoryError):
             why = str(error or f"{os.path.abspath(self.directory)}: no log to open")
             raise FileNotFoundError(nearby_logs.missing(self.directory, why)) from None
+        except (OSError, ValueError):
+            return
 
     def show(self, rows: Iterable[Row], columns: Iterable[str] = ()) -> None:
         """Print rows, as `write` does, to a reader that may have enough (`| head`).

@@ -123,6 +123,7 @@ def test_run_exits_with_the_code_of_the_error(billed, place, tmp_path):
     with eoslog.open(place) as log:
         log.delete_topic("bills")
     assert (run := billed("run", "stop_app:app", "--until", "caught_up")).code == 3
+    assert "; --create-topics creates the missing topics" in run.err
     created = billed("run", "shop_app:app", "--create-topics", "--until", "caught_up")
     assert created.code == 0
 

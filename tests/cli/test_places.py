@@ -17,6 +17,7 @@ import pytest
 import eoslog
 from eoslog.cli import main
 from eoslog.commands import root
+from tests.field.users import USERS, as_root, common_folder, run_as
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -113,6 +114,17 @@ def test_field_C5_a_wrong_directory_without_a_log_nearby_names_the_option(tmp_pa
     assert main(["topic", "list", "-d", str(tmp_path / "none")]) == 3
     told = capsys.readouterr().err
     assert "-d DIR" in told and "create=True" not in told
+
+
+@as_root
+def test_a_log_that_the_user_may_not_read_is_not_called_missing():
+    code = "from eoslog.cli import main; sys.exit(main(sys.argv[1:]))"
+    with common_folder() as folder:
+        eoslog.open(folder / "log").close()
+        for command in ("stats", "repair"):
+            found = run_as(USERS[0], code, "-d", folder / "log", command)
+            assert (found.returncode, found.stdout) == (1, "")
+            assert "Permission denied" in found.stderr and "no log" not in found.stderr
 
 
 def test_field_C7_reset_of_an_unknown_group_creates_it_only_with_create(shop):

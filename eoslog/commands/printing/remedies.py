@@ -8,6 +8,10 @@ from functools import partial
 
 _CREATE = r"create it with log\.create_topic\(%s\) \(producing does not create topics\)"
 _LIST = "`{eoslog} topic list` lists the topics"
+_MISSING = (
+    r"create the missing topics with app\.create_topics\(\), or this one with "
+    r"log\.create_topic\(.*?\)"
+)
 _COMMANDS = {
     _CREATE % r"'(-[\w.-]*)'": "`{eoslog} topic create -- {0}` creates it, " + _LIST,
     _CREATE % r"'([\w.-]+)'": "`{eoslog} topic create {0}` creates it, " + _LIST,
@@ -17,6 +21,7 @@ _COMMANDS = {
     r"log\.describe_group\(\)": "`{eoslog} group describe`",
     r"log\.pending\(\)": "`{eoslog} txn pending`",
     r"`eoslog (?=(?:check|dead|group|position|repair|topic|txn)\b)": "`{eoslog} ",
+    _MISSING: "--create-topics creates the missing topics",
     r"; give create=True to create one": "",
     r", or open the log with read_only=True": "",
 }
