@@ -219,7 +219,8 @@ def identify(seal: Seal, fd: int, path: str) -> None:
     if what is not None:
         raise CorruptRecord(
             f"{path}: not the file of segment [{seal.base}, {seal.end}) that was sealed: {what}; "
-            "put the right file back, or accept this one with `eoslog check --fix-indexes`",
+            "put the right file back; to continue with this one, run `eoslog repair` if "
+            "`eoslog check` finds a damaged batch, else `eoslog check --fix-indexes`",
             path=path,
             position=0,
         )

@@ -191,6 +191,25 @@ def test_a_log_file_of_another_partition_is_rejected(tmp_path):
         list(log.read("t"))
 
 
+def test_a_short_segment_with_a_damaged_batch_is_repaired_as_advised(tmp_path):
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t")
+        with log.producer() as producer:
+            producer.produce_many("t", ["a", "b"])
+    file = path / "t-0" / f"{0:020}.log"
+    content = bytearray(file.read_bytes())
+    for at in (20, -1):  # in both edges, by which a seal knows its file
+        content[at] ^= 0xFF
+    file.write_bytes(content)
+    with eoslog.open(path) as log, pytest.raises(CorruptRecord, match="run `eoslog repair` if"):
+        list(log.read("t"))
+    assert not eoslog.check(path, fix_indexes=True).ok
+    eoslog.repair(path, mode="cut")
+    with eoslog.open(path) as log:
+        assert list(log.read("t")) == []
+
+
 @pytest.mark.parametrize("harm", ["zeroed", "last entry", "removed", "seal removed"])
 def test_field_A1_retention_keeps_segments_whose_batches_are_not_due(path, harm):
     for file in found(path, ".timeindex"):
