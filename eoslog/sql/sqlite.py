@@ -28,6 +28,8 @@ from eoslog.sql.dialect import DriverConnections, StatementResult
 __all__ = ["SQLite"]
 
 _FULL, _EXTRA = 2, 3
+_TOGETHER = ("delete", "truncate", "persist")
+"""Journal modes in which SQLite commits several files together."""
 _LEVELS = ("OFF", "NORMAL", "FULL", "EXTRA")
 _BUSY, _LOCKED, _READONLY, _CORRUPT, _NOTADB = 5, 6, 8, 11, 26
 _OF_DAMAGE = ("no such column", "no such index", "unknown function", "unsupported file format")
@@ -64,6 +66,27 @@ class SQLite(DriverConnections):
                 "to wal, delete, truncate or persist"
             )
         self._set_synchronous(connection, _EXTRA if mode == "delete" else _FULL)
+        self._check_attached(connection)
+
+    def _check_attached(self, connection: Any) -> None:
+        """Refuse several files that SQLite does not commit together.
+
+        Files in WAL mode commit one after the other, so a crash leaves some without the commit.
+        """
+        listed = self.execute(connection, "PRAGMA database_list", ()).rows
+        names = [_text(name) for _, name, file in listed if file and _text(name) != "temp"]
+        if len(names) < 2:
+            return
+        for name in names:
+            quoted = name.replace('"', '""')
+            [(mode,)] = self.execute(connection, f'PRAGMA "{quoted}".journal_mode', ()).rows
+            if _text(mode).lower() not in _TOGETHER:
+                raise ConfigError(
+                    f"the connection has attached the databases {', '.join(names[1:])}, and "
+                    f"{name} has journal_mode={_text(mode)}, so a crash can commit only some of "
+                    "the files; attach none, or set journal_mode to delete, truncate or persist "
+                    "in all files"
+                )
 
     def _set_synchronous(self, connection: Any, wanted: int) -> None:
         level = self._synchronous(connection)
@@ -118,6 +141,7 @@ class SQLite(DriverConnections):
             if _primary(error) in _RETRIABLE:
                 raise
             return False
+        self._check_attached(connection)  # a program can attach in its transaction, too
         return bool(connection.in_transaction)
 
     def commit(self, connection: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import nullcontext
 
 import pytest
 
@@ -59,6 +60,43 @@ def test_synchronous_of_sqlite_is_raised_until_commits_are_durable(base, log, mo
         for batch in log.sink(consumer, database):
             assert batch.connection.execute("pragma synchronous").fetchone() == (level,)
             break
+
+
+@pytest.mark.parametrize("where", ["factory", "block"])
+@pytest.mark.parametrize(
+    ("first", "attached"), [("wal", "wal"), ("delete", "wal"), ("wal", "delete"), ("delete",) * 2]
+)
+def test_attached_files_of_sqlite_are_refused_in_wal_mode(
+    base, out, producer, tmp_path, first, attached, where
+):
+    """A kill between the commits of two such files leaves one without the commit."""
+    other = str(tmp_path / "other.sqlite")
+    for path, mode in ((base, first), (other, attached)):
+        connection = sqlite3.connect(path)
+        connection.execute(f"pragma journal_mode={mode}")
+        connection.execute("create table placed (number integer)")
+        connection.close()
+
+    def connect():
+        connection = sqlite3.connect(base)
+        if where == "factory":
+            connection.execute("attach ? as other", (other,))
+        return connection
+
+    refused = "wal" in (first, attached)
+    message = "attached the databases other, and .* has journal_mode=wal"
+    with Database(connect) as database:
+        with pytest.raises(ConfigError, match=message) if refused else nullcontext():
+            with out.atomic(producer, database) as tx:
+                if where == "block":
+                    tx.connection.execute("attach ? as other", (other,))
+                tx.connection.execute("insert into other.placed values (1)")
+                tx.produce("out", "1")
+    connection = sqlite3.connect(other)
+    rows = connection.execute("select * from placed").fetchall()
+    connection.close()
+    assert len(rows) == len(list(out.read("out"))) == (not refused)
+    assert out.pending() == []
 
 
 def test_synchronous_of_an_open_transaction_of_sqlite_is_refused(base, log):
