@@ -102,7 +102,7 @@ class AtomicTransaction(Transaction):
 
     def __enter__(self) -> Self:
         if self._given is not None:
-            self._of_given = self._database._session_of(self._given)
+            self._of_given = self._lease.enter_context(self._database._ending(self._given))
         try:
             self._decide_earlier()
             super().__enter__()

@@ -117,7 +117,8 @@ class Database(Closing):
                 self._source.engine.loop.bind()
         self._lock = threading.Lock()
         self._mine = threading.local()
-        # All that are open, to close them. Those of a thread that has ended are closed with it.
+        # All that are open, to close those that are eoslog's. Those of a thread that has ended
+        # are closed with it.
         self._sessions: weakref.WeakSet[DatabaseSession] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -231,6 +232,25 @@ class Database(Closing):
                 f"{self._dialect.name}; pass a connection to the same database"
             )
         return DatabaseSession(connection, dialect, self._source.text, given=True)
+
+    @contextlib.contextmanager
+    def _ending(self, connection: Any) -> Iterator[DatabaseSession]:
+        """A session of a program's connection that no other block or batch ends.
+
+        Raises:
+            ConfigError: if another one does.
+        """
+        session = self._session_of(connection)
+        if not self._add(session):
+            raise ConfigError(
+                "connection: it is the one of a block or batch that is open, which commits it "
+                "alone; pass another connection, or use that block"
+            )
+        try:
+            yield session
+        finally:
+            with self._lock:
+                self._sessions.discard(session)
 
     def _join(self, session: DatabaseSession, *, ends: bool = False) -> None:
         """Use the transaction of a program's connection, or begin one.
@@ -417,16 +437,24 @@ class Database(Closing):
 
     def _open(self) -> DatabaseSession:
         session = self._connect()
-        with self._lock:
-            shared = any(other.connection is session.connection for other in self._sessions)
-            if not shared:
-                self._sessions.add(session)
-        if shared:
+        if not self._add(session):
             raise IllegalState(
                 f"{self._source.text}: the factory returned a connection that is in use; return a "
                 "new connection at each call"
             )
         return session
+
+    def _add(self, session: DatabaseSession) -> bool:
+        """Note an open session; return False if its connection has one."""
+        with self._lock:
+            if self._with_connection(session.connection) is not None:
+                return False
+            self._sessions.add(session)
+            return True
+
+    def _with_connection(self, connection: Any) -> DatabaseSession | None:
+        """The open session of a connection; the caller has the lock."""
+        return next((one for one in [*self._sessions] if one.connection is connection), None)
 
     def _connect(self, *, own: bool = False) -> DatabaseSession:
         """Open a connection that the caller closes.
@@ -479,7 +507,7 @@ class Database(Closing):
             sessions = list(self._sessions)
             self._sessions.clear()
         for session in sessions:
-            if session.pid == os.getpid():
+            if session.pid == os.getpid() and not session.given:
                 session.close()
 
     async def __aenter__(self) -> Self:

@@ -110,6 +110,36 @@ def test_a_block_of_psycopg_that_alone_can_commit_is_refused(server, out, produc
         assert visible(out) == [b"1"]
 
 
+def test_the_connection_of_a_batch_is_refused_in_a_block(log, out, table, producer):
+    """The block would commit rows and records, and the batch would come again."""
+    settings = {**SETTINGS, "enable_auto_commit": False}
+    with Database(table.connect) as database, log.consumer("orders", **settings) as consumer:
+        with pytest.raises(ConfigError, match="the one of a block or batch that is open"):
+            for batch in log.sink(consumer, database):
+                batch.connection.execute("insert into placed values (1)")
+                place_order(out, producer, database, batch.connection)
+        assert (table.rows("select * from placed"), visible(out)) == ([], [])
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_the_connection_of_a_block_is_refused_in_another(out, table, producer, given):
+    """The inner block would commit the rows of the outer one, and not its records."""
+    with (
+        closing(table.connect()) as connection,
+        Database(table.connect) as database,
+        out.producer(transactional_id="inner") as inner,
+    ):
+        database.create()
+        with out.atomic(producer, database, connection if given else None) as tx:
+            tx.connection.execute("insert into placed values (2)")
+            tx.produce("out", "2")
+            with pytest.raises(ConfigError, match="the one of a block or batch that is open"):
+                place_order(out, inner, database, tx.connection)
+        place_order(out, inner, database, connection)
+    assert sorted(table.rows("select number from placed")) == [(1,), (2,)]
+    assert visible(out) == [b"2", b"1"]
+
+
 @pytest.mark.parametrize("autocommit", [False, True])
 def test_a_connection_in_pipeline_mode_takes_part(server, out, producer, autocommit):
     import psycopg
