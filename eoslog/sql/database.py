@@ -220,7 +220,10 @@ class Database(Closing):
                 "open; begin one first"
             )
         session = self._session_of(connection)
-        self._join(session)
+        with self._lock:
+            block = self._with_connection(connection)
+        if block is None or not block.begun:  # a second mark would replace that of the block
+            self._join(session)
         self._store(session, consumer)
 
     def _session_of(self, connection: Any) -> DatabaseSession:

@@ -56,6 +56,11 @@ class DatabaseSession:
                 raise
             raise known from error
 
+    @property
+    def begun(self) -> bool:
+        """Whether a transaction was begun or joined, and not ended since."""
+        return self._mark is not None
+
     def note_file(self) -> None:
         """Remember which file the connection has open, if it is one of SQLite."""
         if self.dialect.name != "sqlite" or self.dialect.pooled:

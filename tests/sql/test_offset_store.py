@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -79,6 +80,24 @@ def test_offsets_that_were_rolled_back_need_a_rewind(place, log):
             connection.commit()
             connection.close()
             assert database.committed_offsets("g", {T0: log.topic_id("orders")}) == {T0: 6}
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_offsets_are_stored_in_the_transaction_of_a_block(place, log, given):
+    with (
+        Database(place.connect) as database,
+        log.producer(transactional_id="t") as producer,
+        log.consumer("orders", offset_store=database, **SETTINGS) as consumer,
+        closing(place.connect()) as connection,
+    ):
+        database.create()
+        with log.atomic(producer, database, connection if given else None) as tx:
+            assert len(consumer.consume(12)) == 12
+            database.store_offsets(tx.connection, consumer)
+            tx.produce("orders", "12", partition=0)
+        at = {T0: log.topic_id("orders"), T1: log.topic_id("orders")}
+        assert database.committed_offsets("g", at) == {T0: 6, T1: 6}
+        assert [record.value for record in consumer.consume(1)] == [b"12"]
 
 
 def test_a_log_transaction_rejects_a_consumer_of_a_database(place, log):
