@@ -82,7 +82,7 @@ def decide(
     """Return the decision; if there is none, make it ABORT.
 
     Args:
-        session: a session without a transaction.
+        session: a session without a transaction of a program.
         tables: the tables of the database.
         database_id: the id that the tables must have.
         token: the prepared transaction.
@@ -93,7 +93,7 @@ def decide(
         DatabaseUnavailable: if the transaction of the worker has not ended.
         DatabaseError: if the tables have another id, or are damaged.
     """
-    session.begin()
+    session.join()  # a limit of waits may have begun it
     try:
         with tables.reading(session):
             _insert(session, tables, database_id, token, "A")

@@ -143,11 +143,10 @@ class PostgreSQL(DriverConnections):
     def limit_waits(self, connection: Any, seconds: float) -> None:
         """See `Dialect.limit_waits`."""
         limit = f"{max(1, int(seconds * 1000))}"
-        sql = (
-            "SELECT set_config('lock_timeout', ?, false), set_config('statement_timeout', ?, false)"
-        )
+        sql = "SELECT set_config('lock_timeout', ?, true), set_config('statement_timeout', ?, true)"
+        if connection.autocommit:
+            self.execute(connection, "BEGIN", ())
         self.execute(connection, sql, (limit, limit))
-        self.commit(connection)
 
     def lock_schema(self, connection: Any, prefix: str) -> None:
         """See `Dialect.lock_schema`."""

@@ -110,6 +110,26 @@ def test_a_database_that_is_down_raises_a_retriable_error(server, tmp_path):
         database.resolve(prepared())
 
 
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_limits_of_an_answer_end_with_its_transaction(server, autocommit):
+    """A pooler lends the session of the server to other programs then."""
+    import psycopg
+
+    class Pooled(psycopg.Connection):
+        def close(self):
+            kept.append(self)
+
+    kept: list[Pooled] = []
+    dsn = server.schema()
+    database = Database(lambda: Pooled.connect(dsn, autocommit=autocommit))
+    assert database.resolve(prepared()) is Outcome.ABORT
+    database.close()
+    limits = "select current_setting('lock_timeout'), current_setting('statement_timeout')"
+    assert {connection.execute(limits).fetchone() for connection in kept} == {("0", "0")}
+    for connection in kept:
+        super(Pooled, connection).close()
+
+
 def test_resolve_rejects_a_token_in_place_of_a_prepared_transaction(database):
     with pytest.raises(ConfigError, match="expected a PreparedTransaction, got"):
         database.resolve(TOKEN)
