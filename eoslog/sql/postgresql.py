@@ -110,6 +110,16 @@ class PostgreSQL(DriverConnections):
         """See `Dialect.in_transaction`."""
         return bool(connection.info.transaction_status != 0)  # 0: idle
 
+    def is_open(self, connection: Any) -> bool:
+        """See `Dialect.is_open`; a lost connection raises at its next statement."""
+        if connection.closed and not getattr(connection, "broken", True):
+            raise IllegalState(
+                "the program closed the connection of the transaction, for example by `with "
+                "connection:`, which commits its rows alone; leave the end of the transaction, and "
+                "the connection, to eoslog"
+            )
+        return self.in_transaction(connection)
+
     def begin(self, connection: Any, mark: str) -> None:
         """See `Dialect.begin`."""
         if connection.autocommit:
@@ -122,7 +132,7 @@ class PostgreSQL(DriverConnections):
 
     def marked(self, connection: Any, mark: str) -> bool:
         """See `Dialect.marked`."""
-        if not self.in_transaction(connection):
+        if not self.is_open(connection):
             return False
         [(found, synchronous)] = self.execute(connection, _MARKED, ()).rows
         if found == mark and synchronous == "off":

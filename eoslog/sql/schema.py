@@ -159,6 +159,13 @@ class Tables:
                     f"{session.database}: the connection has no tables {self.prefix}* ({error}), "
                     "so it is one to another database or schema; pass a connection to the same one"
                 ) from error
+            if dialect.missing_table(error):
+                cause = str(error).partition("\n")[0]
+                raise DatabaseError(
+                    f"{session.database}: the tables {self.prefix}* were not found ({cause}), so "
+                    "they were removed or renamed, or a statement of the program changed the "
+                    "schema (search_path); undo that, or restore them from a backup"
+                ) from error
             raise DatabaseError(
                 f"{session.database}: the tables {self.prefix}* are damaged ({error}); restore the "
                 "database from a backup"

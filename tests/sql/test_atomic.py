@@ -308,6 +308,28 @@ def test_row_N19_a_commit_in_the_block_is_reported(out, table, database, produce
     assert (placed(table), visible(out)) == ([1, 3], [3])
 
 
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_a_change_of_the_schema_in_the_block_is_reported(out, table, database, producer):
+    with pytest.raises(DatabaseError, match="a statement of the program changed the schema"):
+        with out.atomic(producer, database) as tx:
+            place_order(tx, 1)
+            tx.connection.execute("set search_path = pg_catalog")
+    assert placed(table) == visible(out) == out.pending() == []
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_a_close_in_the_block_is_reported(out, table, database, producer):
+    """Psycopg's `with connection:` commits, so the rows must not come again."""
+    with pytest.raises(IllegalState, match="the program closed the connection"):
+        with out.atomic(producer, database) as tx:
+            with tx.connection:
+                place_order(tx, 1)
+    assert (placed(table), visible(out), out.pending()) == ([1], [], [])
+    with out.atomic(producer, database) as tx:
+        place_order(tx, 2)
+    assert (placed(table), visible(out)) == ([1, 2], [2])
+
+
 def autocommitting(place):
     """A factory of connections that commit automatically."""
 

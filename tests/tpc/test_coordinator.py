@@ -118,6 +118,14 @@ def test_row_L05_a_resource_that_cannot_prepare_aborts_all(
     assert settled(path, *banks) == [7]
 
 
+def test_a_close_inside_the_block_is_rejected(coordinator, first, second, producer, banks, path):
+    with pytest.raises(IllegalState, match="the program closed the connection"):
+        with coordinator.transaction(first, second, producer):
+            second.execute("update account set money = money + 0")
+            second.close()
+    assert settled(path, *banks) == []
+
+
 def test_a_commit_inside_the_block_is_rejected(coordinator, first, second, producer, banks, path):
     with pytest.raises(IllegalState, match="the program ended the transaction"):
         with coordinator.transaction(first, second, producer):
