@@ -27,6 +27,7 @@ from eoslog.client.producer.transactions.transaction import InputConsumer, Trans
 from eoslog.descriptions import PreparedTransaction
 from eoslog.errors import (
     ConfigError,
+    DatabaseError,
     DatabaseUnavailable,
     EoslogError,
     IllegalState,
@@ -290,21 +291,25 @@ class AtomicTransaction(Transaction):
     def _answer(self, prepared: PreparedTransaction, failure: BaseException) -> Outcome:
         """Ask the database what it has committed, for a few seconds."""
         deadline = time.monotonic() + _ASK_S
-        while True:
-            try:
-                return self._database._answer(prepared)
-            except DatabaseUnavailable as error:
-                if time.monotonic() < deadline:
+        try:
+            while True:
+                try:
+                    return self._database._answer(prepared)
+                except DatabaseUnavailable:
+                    if time.monotonic() >= deadline:
+                        raise
                     time.sleep(_PAUSE_S)
-                    continue
-                self._state = "outcome unknown"
-                with self._rewinding():  # the committed offsets are undecided until then
-                    pass
-                raise DatabaseUnavailable(
-                    f"token {prepared.token}: the database does not say whether it has committed "
-                    f"({error}); the log keeps the transaction prepared, and the next log.atomic "
-                    "or a resolver decides it when the database answers"
-                ) from failure
+        except BaseException as error:
+            self._state = "outcome unknown"
+            with self._rewinding():  # the committed offsets are undecided until then
+                pass
+            if not isinstance(error, DatabaseError):
+                raise
+            raise type(error)(
+                f"token {prepared.token}: the database does not say whether it has committed "
+                f"({error}); the log keeps the transaction prepared, and the next log.atomic "
+                "or a resolver decides it when the database answers"
+            ) from failure
 
     def _abort(self, token: str) -> None:
         self._state = "aborted"

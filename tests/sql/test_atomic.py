@@ -195,6 +195,40 @@ def lose_answers(connection, lost):
     return connection
 
 
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_a_database_that_gives_no_answer_rewinds_the_consumer(out, table):
+    import psycopg
+
+    fails = [True]
+
+    def replace_tables(commit):
+        if not fails:
+            commit()
+            return
+        fails.clear()
+        table.run("update eoslog_meta set value = value || 'x' where key = 'database_id'")
+        raise psycopg.OperationalError("the connection was lost")
+
+    with (
+        Database(table.connect) as ready,
+        Database(table.at_commit(replace_tables)) as database,
+        out.producer(transactional_id="t") as producer,
+        out.consumer("orders", **SETTINGS) as consumer,
+    ):
+        ready.create()
+        for expected in (
+            pytest.raises(DatabaseError, match="keeps the transaction"),
+            nullcontext(),
+        ):
+            with expected:
+                with out.atomic(producer, database) as tx:
+                    for record in consumer.consume(12):
+                        place_order(tx, int(record.value))
+                    tx.commit_offsets(consumer)
+            table.run("update eoslog_meta set value = replace(value, 'x', '')")
+        assert placed(table) == visible(out) == [*range(12)]
+
+
 def test_offsets_of_the_group_commit_with_rows_and_records(out, table, database, producer):
     with out.consumer("orders", **SETTINGS) as consumer:
         for fails in (True, False):
