@@ -154,7 +154,7 @@ class PostgreSQL(DriverConnections):
         """See `Dialect.limit_waits`."""
         limit = f"{max(1, int(seconds * 1000))}"
         sql = "SELECT set_config('lock_timeout', ?, true), set_config('statement_timeout', ?, true)"
-        if connection.autocommit:
+        if connection.autocommit:  # the limits are those of a transaction
             self.execute(connection, "BEGIN", ())
         self.execute(connection, sql, (limit, limit))
 
