@@ -50,7 +50,7 @@ cdef object as_sequence(object values, str what):
     if type(values) in (list, tuple):
         return values
     try:
-        if isinstance(values, str) or is_one_buffer(values):    # one value, not its letters
+        if isinstance(values, (str, dict)) or is_one_buffer(values):    # not its letters or keys
             raise TypeError
         items = iter(values)
     except TypeError:

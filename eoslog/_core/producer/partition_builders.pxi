@@ -9,7 +9,7 @@ cdef int borrow_other(object data, Span* span, Py_buffer* view, str role) except
         return 0
     try:
         PyObject_GetBuffer(data, view, PyBUF_SIMPLE)
-    except (TypeError, BufferError):
+    except (TypeError, ValueError, BufferError):    # ValueError: released, or a null Arrow scalar
         raise errors.SerializationError(
             f"{role}: expected bytes, str, a contiguous buffer or None, got {type(data).__name__}; "
             f"or give the producer a {role}.serializer") from None

@@ -28,6 +28,7 @@ from eoslog.errors import (
     LockTimeout,
     QueueFull,
     RecordTooLarge,
+    SerializationError,
     StorageError,
     UnknownTopicOrPartition,
 )
@@ -101,6 +102,17 @@ def test_an_error_in_a_callback_is_raised_and_loses_no_other_callback(log: Log) 
             producer.flush()
         producer.poll()
         assert told == [1]
+
+
+def test_a_buffer_without_bytes_and_a_dict_of_values_are_rejected(log: Log) -> None:
+    released = memoryview(b"gone")
+    released.release()
+    with log.producer() as producer:
+        with pytest.raises(SerializationError, match="got memoryview"):
+            producer.produce("one", released)
+        with pytest.raises(SerializationError, match="expected a sequence of values, got dict"):
+            producer.produce_many("one", {"key": "value"})
+    assert stored(log) == []
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
