@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 import pytest
 
 MOST_MODULES_OF_AN_IMPORT = 55
-MOST_MODULES_OF_A_FIRST_USE = 314
+MOST_MODULES_OF_A_FIRST_USE = 315
 """Without numpy's own."""
 MOST_BYTES_OF_A_WHEEL = 2_220_000
 """Compressed, with the symbols that a local build keeps; `make wheel` leaves them out."""

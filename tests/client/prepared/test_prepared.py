@@ -187,7 +187,7 @@ def test_a_staged_transaction_is_visible_after_its_commit(log):
     assert log.pending() == []
 
 
-def test_a_staged_transaction_keeps_every_batch_of_several_flushes(log):
+def test_L12_a_staged_transaction_keeps_the_batches_of_all_flushes(log):
     producer = initialised(log)
     values = [str(number).encode() for number in range(4)]
     producer.begin_transaction(mode="staged")
