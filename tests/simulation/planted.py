@@ -15,6 +15,7 @@ from eoslog.coordinator.transactions.commit import Endings
 from eoslog.coordinator.transactions.log import TransactionLog
 from eoslog.coordinator.transactions.markers import MarkerDriver
 from eoslog.coordinator.transactions.prepared import PreparedTransactions
+from eoslog.engine import staged_transactions
 from eoslog.engine.staged_transactions import StagedTransactions
 from eoslog.errors import OutcomeConflict
 from eoslog.storage.fs import files
@@ -129,6 +130,15 @@ def _stage_without_flush(stack: contextlib.ExitStack) -> None:
     _put(stack, StagedTransactions, "_room", unflushed)
 
 
+def _number_from_the_last_batch(stack: contextlib.ExitStack) -> None:
+    """The sequence of a delivered batch counts the records of the one before it alone."""
+
+    def stamp(data: Any, *, base_sequence: int, **named: Any) -> int:
+        return _core.stamp_batches(data, base_sequence=base_sequence, **named) - base_sequence
+
+    _put(stack, staged_transactions, "_core", But(_core, stamp_batches=stamp))
+
+
 def _accept_both_decisions(stack: contextlib.ExitStack) -> None:
     """A process that decides gets what it asked for, although another one was faster."""
     resolve = PreparedTransactions.resolve
@@ -208,6 +218,7 @@ OF_PREPARED: dict[str, Callable[[contextlib.ExitStack], None]] = {
     "a staged payload that is not flushed": _stage_without_flush,
     "a delivery that is noted after its decision": _note_after_the_decision,
     "two decisions of one prepared transaction": _accept_both_decisions,
+    "a delivery whose batches have the numbers of others": _number_from_the_last_batch,
 }
 """Those that only prepared transactions show."""
 OF_COMMITS: dict[str, Callable[[contextlib.ExitStack], None]] = {

@@ -43,11 +43,15 @@ class Halves:
             self.count += 1
             txn = self.model.begin(f"{self.name}:{name}:{self.count}")
             half = self.model.halves[txn.name] = Half(txn)
+            batches = self.count % 2 == 0  # of one record, in one partition
+            one = self._place()
             for _ in range(self.rng.choice((1, 2, 4))):
-                value, place = self._value(), self._place()
+                value, place = self._value(), one if batches else self._place()
                 order = txn.name if mode == "staged" else f"{self.name} {name}"
                 self.model.sent(order, place, value, txn)
                 producer.produce(place[0], value, partition=place[1])
+                if batches:
+                    producer.flush()
             half.tried = True
             self.model.events += 1
             token = producer.prepare_transaction({"order": txn.name}).token
