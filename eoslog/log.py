@@ -280,10 +280,11 @@ class Log(Closing):
             self.describe_topic(name)  # creates the directories, which read-only readers cannot
         except DiskFull as error:
             have = len(self._engine.metadata.topic(name).partitions)
-            text = f"topic {name!r} still has {have} partitions; free space, then call it again"
+            text = f"topic {name!r}: it has {have} of {total} partitions; free space, then call it "
+            text += "again"
             if have >= total:
-                text = f"topic {name!r} has {have} partitions now, but the disk has no room for "
-                text += "new ones; free space, then use them"
+                text = f"topic {name!r}: it has {have} partitions now, but the disk has no room "
+                text += "for the files of new ones; free space, then use them"
             raise DiskFull(text, error.errno or 0, error.filename) from error
 
     def alter_topic(self, name: str, config: TopicOptions | TopicChanges) -> None:

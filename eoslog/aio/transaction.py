@@ -95,8 +95,8 @@ class AsyncTransaction:
         client, transaction = self._producer._client(), self._transaction
 
         def undo() -> None:
-            client.abort_transaction()
             transaction._state = "aborted"
+            client.abort_transaction()
 
         await self._producer._thread.call("begin_transaction", transaction.__enter__, undo=undo)
         return self

@@ -458,8 +458,8 @@ class AppWorker:
                 notes.end(note)
                 raise  # of a table's file, or of a person; the record is not the cause
             except (Exception, CancelledError) as failed:
-                # Not SystemExit: the next process counts the end of this one. Only the task cancels
-                # what it awaits, for nothing else runs in its event loop.
+                # Not SystemExit: the next process counts the end of this one. The task has
+                # cancelled what it awaits: Ctrl-C is a KeyboardInterrupt.
                 notes.end(note)
                 error = failed.with_traceback(user_frames(failed) or failed.__traceback__)
             else:

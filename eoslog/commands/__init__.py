@@ -136,6 +136,7 @@ at_every_level(root)
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; see `eoslog.cli.main`."""
+    stderr = sys.stderr
     _streams()
     context = CliContext()
     code = 0
@@ -166,6 +167,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         code = _unexpected(error)
     _detach_stdout()
+    sys.stderr = stderr
     return code
 
 
@@ -224,9 +226,12 @@ class _Remarks(io.FileIO):
 
     def write(self, data: ReadableBuffer) -> int:
         """Write data, or drop it."""
+        left = memoryview(data).cast("B")
+        size = left.nbytes
         with contextlib.suppress(OSError):
-            return super().write(data)
-        return memoryview(data).nbytes
+            while left:
+                left = left[super().write(left) :]
+        return size
 
 
 def _detach_stdout() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -100,7 +101,7 @@ def _show_check(context: CliContext, report: CheckReport) -> None:
     if context.form == "table":
         if rows:
             context.show(rows, _COLUMNS)
-        click.echo(verdict)
+        context.echo(verdict)
     else:
         context.show([*rows, end], _COLUMNS)
 
@@ -173,8 +174,12 @@ def repair(
     place = path or context.directory
     if chosen != "report" and not yes:
         if not sys.stdin.isatty():
-            first = f"check {place}" if chosen == "as-kafka" else "repair"
-            hint = context.for_a_shell(f"read the output of `eoslog {first}` first, then add -y")
+            first = "check" if chosen == "as-kafka" else "repair"
+            hint = f"read the output of `eoslog {first}` first, then add -y"
+            if path is None:
+                hint = context.for_a_shell(hint)
+            else:
+                hint = hint.replace(first, f"{first} {shlex.quote(path)}", 1)
             raise click.UsageError(
                 f"--{chosen} removes bytes from the log, and stdin is not a terminal to ask on; "
                 + hint

@@ -23,6 +23,7 @@ from rich.progress import (
 
 import eoslog
 from eoslog import TopicPartition
+from eoslog._util.arguments import as_directory
 from eoslog.commands import nearby_logs
 from eoslog.commands.printing.json_text import as_json
 from eoslog.commands.printing.remedies import for_a_shell
@@ -96,7 +97,7 @@ class CliContext:
         try:
             os.stat(os.path.join(self.directory, "meta.properties"))
         except (FileNotFoundError, NotADirectoryError):
-            why = str(error or f"{os.path.abspath(self.directory)}: no log to open")
+            why = str(error or f"{as_directory(self.directory)}: no log to open")
             raise FileNotFoundError(nearby_logs.missing(self.directory, why)) from None
         except (OSError, ValueError):
             return
@@ -108,6 +109,11 @@ class CliContext:
         """
         with suppress(BrokenPipeError):
             self.write(rows, columns)
+
+    def echo(self, text: str = "") -> None:
+        """Print a line below rows, as `show` does."""
+        with suppress(BrokenPipeError):
+            print(text)
 
     def write(
         self, rows: Iterable[Row], columns: Iterable[str] = (), *, header: bool = True

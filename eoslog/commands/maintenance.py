@@ -230,7 +230,7 @@ def stats(context: CliContext) -> None:
         partitions = found.pop("partitions")
         if context.form == "table":
             context.show_one(found)
-            click.echo()
+            context.echo()
         context.show([{"partition": name, **about} for name, about in partitions.items()])
     context.end_if_offline(offline)
 

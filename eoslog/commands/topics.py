@@ -91,7 +91,7 @@ def describe(context: CliContext, name: str) -> None:
         if context.form == "table":
             settings = {"topic": about.name, "topic id": _id(about.topic_id), **about.config}
             context.show_one(settings)
-            click.echo()
+            context.echo()
         context.show(partitions)
 
 

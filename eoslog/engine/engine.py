@@ -200,7 +200,7 @@ class Engine:
             self._background.schedule(LOOK_EVERY_S, self._keep_deadlines)
         self._background.schedule(LOOK_EVERY_S, self._keep_checks)
         self.schedule(
-            "sweep",
+            "expire-ids",
             config.transaction_remove_expired_transaction_cleanup_interval_ms / 1000,
             UnlessJumped(self.transactions.expire, self.clock_ms),
         )

@@ -93,8 +93,8 @@ class UnlessJumped:
     """Runs a task, except at the first call after the wall clock has jumped forward.
 
     A clock that is wrong for a moment must not expire or delete what is in use, because that is
-    final. If the new time is right, the next call runs the task. The end of a suspend of the
-    machine is a jump too.
+    final. The next call runs the task, even after another jump: the end of a suspend of the
+    machine is a jump too, and may come before each call. `ProducerExpiry` guards itself.
     """
 
     def __init__(self, run: Callable[[], object], clock_ms: Callable[[], int]) -> None:
@@ -107,11 +107,13 @@ class UnlessJumped:
         self._run = run
         self._clock_ms = clock_ms
         self._ahead = self._ahead_ms()
+        self._skipped = False
 
     def __call__(self) -> None:
-        """Run the task, unless the wall clock has jumped since the last call."""
+        """Run the task, unless the wall clock has jumped since the last call, which ran it."""
         before, self._ahead = self._ahead, self._ahead_ms()
-        if self._ahead - before < _JUMP_MS:
+        self._skipped = not self._skipped and self._ahead - before >= _JUMP_MS
+        if not self._skipped:
             self._run()
 
     def _ahead_ms(self) -> float:

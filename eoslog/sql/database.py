@@ -240,14 +240,16 @@ class Database(Closing):
     def _ending(self, connection: Any) -> Iterator[DatabaseSession]:
         """A session of a program's connection that no other block or batch ends.
 
+        Another `Database` object over the same connection is not seen.
+
         Raises:
-            ConfigError: if another one does.
+            ConfigError: if another one does, or if the connection is an idle one of this object.
         """
         session = self._session_of(connection)
         if not self._add(session):
             raise ConfigError(
-                "connection: it is the one of a block or batch that is open, which commits it "
-                "alone; pass another connection, or use that block"
+                "connection: this Database uses it already, for an open block or batch or as its "
+                "own idle connection; pass another connection"
             )
         try:
             yield session
@@ -361,6 +363,7 @@ class Database(Closing):
             return Outcome.UNKNOWN
         session = self._connect(own=True)  # its waits for locks are short
         try:
+            session.check_unused()
             with session.errors():
                 session.dialect.limit_waits(session.connection, _LOCK_WAIT_S)
             return decide(session, self._tables, self.id, prepared.token, prepared._committed)

@@ -80,7 +80,7 @@ class Dialect(Protocol):
         """Roll back; do nothing without an open transaction."""
 
     def limit_waits(self, connection: Any, seconds: float) -> None:
-        """Limit waits for locks, of the next transaction at least, which it may begin."""
+        """Limit waits for locks in the next transaction, which this call may begin."""
 
     def lock_schema(self, connection: Any, prefix: str) -> None:
         """Exclude other processes that create tables, until the transaction ends."""

@@ -40,9 +40,9 @@ def refuse_older_log(log: Any, rows: Iterable[OutcomeRow], database: str, table:
             raise DatabaseError(
                 f"{database}: it has committed token {row.token}, which the log {log.path} does "
                 "not know, so the log is an older copy; restore a newer one, or produce the "
-                f"records of its rows again and delete the row from {table}; only delete the row "
-                "if outcome.retention.ms was smaller before or in another process; `eoslog audit "
-                "--db` lists all differences"
+                f"records of its rows again and delete the row from {table}; `eoslog audit --db` "
+                "lists all differences; if outcome.retention.ms was smaller before, or is smaller "
+                "in another process, the log is not older: just delete the row"
             )
 
 

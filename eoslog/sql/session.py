@@ -92,14 +92,23 @@ class DatabaseSession:
         with self.errors():
             return self.dialect.execute(self.connection, sql, values)
 
-    def begin(self) -> None:
-        """Begin a transaction."""
+    def check_unused(self) -> None:
+        """Check that no transaction of a program is open.
+
+        Raises:
+            IllegalState: if there is one, which eoslog must not end.
+        """
         with self.errors():
             if not self.dialect.usable(self.connection):
                 raise IllegalState(
                     f"{self.database}: the connection has an open transaction; the factory must "
                     "return a new connection at each call"
                 )
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self.check_unused()
+        with self.errors():
             mark = f"eoslog_{os.getpid()}_{next(_marks)}"
             self.dialect.begin(self.connection, mark)
             self._mark = mark

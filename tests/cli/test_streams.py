@@ -138,11 +138,13 @@ def test_a_full_stderr_keeps_no_row_from_stdout(shop, shell):
     assert len(shell("group describe g 2> /dev/full").stdout.splitlines()) == 2
 
 
+@pytest.mark.parametrize("command", ["topic list", "check", "stats"])
 @pytest.mark.parametrize("readers", ["| true", "2>&1 > /dev/null | true"])
-def test_a_closed_pipe_keeps_the_exit_code_of_damage(shop, shell, place, readers):
+@pytest.mark.parametrize("form", ["table", "jsonl"])
+def test_a_closed_pipe_keeps_the_exit_code_of_damage(shop, shell, place, form, command, readers):
     assert shell("produce orders -p 1 <<< text").returncode == 0
     shutil.rmtree(place / "orders-1")
-    assert shell(f"topic list {readers}").returncode == 5
+    assert shell(f"--format {form} {command} {readers}").returncode == 5
 
 
 def test_an_ascii_stdout_gets_escapes_and_json_stays_json(shop, shell, tmp_path):

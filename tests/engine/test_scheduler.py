@@ -69,3 +69,11 @@ def test_a_clock_that_stays_ahead_deletes_at_the_second_search(searches: Searche
     searches.search()
     searches.search()
     assert searches.known() == (False, None, [], 0)
+
+
+def test_a_jump_before_every_search_delays_the_deletions_only_once(searches: Searches) -> None:
+    """A machine that is suspended again and again sees one before each search."""
+    for _ in range(2):
+        searches.now += 30 * DAY_S
+        searches.search()
+    assert searches.known() == (False, None, [], 0)

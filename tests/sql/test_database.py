@@ -175,6 +175,21 @@ def test_a_factory_must_not_return_the_same_connection_twice(place, log):
     same.close()
 
 
+@pytest.mark.parametrize("place", ["wal", "postgresql"], indirect=True)
+def test_a_resolver_leaves_the_transaction_of_a_program_alone(table, producer):
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("out", "1")
+    prepared = producer.prepare_transaction()
+    used = table.connect()
+    database = Database(lambda: used)
+    database.create()
+    used.execute("insert into placed values (1)")
+    with pytest.raises(IllegalState, match="the factory must return a new connection"):
+        database.resolve(prepared)
+    assert table.rows("select * from placed") == []
+
+
 def test_a_closed_database_is_refused(base):
     database = Database(base)
     database.create()

@@ -130,8 +130,8 @@ class SQLiteStore:
                 ] or not _verified(found[0]):
                     if found:
                         logger.warning(
-                            "%s: has another table or topic, or deleted records, or is damaged, "
-                            "reading the table from its topic",
+                            "%s: of another table or topic, or from before records were deleted, "
+                            "or damaged; reading the table from its topic",
                             self._path,
                         )
                     self._start()

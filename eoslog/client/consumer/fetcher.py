@@ -343,7 +343,7 @@ class Fetcher:
             log, position = state.log, state.position
             if state.ahead is None and not state.fetched and position is not None:
                 # An error is ignored here: the read that returns the records meets it again.
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(EoslogError, OSError):
                     state.ahead = self._decoded_ahead(log, state.partition, position)
 
     def _decoded_ahead(

@@ -20,7 +20,7 @@ _COMMANDS = {
     r"log\.groups\(\)": "`{eoslog} group list`",
     r"log\.describe_group\(\)": "`{eoslog} group describe`",
     r"log\.pending\(\)": "`{eoslog} txn pending`",
-    r"`eoslog (?=(?:check|dead|group|position|repair|topic|txn)\b)": "`{eoslog} ",
+    r"`eoslog (?!-|init\b|config\b)": "`{eoslog} ",
     _MISSING: "--create-topics creates the missing topics",
     r"; give create=True to create one": "",
     r", or open the log with read_only=True": "",
