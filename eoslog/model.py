@@ -110,10 +110,12 @@ class TimestampType(IntEnum):
 class AppendOrigin(Enum):
     """The origin of an append.
 
-    Only a coordinator may append markers, and it skips sequence checks.
+    Only a coordinator may append markers, and it skips sequence checks. A delivery is of records
+    that were checked as they were produced. What their topic requires may have changed since.
     """
 
     CLIENT = "client"
+    DELIVERY = "delivery"
     COORDINATOR = "coordinator"
 
 

@@ -137,7 +137,7 @@ class TopicConfig(Settings):
         LONG_MAX,
         integer(0, LONG_MAX),
         "How far a record's timestamp can be ahead of the clock. A later one raises "
-        "`InvalidRecord`.",
+        "`KafkaError` with `INVALID_TIMESTAMP`.",
         unit="ms",
         kafka="Kafka's default is 1 hour",
     )
@@ -145,7 +145,7 @@ class TopicConfig(Settings):
         LONG_MAX,
         integer(0, LONG_MAX),
         "How far a record's timestamp can be behind the clock. An earlier one raises "
-        "`InvalidRecord`.",
+        "`KafkaError` with `INVALID_TIMESTAMP`.",
         unit="ms",
     )
     message_timestamp_type: str = setting(

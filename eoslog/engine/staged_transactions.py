@@ -15,6 +15,10 @@ its process is dead.
 **Deleted topics.** Records of a topic that was deleted, or deleted and re-created, are dropped at
 the delivery: they would have been deleted with it.
 
+**Checks.** `PartitionLog.checked` accepts the records as they are produced. The delivery checks
+their size again, and nothing else. A check of their age would reject each record that waits longer
+than `message.timestamp.before.max.ms`.
+
 Source: RocketMQ keeps half messages in a topic of its own, too, and restores their topic from their
 properties.
 """
@@ -330,7 +334,7 @@ class StagedTransactions:
             result = None
             while result is None:
                 expected = transactions.add(name, *mine, frozenset({tp}))
-                result = log.append(data, expect=[expected])
+                result = log.append(data, expect=[expected], origin=AppendOrigin.DELIVERY)
             failpoint("deliver.appended")
             begin, last, _ = spans.get(tp, (result.base_offset, 0, b""))
             spans[tp] = (begin, max(last, result.last_offset), log.topic_id)

@@ -114,7 +114,7 @@ class MemoryLog:
             return None
         added = MemoryBatch(bytes(batch), self.log_end)
         try:
-            done = self._apply(added, origin is AppendOrigin.CLIENT, bool(expect))
+            done = self._apply(added, origin is not AppendOrigin.COORDINATOR, bool(expect))
         except Refused as refusal:
             raise getattr(errors, str(refusal))(f"{self}: {refusal}") from None
         if not done.duplicate:

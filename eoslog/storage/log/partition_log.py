@@ -47,7 +47,8 @@ _CARRIED_BYTES = 256 << 10
 _WRITEBACK_BYTES = 1 << 20
 """Unflushed bytes after which the disk begins to write, while the producer encodes more."""
 _PAUSE_S = 0.0005
-_CLIENT, _APPENDED = AppendOrigin.CLIENT, int(AppendStatus.APPENDED)  # bound once: hot path
+_CLIENT, _COORDINATOR = AppendOrigin.CLIENT, AppendOrigin.COORDINATOR  # bound once: hot path
+_APPENDED = int(AppendStatus.APPENDED)
 _new = tuple.__new__  # makes a named tuple from all its fields, without its slower constructor
 
 __all__ = ["LogSettings", "PartitionLog", "Slice"]
@@ -240,7 +241,8 @@ class PartitionLog:
             batch: one or more batches, whose sequences must be consecutive. Offsets and the leader
                 epoch are written into them, in place if the buffer is writable.
             expect: (log, end) pairs that the caller's decision relies on.
-            origin: COORDINATOR allows control batches and skips the sequence check.
+            origin: COORDINATOR allows control batches and skips the sequence check. DELIVERY skips
+                `checked`, except for the size.
             timeout: seconds to wait for the append lock; None means 30.
             flushes: the caller flushes immediately, so the background flush is not needed.
 
@@ -261,9 +263,9 @@ class PartitionLog:
         """
         if self.session.read_only:
             raise IllegalState(f"{self.name}: the log was opened read_only; open it for writing")
-        client = origin is _CLIENT
+        client = origin is not _COORDINATOR
         data: bytes | bytearray | memoryview = batch
-        if client and self.looks_at_records:
+        if self.looks_at_records and origin is _CLIENT:
             data = conforming(self.context, memoryview(batch), self.producer_state)
         limit = self._size_max if client else _NO_LIMIT
         stamp = int(time.time() * 1000) if self._stamps else -1

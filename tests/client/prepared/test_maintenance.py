@@ -218,6 +218,15 @@ def test_create_partitions_leaves_a_prepared_transaction(log, kind):
     decides(log, token, Outcome.COMMIT)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("message.timestamp.before.max.ms", 0), ("cleanup.policy", "compact")]
+)
+def test_a_topic_takes_what_it_accepted_before_it_became_stricter(log, kind, key, value):
+    token = prepare(log, kind)  # with a record without a key
+    log.alter_topic("paid", {key: value})
+    decides(log, token, Outcome.COMMIT)
+
+
 @BOTH
 def test_compaction_leaves_the_records_of_a_prepared_transaction(log, kind, outcome):
     for _ in range(3):
