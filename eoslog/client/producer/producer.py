@@ -510,7 +510,7 @@ class Producer(RecordAccumulator):
             RequestTimedOut: if the records are not sent within the timeout. Call it again.
             ConfigError: if an argument is invalid.
             PolicyViolation: if too many transactions are undecided (`pending.max.count`,
-                `pending.max.bytes`).
+                `pending.max.bytes`), or its groups have too many partitions of offsets.
             PreparedTransactionPending: if an undecided staged transaction has an offset of the same
                 group and partition. Abort this one, and decide the first.
             CommitFailed: if the group rebalanced, or an earlier staged transaction with offsets of

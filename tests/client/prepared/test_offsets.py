@@ -223,6 +223,33 @@ def staging(child: Child, path: str) -> None:
 
 
 @pytest.mark.process
+def test_a_staged_transaction_takes_any_number_of_offsets_of_its_groups(log: Log) -> None:
+    producer = log.producer(transactional_id="till")
+    producer.init_transactions()
+    producer.begin_transaction(mode="staged")
+    for offset in range(20):
+        producer.send_offsets_to_transaction({INPUT: offset % 4 + 1}, "readers")
+        producer.send_offsets_to_transaction({INPUT: 2}, "others")
+    log.resolve(producer.prepare_transaction().token, Outcome.COMMIT)
+    assert position(log) == 4
+
+
+def test_offsets_of_too_many_groups_are_refused_before_the_prepare(log: Log) -> None:
+    producer = log.producer(transactional_id="till")
+    producer.init_transactions()
+    producer.begin_transaction(mode="staged")
+    for number in range(40):  # in more than 7 of 50 partitions
+        producer.send_offsets_to_transaction({INPUT: 1}, f"group {number}")
+    with pytest.raises(errors.PolicyViolation, match="40 groups .* at most 7 are allowed"):
+        producer.prepare_transaction()
+    assert log.pending() == []
+    producer.abort_transaction()
+    with producer.transaction(mode="staged") as tx:  # a plain commit takes them all
+        for number in range(40):
+            tx.send_offsets({INPUT: 1}, f"group {number}")
+    assert log.committed("group 39", [INPUT])[INPUT].offset == 1
+
+
 def test_an_undecided_offset_of_another_process_is_named(log: Log) -> None:
     first = staged(log, 2)
     (message,) = live(staging, log.path).fine().of("refused")

@@ -23,6 +23,7 @@ from eoslog.errors import (
     EoslogError,
     FencedMemberEpoch,
     IllegalGeneration,
+    PolicyViolation,
     PreparedTransactionPending,
     StaleMemberEpoch,
     UnknownMember,
@@ -39,6 +40,8 @@ GROUP_MOVED_ON = (UnknownMember, IllegalGeneration, StaleMemberEpoch, FencedMemb
 """Errors of a member whose partitions another one may own now."""
 NOT_OFFSETS = (CommitOutcomeUnknown, UnknownTopicOrPartition)
 """Errors of offsets that are raised at once: waiting creates no topic."""
+_PARTITIONS_MAX = 7
+"""Partitions of groups that one append can be conditional on, beside the producer's own one."""
 
 _Sent = Sequence[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]]
 
@@ -104,12 +107,13 @@ class StagedOffsets:
         """Check the members whose offsets a staged transaction commits.
 
         Returns:
-            (partition, end) for each group, as `check_staged_offsets`.
+            (partition, end) for each partition of the groups, as `check_staged_offsets`.
 
         Raises:
             CommitFailed: if a member is not the owner of its partitions any more.
+            PolicyViolation: if the groups are in too many partitions of `__consumer_offsets`.
         """
-        ends = []
+        ends: dict[HostLog, int] = {}
         for group, offsets in staging.groups:
             check = partial(
                 self._engine.groups.check_staged_offsets,
@@ -117,12 +121,21 @@ class StagedOffsets:
                 token=token,
             )  # fmt: skip
             try:
-                ends.append(
-                    self._calls.until(check, deadline, "prepare_transaction", final=NOT_OFFSETS)
+                log, end = self._calls.until(
+                    check, deadline, "prepare_transaction", final=NOT_OFFSETS
                 )
             except GROUP_MOVED_ON as error:
                 raise moved_on(group, error) from error
-        return ends
+            # The first end: a member that moved since the first check must fail the append.
+            ends.setdefault(log, end)
+        if len(ends) > _PARTITIONS_MAX:
+            raise PolicyViolation(
+                f"prepare_transaction: {len({group.group_id for group, _ in staging.groups})} "
+                f"groups keep their offsets in {len(ends)} partitions of __consumer_offsets, at "
+                f"most {_PARTITIONS_MAX} are allowed in a staged transaction; abort it, and send "
+                f'offsets of at most {_PARTITIONS_MAX} groups, or begin it with mode="inline"'
+            )
+        return [*ends.items()]
 
 
 def with_topic_ids(
