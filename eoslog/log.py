@@ -683,7 +683,7 @@ class Log(Closing):
             IllegalState: if the log is read-only.
         """
         keys = keys_of_log(self.path, config, options)
-        self._engine.for_writing()
+        self._engine.for_writing().in_place()
         if {**keys, **options}.get("name") is not None:
             from eoslog.client.producer.named.producer import NamedProducer
 
@@ -721,6 +721,8 @@ class Log(Closing):
             options["group_id"] = group_id
         names = as_names("topics", topics)
         config, engine = keys_of_log(self.path, None, options), self._engine
+        if not engine.read_only:
+            engine.in_place()
         consumer = self._clients.add(
             kind._of_engine(engine, config, **options)
             if engine.read_only
@@ -752,9 +754,12 @@ class Log(Closing):
         keys = keys_of_log(self.path, config, options)
         self._engine.for_writing()
         check_settings(keys, options)
-        return AsyncProducer(
-            lambda: self._clients.add(producer_of(keys, options)), self._clients.add
-        )
+
+        def create() -> Producer:
+            self._engine.in_place()
+            return self._clients.add(producer_of(keys, options))
+
+        return AsyncProducer(create, self._clients.add)
 
     def async_consumer(
         self, *topics: str, group_id: str | None = None, **options: Unpack[LogConsumerOptions]

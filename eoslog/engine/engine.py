@@ -339,6 +339,15 @@ class Engine:
             )
         return self
 
+    def in_place(self) -> Engine:
+        """Return the engine, before a client of it opens its path.
+
+        Raises:
+            DirectoryReplaced: if the path does not lead to this directory.
+        """
+        self.session.directory.require()
+        return self
+
     # --- partitions -----------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicInfo:

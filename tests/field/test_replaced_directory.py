@@ -51,6 +51,8 @@ calls = {
     "delete": lambda: log.delete_topic("t"), "grow": lambda: log.create_partitions("t", 9),
     "alter": lambda: log.alter_topic("t", {"retention.ms": 1}), "clean": lambda: log.clean(roll=True),
     "delete_records": lambda: log.delete_records({eoslog.TopicPartition("t", 0): 3}),
+    "producer": lambda: log.producer(), "consumer": lambda: log.consumer("t"),
+    "timed": lambda: producer.send("t", b"z", deliver_at=int(time.time() * 1000) + 60_000),
     "commit": lambda: consumer.commit(), "poll": lambda: consumer.poll(0.5),
     "scan": lambda: log.scan("t").to_table().num_rows, "read": lambda: len(list(log.read("t"))),
     "check": lambda: log.check(), "stats": lambda: log.stats(), "topics": lambda: log.topics(),
@@ -70,7 +72,8 @@ for line in sys.stdin:
     except BaseException as error:
         say(name, "RAW " + type(error).__name__, str(error))
 """
-CHANGES = ("create", "delete", "grow", "alter", "clean", "delete_records", "checkpoint", "backup")
+CHANGES = ("create", "delete", "grow", "alter", "clean", "delete_records", "checkpoint", "backup",
+           "producer", "consumer", "timed")  # fmt: skip
 READS = ("poll", "scan", "read", "check", "stats", "topics", "offsets", "groups")
 
 

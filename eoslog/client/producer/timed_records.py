@@ -152,6 +152,7 @@ class SecondProducer:
 
     def __init__(self, engine: Engine, config: ProducerConfig, create: Create) -> None:
         """Keep the configuration of the first producer; nothing is opened."""
+        self._engine = engine
         self._config = config
         self._create_of = create
         self._id = NumberedId(engine, "deliver-at")
@@ -170,6 +171,7 @@ class SecondProducer:
         config = self._config
         keys = {name: getattr(config, name.replace(".", "_")) for name in config.given - _OWN_KEYS}
         keys["transactional.id"] = str(self._id)
+        self._engine.in_place()
         producer = self._create_of(keys)
         try:
             producer.init_transactions()
