@@ -110,7 +110,7 @@ class UnlessJumped:
         self._skipped = False
 
     def __call__(self) -> None:
-        """Run the task, unless the wall clock has jumped since the last call, which ran it."""
+        """Run the task, unless the wall clock has jumped since it ran."""
         before, self._ahead = self._ahead, self._ahead_ms()
         self._skipped = not self._skipped and self._ahead - before >= _JUMP_MS
         if not self._skipped:

@@ -131,7 +131,7 @@ def _stage_without_flush(stack: contextlib.ExitStack) -> None:
 
 
 def _number_from_the_last_batch(stack: contextlib.ExitStack) -> None:
-    """The sequence of a delivered batch counts the records of the one before it alone."""
+    """A delivered batch is numbered from the records of the one before it."""
 
     def stamp(data: Any, *, base_sequence: int, **named: Any) -> int:
         return _core.stamp_batches(data, base_sequence=base_sequence, **named) - base_sequence
