@@ -507,7 +507,7 @@ class Producer(RecordAccumulator):
             The prepared transaction; `str()` of it is its token.
 
         Raises:
-            RequestTimedOut: if the records are not sent within the timeout. Call it again.
+            RequestTimedOut: if the transaction is not prepared within the timeout. Call it again.
             ConfigError: if an argument is invalid.
             PolicyViolation: if too many transactions are undecided (`pending.max.count`,
                 `pending.max.bytes`), or its groups have too many partitions of offsets.
@@ -543,7 +543,7 @@ class Producer(RecordAccumulator):
                     raise manager.error
                 token = manager.prepare(deadline, *found)
             except BaseException:
-                if manager.error is None:
+                if manager.error is None and not manager.preparing:
                     self._gate = gate
                 raise
             finally:

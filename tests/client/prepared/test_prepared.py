@@ -200,6 +200,35 @@ def test_L12_a_staged_transaction_keeps_the_batches_of_all_flushes(log):
     assert committed(log, "paid") == values
 
 
+def test_a_prepare_that_timed_out_accepts_no_more_records(log, mode, monkeypatch):
+    """The transaction may be prepared without them."""
+    producer = initialised(log)
+    transactions = log._engine.transactions.prepared
+    name = "prepare" if mode == "inline" else "stage"
+    prepare = getattr(transactions, name)
+
+    def unanswered(*given, **named):
+        prepare(*given, **named)
+        raise errors.ConcurrentTransactions("busy")
+
+    monkeypatch.setattr(transactions, name, unanswered)
+    producer.begin_transaction(mode=mode)
+    producer.produce("orders", b"1", partition=0)
+    with pytest.raises(errors.RequestTimedOut):
+        producer.prepare_transaction(timeout=0.1)
+    monkeypatch.undo()
+    with pytest.raises(errors.IllegalState, match="call prepare_transaction.. again"):
+        producer.produce("orders", b"2", partition=0)
+    with pytest.raises(errors.IllegalState, match="call prepare_transaction.. again"):
+        producer.send_offsets_to_transaction({eoslog.TopicPartition("orders", 0): 1}, "readers")
+    log.resolve(producer.prepare_transaction().token, Outcome.COMMIT)
+    assert committed(log, "orders") == [b"1"]
+    producer.begin_transaction(mode=mode)
+    producer.produce("orders", b"2", partition=0)
+    producer.commit_transaction()
+    assert committed(log, "orders") == [b"1", b"2"]
+
+
 def test_an_exception_after_prepare_in_a_with_block_decides_nothing(log, mode):
     producer = initialised(log)
     with pytest.raises(ZeroDivisionError), producer.transaction(mode=mode) as tx:

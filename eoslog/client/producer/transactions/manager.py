@@ -139,6 +139,7 @@ class TransactionManager:
         self.error: EoslogError | None = None
         self.asked = False  # the coordinator was asked to end the transaction and may have decided
         self.partitions = TransactionPartitions(engine, transactional_id, identity)
+        self.preparing = False  # `prepare` was called, and the transaction may be prepared
         self.begun_by = 0  # the thread (`threading.get_ident`) of the last `begin`
         self._sent: list[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]] = []  # (group, ..)
         self.staging: StagingBuffer | None = None  # set in a staged transaction
@@ -214,6 +215,11 @@ class TransactionManager:
         """Raise unless records and offsets can be added now."""
         if self.error is not None:
             raise self.error
+        if self.preparing and what != "prepare_transaction":
+            raise IllegalState(
+                f"{what}: prepare_transaction has not returned, so the transaction may be "
+                "prepared; call prepare_transaction() again, or abort it"
+            )
         if self.state is not _IN_TRANSACTION:
             if self.state in (ClientState.UNINITIALIZED, _READY):
                 raise IllegalState(self._out_of_order(_IN_TRANSACTION, what))
@@ -297,6 +303,7 @@ class TransactionManager:
         staging, check_members = self.staging, self._staged.check_members
         try:
             self._staged.check_earlier(self._sent, deadline, what)
+            self.preparing = True
             if staging is None:
                 token, _ = self._coordinate(
                     lambda: prepared.prepare(
@@ -334,6 +341,7 @@ class TransactionManager:
             if staging is not None and self.state is ClientState.ABORTABLE_ERROR:
                 raise error  # a limit or a full disk: it says what the caller can do
             raise failure from failure.__cause__
+        self.preparing = False
         if staging is None:
             self.state, self.token = ClientState.PREPARED, token
         else:
@@ -682,7 +690,7 @@ class TransactionManager:
     # -- helpers ------------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        self.asked = False
+        self.asked = self.preparing = False
         self.partitions.clear()
         self._sent.clear()
         if self.staging is not None:
