@@ -139,7 +139,7 @@ class GroupOffsets:
         """See `GroupCoordinator.txn_offset_commit`."""
         topics = self._check_partitions(offsets, TransactionAbortable)
         _, too_large = self._split_by_metadata(offsets)
-        if too_large:
+        if too_large and not forward_only:  # those of a delivery were checked at the prepare
             raise self._too_large(too_large)
         shard = self._shards.of(group_id)
         events = self._host.transactions.events

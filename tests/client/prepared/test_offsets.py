@@ -222,7 +222,6 @@ def staging(child: Child, path: str) -> None:
             child.tell("refused", str(error))
 
 
-@pytest.mark.process
 def test_a_staged_transaction_takes_any_number_of_offsets_of_its_groups(log: Log) -> None:
     producer = log.producer(transactional_id="till")
     producer.init_transactions()
@@ -238,9 +237,9 @@ def test_offsets_of_too_many_groups_are_refused_before_the_prepare(log: Log) -> 
     producer = log.producer(transactional_id="till")
     producer.init_transactions()
     producer.begin_transaction(mode="staged")
-    for number in range(40):  # in more than 7 of 50 partitions
+    for number in range(40):  # in more than 6 of 50 partitions
         producer.send_offsets_to_transaction({INPUT: 1}, f"group {number}")
-    with pytest.raises(errors.PolicyViolation, match="40 groups .* at most 7 are allowed"):
+    with pytest.raises(errors.PolicyViolation, match="40 groups .* at most 6 are allowed"):
         producer.prepare_transaction()
     assert log.pending() == []
     producer.abort_transaction()
@@ -250,6 +249,33 @@ def test_offsets_of_too_many_groups_are_refused_before_the_prepare(log: Log) -> 
     assert log.committed("group 39", [INPUT])[INPUT].offset == 1
 
 
+def test_offsets_of_groups_in_six_partitions_are_prepared_together(log: Log) -> None:
+    names = (f"group {number}" for number in range(100))
+    groups = {log._engine.group_partition(name).partition: name for name in names}
+    producer = log.producer(transactional_id="till")
+    producer.init_transactions()
+    producer.begin_transaction(mode="staged")
+    for name in [*groups.values()][:6]:
+        producer.send_offsets_to_transaction({INPUT: 1}, name)
+    log.resolve(producer.prepare_transaction().token, Outcome.COMMIT)
+    assert all(log.committed(name, [INPUT]) for name in [*groups.values()][:6])
+
+
+def test_a_delivery_commits_metadata_that_has_become_too_long(log: Log) -> None:
+    offset = eoslog.OffsetAndMetadata(2, metadata="m" * 200)
+    producer = log.producer(transactional_id="till")
+    producer.init_transactions()
+    producer.begin_transaction(mode="staged")
+    producer.send_offsets_to_transaction({INPUT: offset}, "readers")
+    token = producer.prepare_transaction().token
+    log.close()
+    with eoslog.open(log.path, offset_metadata_max_bytes=100) as again:
+        again.resolve(token, Outcome.COMMIT)
+        assert again.pending() == []
+        assert position(again) == 2
+
+
+@pytest.mark.process
 def test_an_undecided_offset_of_another_process_is_named(log: Log) -> None:
     first = staged(log, 2)
     (message,) = live(staging, log.path).fine().of("refused")

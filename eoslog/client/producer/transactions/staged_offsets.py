@@ -40,8 +40,11 @@ GROUP_MOVED_ON = (UnknownMember, IllegalGeneration, StaleMemberEpoch, FencedMemb
 """Errors of a member whose partitions another one may own now."""
 NOT_OFFSETS = (CommitOutcomeUnknown, UnknownTopicOrPartition)
 """Errors of offsets that are raised at once: waiting creates no topic."""
-_PARTITIONS_MAX = 7
-"""Partitions of groups that one append can be conditional on, beside the producer's own one."""
+_PARTITIONS_MAX = 6
+"""Partitions of groups that one append can be conditional on, of 8.
+
+The others are those of the producer's id and of the prepared transaction.
+"""
 
 _Sent = Sequence[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]]
 
