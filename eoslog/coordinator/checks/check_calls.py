@@ -208,9 +208,10 @@ class RegisteredResolver:
                 threading.Thread(
                     target=self._run, args=(token,), name=f"eoslog-check-{self.name}", daemon=True
                 ).start()
-            except RuntimeError:  # no threads can start at interpreter shutdown
+            except RuntimeError:  # too many threads, or the interpreter shuts down
                 with self._mutex:
                     self._threads -= 1
+                self._later(token, self.policy.interval)
 
     # -- one thread
 
@@ -344,8 +345,11 @@ class RegisteredResolver:
                 "COMMIT" if commit else "ABORT",
                 error,
             )
-        except (ConcurrentTransactions, UnknownToken):
-            pass  # decided and not complete; or decided and expired since
+        except ConcurrentTransactions:
+            if self._current(token) is not None:
+                raise  # not decided, because the transaction log changed all the time
+        except UnknownToken:
+            pass  # decided and expired since
         self.drop(token)
 
     def _later(self, token: str, seconds: float) -> None:

@@ -269,3 +269,37 @@ def test_a_write_that_fails_is_repeated_by_the_next_check(
     world.run(60.0)
     assert world.state("t1") == "COMPLETE_COMMIT"
     assert "LockTimeout: held" in caplog.text
+
+
+def test_a_check_whose_thread_cannot_start_is_repeated(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    world.prepare("t1")
+    db = Answers(world, COMMIT)
+    world.register(db, interval=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        world.run(30.0)
+    assert db.asked == []
+    world.run(2.0)
+    assert (db.asked, world.state("t1")) == (["t1"], "COMPLETE_COMMIT")
+
+
+def test_a_decision_that_found_no_free_moment_is_repeated(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object) -> None:
+        raise errors.ConcurrentTransactions("the transaction log changed during each attempt")
+
+    world.prepare("t1")
+    db = Answers(world, COMMIT)
+    world.register(db, first_check=1.0, interval=5.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.first.prepared, "resolve", busy)
+        world.run(3.0)
+    assert (db.asked, world.state("t1")) == (["t1"], "PREPARED")
+    world.run(5.0)
+    assert (db.asked, world.state("t1")) == (["t1", "t1"], "COMPLETE_COMMIT")
