@@ -152,7 +152,7 @@ class StagedTransactions:
             The payload is durable on return.
         """
         engine = self._engine
-        self._check_limits(sum(len(part.data) for part in parts))
+        self._check_limits(sum(len(part.data) for part in parts), 0 if key is None else 1)
         own = (engine.producer_ids.next_producer_id(), 0)
         key = key or own
         now = engine.clock_ms()
@@ -179,10 +179,10 @@ class StagedTransactions:
             offsets=tuple(offsets),
         )  # fmt: skip
 
-    def _check_limits(self, size: int) -> None:
+    def _check_limits(self, size: int, counted: int) -> None:
         count, held = self._engine.transactions.prepared.index.totals()
         config = self._engine.config
-        if count >= config.pending_max_count:
+        if count - counted >= config.pending_max_count:
             raise PolicyViolation(
                 f"pending.max.count: {count} prepared transactions are undecided, at most "
                 f"{config.pending_max_count} are allowed; decide some (log.pending() lists them), "

@@ -114,6 +114,13 @@ def test_the_background_moves_a_transaction_after_prepared_inline_max_ms(tmp_pat
         assert (state.token, state.mode) == (token, "staged")
 
 
+def test_the_limit_of_undecided_transactions_keeps_none_inline(tmp_path):
+    path = created(tmp_path / "d")
+    (token,) = run(path, "inline")
+    with eoslog.open(path, pending_max_count=1) as log:
+        assert moved(log, token)
+
+
 def test_a_clock_that_is_set_back_keeps_no_transaction_inline(tmp_path):
     path = created(tmp_path / "d")
     (token,) = run(path, "inline")
