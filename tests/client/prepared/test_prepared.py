@@ -200,8 +200,8 @@ def test_L12_a_staged_transaction_keeps_the_batches_of_all_flushes(log):
     assert committed(log, "paid") == values
 
 
-def test_a_prepare_that_timed_out_accepts_no_more_records(log, mode, monkeypatch):
-    """The transaction may be prepared without them."""
+def timed_out(log, mode):
+    """A producer whose `prepare_transaction` has prepared, and did not return."""
     producer = initialised(log)
     transactions = log._engine.transactions.prepared
     name = "prepare" if mode == "inline" else "stage"
@@ -211,12 +211,18 @@ def test_a_prepare_that_timed_out_accepts_no_more_records(log, mode, monkeypatch
         prepare(*given, **named)
         raise errors.ConcurrentTransactions("busy")
 
-    monkeypatch.setattr(transactions, name, unanswered)
-    producer.begin_transaction(mode=mode)
-    producer.produce("orders", b"1", partition=0)
-    with pytest.raises(errors.RequestTimedOut):
-        producer.prepare_transaction(timeout=0.1)
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transactions, name, unanswered)
+        producer.begin_transaction(mode=mode)
+        producer.produce("orders", b"1", partition=0)
+        with pytest.raises(errors.RequestTimedOut):
+            producer.prepare_transaction(timeout=0.1)
+    return producer
+
+
+def test_a_prepare_that_timed_out_accepts_no_more_records(log, mode):
+    """The transaction may be prepared without them."""
+    producer = timed_out(log, mode)
     with pytest.raises(errors.IllegalState, match="call prepare_transaction.. again"):
         producer.produce("orders", b"2", partition=0)
     with pytest.raises(errors.IllegalState, match="call prepare_transaction.. again"):
@@ -227,6 +233,15 @@ def test_a_prepare_that_timed_out_accepts_no_more_records(log, mode, monkeypatch
     producer.produce("orders", b"2", partition=0)
     producer.commit_transaction()
     assert committed(log, "orders") == [b"1", b"2"]
+
+
+def test_an_abort_after_a_prepare_that_timed_out_leaves_nothing_undecided(log, mode):
+    producer = timed_out(log, mode)
+    producer.abort_transaction()
+    assert log.pending() == []
+    with producer.transaction(mode=mode) as tx:
+        tx.produce("orders", b"2", partition=0)
+    assert committed(log, "orders") == [b"2"]
 
 
 def test_an_exception_after_prepare_in_a_with_block_decides_nothing(log, mode):

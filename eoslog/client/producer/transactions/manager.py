@@ -403,8 +403,11 @@ class TransactionManager:
         A transaction that added no partition ends without a write.
         """
         what = "commit_transaction" if commit else "abort_transaction"
+        if self.preparing and not commit and self.token is None and self.staging is None:
+            self.token = self._token_of_mine()
         if self.token is not None:
             self._decide(commit, deadline, what)
+            self.error = None
             return
         if commit and not self.asked:
             try:
@@ -472,6 +475,12 @@ class TransactionManager:
         if not self.fatal:
             self.error = None
         self.transition(_READY, what)
+
+    def _token_of_mine(self) -> str | None:
+        """Return the token of the inline transaction, if a failed `prepare` has written it."""
+        key = self._identity.producer_id, self._identity.producer_epoch
+        found = self._engine.transactions.prepared.index.of_id(self.transactional_id)
+        return next((token for token, entry in found if entry.key == key), None)
 
     def _decide(self, commit: bool, deadline: float, what: str) -> None:
         """Decide the prepared transaction of this id."""
