@@ -130,6 +130,11 @@ def _abort(producer: TransactionalClient, failure: BaseException) -> None:
     Raises:
         CommitOutcomeUnknown: if it may have been.
     """
+    if producer.transaction_state == "READY" and isinstance(failure, EoslogError):
+        raise CommitOutcomeUnknown(
+            f"send: deliver_at: the record is prepared, and an error followed ({failure}); look "
+            "for it with log.pending() or in its topic before you send it again"
+        ) from failure
     if producer.transaction_state not in _STATES_THAT_ABORT:
         return
     try:

@@ -238,6 +238,22 @@ def test_a_producer_closes_the_second_producer_of_its_timed_records(log: eoslog.
     assert len([name for name in used if name.startswith("deliver-at-")]) == 1
 
 
+def test_an_error_after_the_prepare_says_that_the_record_may_be_sent(
+    log: eoslog.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(*_: object) -> None:
+        raise errors.StorageError("disk")
+
+    producer = transactional(log)
+    with monkeypatch.context() as patch:
+        patch.setattr("eoslog.client.producer.producer.described", failed)
+        with pytest.raises(errors.CommitOutcomeUnknown, match="the record is prepared"):
+            producer.send("orders", "1", deliver_at=AT)
+    assert len(log.pending()) == 1
+    producer.send("orders", "2", deliver_at=AT)
+    assert len(log.pending()) == 2
+
+
 def test_a_failed_abort_says_that_the_record_may_be_sent(
     log: eoslog.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
