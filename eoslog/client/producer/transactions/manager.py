@@ -477,7 +477,7 @@ class TransactionManager:
         self.transition(_READY, what)
 
     def _token_of_mine(self) -> str | None:
-        """Return the token of the inline transaction, if a failed `prepare` has written it."""
+        """Return the token of the inline transaction, if a `prepare` has written it."""
         key = self._identity.producer_id, self._identity.producer_epoch
         found = self._engine.transactions.prepared.index.of_id(self.transactional_id)
         return next((token for token, entry in found if entry.key == key), None)
