@@ -114,7 +114,7 @@ def test_the_connection_of_a_batch_is_refused_in_a_block(log, out, table, produc
     """The block would commit rows and records, and the batch would come again."""
     settings = {**SETTINGS, "enable_auto_commit": False}
     with Database(table.connect) as database, log.consumer("orders", **settings) as consumer:
-        with pytest.raises(ConfigError, match="the one of a block or batch that is open"):
+        with pytest.raises(ConfigError, match="this Database uses it already"):
             for batch in log.sink(consumer, database):
                 batch.connection.execute("insert into placed values (1)")
                 place_order(out, producer, database, batch.connection)
@@ -133,7 +133,7 @@ def test_the_connection_of_a_block_is_refused_in_another(out, table, producer, g
         with out.atomic(producer, database, connection if given else None) as tx:
             tx.connection.execute("insert into placed values (2)")
             tx.produce("out", "2")
-            with pytest.raises(ConfigError, match="the one of a block or batch that is open"):
+            with pytest.raises(ConfigError, match="this Database uses it already"):
                 place_order(out, inner, database, tx.connection)
         place_order(out, inner, database, connection)
     assert sorted(table.rows("select number from placed")) == [(1,), (2,)]
