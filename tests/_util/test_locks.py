@@ -16,8 +16,8 @@ class Interrupted:
     def __init__(self, lock: threading.RLock) -> None:
         self.lock = lock
 
-    def acquire(self, timeout: float) -> bool:
-        self.lock.acquire(timeout=timeout)
+    def acquire(self, *args: Any, **named: Any) -> bool:
+        self.lock.acquire(*args, **named)
         raise KeyboardInterrupt
 
     def __getattr__(self, name: str) -> Any:

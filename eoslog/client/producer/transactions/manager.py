@@ -110,6 +110,10 @@ _FATAL = (ProducerFenced, AuthorizationFailed, CommitOutcomeUnknown)
 # producer id, unless the transactional id has a new owner.
 _FATAL_AT_COORDINATOR = (*_FATAL, InvalidProducerEpoch, InvalidTxnState)
 _BEGIN = "call begin_transaction(), or use `with producer.transaction()`"
+_MAY_BE_PREPARED = (
+    "prepare_transaction has not returned, so the transaction may be prepared; call "
+    "prepare_transaction() again, or abort it"
+)
 
 
 class TransactionManager:
@@ -216,10 +220,7 @@ class TransactionManager:
         if self.error is not None:
             raise self.error
         if self.preparing and what != "prepare_transaction":
-            raise IllegalState(
-                f"{what}: prepare_transaction has not returned, so the transaction may be "
-                "prepared; call prepare_transaction() again, or abort it"
-            )
+            raise IllegalState(f"{what}: {_MAY_BE_PREPARED}")
         if self.state is not _IN_TRANSACTION:
             if self.state in (ClientState.UNINITIALIZED, _READY):
                 raise IllegalState(self._out_of_order(_IN_TRANSACTION, what))
@@ -512,10 +513,7 @@ class TransactionManager:
         self._sent.clear()
         try:
             if staging.entry is not None:
-                raise TransactionAbortable(
-                    f"{what}: prepare_transaction has not returned, so the transaction may be "
-                    "prepared; call prepare_transaction() again, or abort it"
-                )
+                raise TransactionAbortable(f"{what}: {_MAY_BE_PREPARED}")
             for part in staging.parts:
                 tp = part.partition
                 place = (tp.topic, tp.partition)
