@@ -45,6 +45,7 @@ from eoslog.errors import (
     ConfigError,
     EoslogError,
     IllegalState,
+    KafkaError,
     OutcomeConflict,
     UnknownToken,
 )
@@ -59,6 +60,9 @@ _CLOSE_S = 60.0
 _DELIVERY_GRACE_S = 0.5
 """Seconds that other processes leave to the one that delivers."""
 _DELIVERY_RETRY_S = 1.0
+"""Seconds until a failed delivery is tried again; twice as many after each error that is not
+retriable, because each try appends and aborts the parts that come before the rejected one."""
+_LONGEST_RETRY_S = 60.0
 _PREPARE_COMMIT = TransactionState.PREPARE_COMMIT
 
 
@@ -116,7 +120,7 @@ class Checks:
         self.executing: dict[int, Callable[[str, str], bool]] = {}
         self._deliveries = DueTimes()  # in ms of the wall clock
         self._again = DueTimes()  # overdue and failed deliveries
-        self._failing: set[str] = set()
+        self._failing: dict[str, float] = {}  # seconds until the next try
         self._seen: list[int] | None = None
         self._first = self._clock() + _FIRST_LOOK_S
 
@@ -249,6 +253,7 @@ class Checks:
         self._again.drop(token)
         timed = entry.state is PREPARED and entry.resolver is None and entry.deliver_at_ms >= 0
         if not timed and entry.state is not _PREPARE_COMMIT:
+            self._failing.pop(token, None)
             return
         if entry.deliver_at_ms <= self._host.clock_ms():
             # The process that decided delivers it, unless it has exited.
@@ -271,13 +276,22 @@ class Checks:
                     return
                 problem = self._deliver_one(token)
             if problem is None:
-                self._failing.discard(token)
                 continue
+            due = self._clock() + self._wait_after(token, problem)
             with self._mutex:
-                self._again.set(token, self._clock() + _DELIVERY_RETRY_S)
-            if token not in self._failing and not isinstance(problem, ConcurrentTransactions):
-                self._failing.add(token)
-                logger.warning("%s: not delivered, retrying: %s", token, problem)
+                self._again.set(token, due)
+
+    def _wait_after(self, token: str, problem: Exception) -> float:
+        """Return the seconds from a failed delivery to its next try."""
+        if isinstance(problem, ConcurrentTransactions):
+            return _DELIVERY_RETRY_S
+        wait = self._failing.get(token)
+        if wait is None:
+            logger.warning("%s: not delivered, retrying: %s", token, problem)
+            wait = _DELIVERY_RETRY_S
+        retriable = isinstance(problem, KafkaError) and problem.retriable
+        self._failing[token] = wait if retriable else min(2 * wait, _LONGEST_RETRY_S)
+        return wait
 
     def _deliver_one(self, token: str) -> Exception | None:
         """Deliver a transaction; return the error after which it must be tried again."""

@@ -24,12 +24,22 @@ from tests.reference.memory_engine import MemoryDirectory, MemoryProcess
 
 
 class Payloads:
-    """Staged transactions without records, so that a delivery only completes."""
+    """Staged transactions without records, so that a delivery only completes.
+
+    Attributes:
+        rejected: the error of each delivery, as if a topic rejected the records.
+        tries: when deliveries began.
+    """
 
     def __init__(self, process: Process) -> None:
         self.process = process
+        self.rejected: Exception | None = None
+        self.tries: list[float] = []
 
     def deliver(self, entry: PreparedEntry, number: int) -> None:
+        self.tries.append(self.process.world.now)
+        if self.rejected is not None:
+            raise self.rejected
         clog = self.process.coordinator.logs.of(staged_id(entry.key))
         clog.append_rows([entry_row(entry.delivered())], clog.refresh(), self.process.clock_ms())
 
@@ -46,7 +56,9 @@ class Process(MemoryProcess):
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world.directory, number)
         world.directory.alive.add((number, number * 1000))
-        self.coordinator = TransactionCoordinator(self, cluster_id="c", staged=Payloads(self))
+        self.world = world
+        self.payloads = Payloads(self)
+        self.coordinator = TransactionCoordinator(self, cluster_id="c", staged=self.payloads)
         self.prepared = self.coordinator.prepared
         self.checks = Checks(self, self.prepared, lambda: world.now)
         self.described = 0

@@ -372,6 +372,20 @@ def test_a_delivery_that_fails_is_repeated(world: World, caplog: pytest.LogCaptu
     assert caplog.text.count("not delivered, retrying: held") == 1
 
 
+def test_a_rejected_delivery_is_tried_less_often_up_to_each_minute(world: World) -> None:
+    """Each try appends, and aborts, the parts that come before the rejected one."""
+    payloads = world.first.payloads
+    payloads.rejected = errors.RecordTooLarge("max.message.bytes was lowered")
+    world.prepare("t1", None, deliver_at=5.0)
+    world.run(300.0)
+    tries = payloads.tries
+    gaps = [round(after - before) for before, after in zip(tries, tries[1:], strict=False)]
+    assert gaps == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    payloads.rejected = None
+    world.run(60.0)
+    assert world.state("t1") == "COMPLETE_COMMIT"
+
+
 def test_a_commit_whose_process_exited_is_delivered_by_another(world: World) -> None:
     world.prepare("t1", None, deliver_at=5.0)
     world.directory.now_ms -= 10_000
