@@ -26,6 +26,8 @@ class MemberIdentity:
         self.instance_id = config.group_instance_id
         self.epoch = 0
         self.lost_why = ""
+        # Why this static member does not rejoin: it would fence the member that replaced it.
+        self.fenced: str | None = None
         # The metadata of a lost membership, until the consumer joins again.
         self._lost: GroupMetadata | None = None
 

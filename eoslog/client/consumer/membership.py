@@ -75,8 +75,6 @@ class Membership:
         # When the next step is due (monotonic seconds).
         self.next_step = 0.0
         self._idle = IdleMember(engine)
-        # Why this static member does not rejoin: it would fence the member that replaced it.
-        self._fenced: str | None = None
 
     def subscribe(self, topics: Topics, *listeners: Listener | None) -> None:
         """Have the group assign partitions of the topics; see `Consumer.subscribe`."""
@@ -87,7 +85,7 @@ class Membership:
             )
         self._subscription.subscribe(topics, *listeners)
         self._resubscribed = True  # the next step sends it to the group
-        self._fenced = None
+        self._member.fenced = None
         self.next_step = 0.0
         for topic in topics if isinstance(topics, list) else []:
             try:
@@ -113,8 +111,8 @@ class Membership:
             FencedInstanceId: if another consumer took over the `group.instance.id`. Every step
                 raises it until the consumer subscribes again.
         """
-        if self._fenced is not None:
-            raise FencedInstanceId(self._fenced)
+        if self._member.fenced is not None:
+            raise FencedInstanceId(self._member.fenced)
         held = bool(self._subscription.states)
         group_id = self._member.group_id
         try:
@@ -136,7 +134,7 @@ class Membership:
                 raise moved from error
             self._step(may_revoke)
         except FencedInstanceId as error:
-            self._fenced = str(error)
+            self._member.fenced = str(error)
             if held and not may_revoke:
                 self._link.lost(error)
             self.lose()
@@ -241,8 +239,8 @@ class Membership:
             self._member.removed()
 
     def _leave_group(self) -> None:
-        self._fenced = None
         member = self._member
+        member.fenced = None
         if not member.joined:
             member.leave()
             return

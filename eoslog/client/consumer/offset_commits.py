@@ -24,6 +24,7 @@ from eoslog.errors import (
     ConfigError,
     EoslogError,
     ErrorCode,
+    FencedInstanceId,
     IllegalGeneration,
     IllegalState,
     StaleMemberEpoch,
@@ -129,6 +130,8 @@ class OffsetCommits:
             return
         who = self._member.metadata()
         if self._subscription.subscribed and not self._member.joined:
+            if self._member.fenced is not None:
+                raise FencedInstanceId(self._member.fenced)
             why = (
                 f"is no longer a member ({self._member.lost_why}); call poll() to rejoin"
                 if self._member.lost

@@ -204,6 +204,8 @@ def test_a_static_name_is_taken_back_only_after_subscribe(log, told):
         for _ in range(3):
             with pytest.raises(FencedInstanceId):
                 first.poll(0)
+            with pytest.raises(FencedInstanceId):
+                first.commit({T0: 1})
         assert second.group_metadata().member_id in {
             member.member_id for member in log.describe_group("g").members
         }
