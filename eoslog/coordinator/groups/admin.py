@@ -167,18 +167,21 @@ class GroupAdmin:
                 raise group_not_found(group_id)
             if group.members:
                 raise non_empty_group(group)
+            if held and not group.offsets and not pending:
+                raise group_not_found(group_id)
             return rebalance.delete_group(group, pending)
 
+        held = self._held(group_id)
         try:
             result = shard.change(decide)
         except GroupNotFound:
-            for held in self._held(group_id):
-                raise PreparedTransactionPending(
-                    f"group {group_id!r}: its only offsets are part of the staged transaction "
-                    f"{held.token!r}, and a deletion of the group does not change them; delete it "
-                    "after their delivery"
-                ) from None
-            raise
+            if not held:
+                raise
+            raise PreparedTransactionPending(
+                f"group {group_id!r}: its only offsets are part of the staged transaction "
+                f"{held[0].token!r}, and a deletion of the group does not change them; delete it "
+                "after their delivery"
+            ) from None
         if result is not None:
             shard.log.flush(result.last_offset + 1)
 

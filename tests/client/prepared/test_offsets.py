@@ -146,6 +146,15 @@ def test_a_group_whose_only_offset_is_staged_exists(log: Log) -> None:
         log.delete_group("readers")
 
 
+def test_a_group_that_had_members_is_not_deleted_before_its_staged_offset(log: Log) -> None:
+    with log.consumer("paid", group_id="readers", enable_auto_commit=False) as consumer:
+        consumer.poll(1)
+    staged(log, 2)
+    with pytest.raises(errors.PreparedTransactionPending, match="delivery"):
+        log.delete_group("readers")
+    assert log.groups() == ["readers"]
+
+
 def test_a_group_whose_only_offset_was_aborted_does_not_exist(log: Log) -> None:
     log.resolve(staged(log, 2), Outcome.ABORT)
     assert log.groups() == []
