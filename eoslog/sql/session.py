@@ -101,8 +101,8 @@ class DatabaseSession:
         with self.errors():
             if not self.dialect.usable(self.connection):
                 raise IllegalState(
-                    f"{self.database}: the connection has an open transaction; the factory must "
-                    "return a new connection at each call"
+                    f"{self.database}: the connection has an open transaction; use it only in its "
+                    "block, and the factory must return a new connection at each call"
                 )
 
     def begin(self) -> None:
