@@ -912,8 +912,8 @@ class Log(Closing):
     ) -> T:
         """Run a function in a transaction of a new producer.
 
-        The function runs again after an abortable or retriable error, so it must not have effects
-        outside the transaction.
+        The function runs again after an abortable or retriable error, up to 10 times. So it must
+        not have effects outside the transaction.
 
         Args:
             fn: receives the open transaction (`tx.produce`, `tx.commit_offsets`).
@@ -926,6 +926,7 @@ class Log(Closing):
         Raises:
             CommitOutcomeUnknown: if the decision may not be durable. The next producer with this id
                 finds out the outcome.
+            RequestTimedOut: if the commit has not ended in time. The same holds.
             Exception: if `fn` raises it, or the error is fatal; the transaction is aborted first.
 
         Durability:

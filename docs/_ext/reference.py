@@ -311,7 +311,7 @@ def exit_codes() -> list[tuple[int, str]]:
         0: "success",
         1: "another error, or the answer to a question was no",
         2: "wrong usage, or a wrong configuration",
-        3: "the topic, group, transactional id or file does not exist",
+        3: "the log, topic, group, transactional id, token or position does not exist",
         4: "conflict: something exists already, is in use, or was fenced",
         5: "damage was found",
         6: "a timeout passed",

@@ -201,7 +201,7 @@ class App(Closing):
                 "dead_letter".
             max_deaths: how many processes a record may end before it goes to the dead letters.
             task_timeout: the longest call in seconds; None means 60. With "exactly_once", it is at
-                most 14 minutes.
+                most 870 minus `commit_interval`.
 
         Returns:
             A decorator, which returns the function unchanged.

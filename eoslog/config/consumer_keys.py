@@ -196,7 +196,7 @@ class ConsumerConfig(Settings):
     max_poll_records: int = setting(
         500,
         integer(1),
-        "The most records that one `poll` returns.",
+        "The most records that one `consume` returns.",
     )
     max_poll_interval_ms: int = setting(
         300_000,

@@ -90,7 +90,7 @@ class LogConfig(Settings):
     pending_max_count: int = setting(
         10_000_000,
         integer(1),
-        "The largest number of prepared transactions that are undecided.",
+        "The number of undecided prepared transactions from which on a staged one is rejected.",
         kafka="eoslog only",
     )
     pending_max_bytes: int = setting(

@@ -174,7 +174,7 @@ class TopicConfig(Settings):
     retention_bytes: int = setting(
         -1,
         integer(-1, LONG_MAX),
-        "Segments are deleted while the partition is larger than this. -1: no limit.",
+        "The oldest segments are deleted while the others have at least this size. -1: no limit.",
         unit="bytes",
     )
     retention_ms: int = setting(

@@ -509,8 +509,9 @@ class Producer(RecordAccumulator):
         Raises:
             RequestTimedOut: if the transaction is not prepared within the timeout. Call it again.
             ConfigError: if an argument is invalid.
-            PolicyViolation: if too many transactions are undecided (`pending.max.count`,
-                `pending.max.bytes`), or its groups have too many partitions of offsets.
+            PolicyViolation: if it is staged, and too many transactions are undecided
+                (`pending.max.count`, `pending.max.bytes`), or its groups have too many partitions
+                of offsets. Abort it.
             PreparedTransactionPending: if an undecided staged transaction has an offset of the same
                 group and partition. Abort this one, and decide the first.
             CommitFailed: if the group rebalanced, or an earlier staged transaction with offsets of
