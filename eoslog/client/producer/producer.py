@@ -345,6 +345,7 @@ class Producer(RecordAccumulator):
         Raises:
             EoslogError: if a record failed that has no callback and no Delivery; the first such
                 error.
+            Exception: if a delivery callback raised. The next call runs those after it.
 
         Durability:
             Outside a transaction, the delivered records are as durable as `acks` says.
@@ -368,6 +369,9 @@ class Producer(RecordAccumulator):
 
         Returns:
             The number of callbacks that ran.
+
+        Raises:
+            Exception: if a callback raised. The next call runs those after it.
         """
         self._check_alive()
         timeout = as_seconds("poll", timeout)
@@ -594,6 +598,8 @@ class Producer(RecordAccumulator):
             TransactionTimedOut: if the transaction exceeded `transaction.timeout.ms`. It is
                 aborted.
             EoslogError: if a record failed, or the transaction cannot commit. Abort it.
+            Exception: if a delivery callback raised. The transaction is open: commit again, or
+                abort.
 
         Durability:
             The transaction survives power loss once the call returns.
