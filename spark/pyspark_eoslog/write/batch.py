@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from pyspark_eoslog.options.options import Options
 
 DEFAULT_MAX_MESSAGE_BYTES = 1048588
+_INLINE_BYTES = 16 << 20
+"""Task number n sends at most 1/(n + 1) of this to the driver: 10,000 tasks send at most 120 MiB.
+
+The driver holds the messages of all tasks at once, and Spark limits them by
+`spark.driver.maxResultSize`.
+"""
+_LEAST_INLINE_BYTES = 4 << 10
+"""What each task may send: about the size of the rest of its result."""
 MICRO_BATCH = "eoslog.microBatch"
 """Local property with the mark of the micro-batch that a batch write belongs to."""
 
@@ -111,7 +119,7 @@ class StagingTask:
             job,
             name,
             number,
-            self.inline_limit,
+            min(self.inline_limit, max(_INLINE_BYTES // (number + 1), _LEAST_INLINE_BYTES)),
             make_folder=make_folder,
             retention_s=self.retention_s,
             segment_bytes=self.segment_bytes,

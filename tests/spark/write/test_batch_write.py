@@ -5,6 +5,11 @@ import threading
 import pytest
 
 pytest.importorskip("pyspark")
+import pyarrow as pa
+from pyspark.sql.types import StructType
+from pyspark_eoslog.options.options import Options
+from pyspark_eoslog.write.batch import EoslogWriter
+
 from eoslog import TopicPartition, _core
 from tests.spark.helpers import message_of, read, staged, values, write
 
@@ -78,6 +83,24 @@ def test_a_retried_task_leaves_no_duplicate(spark, log, options):
     assert sorted(values(log, "t", isolation="read_uncommitted")) == expected(3000), (
         "not even aborted ones"
     )
+    assert staged(log) == []
+
+
+def test_tasks_together_send_few_bytes_to_the_driver(spark, log):
+    log.create_topic("t", 2)
+    schema = StructType().add("value", "string")
+    options = Options.parse({"path": log.path, "topic": "t"})
+    writer = EoslogWriter(options, schema, overwrite=False)
+    tasks, row = 32, "v" * 900_000
+
+    def write_one(_):
+        return [writer.write(iter([pa.RecordBatch.from_pydict({"value": [row]})]))]
+
+    messages = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(write_one)
+    sent = messages.collect()
+    assert sum(len(one.attempt.data or b"") for one in sent) < 20 << 20
+    writer.commit(sent)
+    assert sum(batch.num_rows for batch in log.scan("t", columns=["offset"])) == tasks
     assert staged(log) == []
 
 
