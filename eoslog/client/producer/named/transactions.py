@@ -121,6 +121,7 @@ class NamedTransactions(Producer):
         finally:
             if self._gate == _OPEN:
                 self._gate = _NO_TRANSACTION
+            self._sender.acks.untold = None  # `OwnTransactions` reports the failure
             self._ids.forget()
 
     def _end_of_wait(self) -> float:

@@ -312,6 +312,23 @@ def test_a_second_producer_of_a_name_fences_the_first(log: eoslog.Log) -> None:
     second.close()
 
 
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_a_fenced_producer_reports_each_record_once(log: eoslog.Log, end: str) -> None:
+    first, second = log.producer(name="relay", linger_ms=60_000), log.producer(name="relay")
+    send(first, 1)
+    failed: list[Any] = []
+    first.produce("t", b"2", partition=0, publishing_id=2)
+    first.produce(
+        "t", b"3", partition=0, publishing_id=3, on_delivery=lambda error, _: failed.append(error)
+    )
+    send(second, 2)
+    with pytest.raises(errors.ProducerFenced, match="producer name 'relay': .* create a new one"):
+        getattr(first, end)()
+    assert [type(error) for error in failed] == [errors.ProducerFenced]
+    first.close()  # the failure is reported already
+    second.close()
+
+
 def test_a_failed_record_stops_the_producer_and_the_next_one_continues(log: eoslog.Log) -> None:
     log.create_topic("gone")
     producer = log.producer(name="relay", linger_ms=60_000)
