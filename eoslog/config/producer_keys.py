@@ -317,6 +317,11 @@ class ProducerConfig(Settings):
             values["transactional_id"] = NAMED_TRANSACTIONS + name
         elif value("strict_ids"):
             raise ConfigError("strict.ids=True needs a producer name; set name")
+        elif str(value("transactional_id") or "").startswith(NAMED_TRANSACTIONS):
+            raise ConfigError(
+                f"transactional.id={values['transactional_id']!r}: {NAMED_TRANSACTIONS!r} begins "
+                "the ids of producers with a name; set name instead, or choose another id"
+            )
         transactional = value("transactional_id") is not None
         if transactional and not value("enable_idempotence"):
             raise ConfigError(

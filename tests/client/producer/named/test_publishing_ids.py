@@ -189,6 +189,8 @@ def test_a_producer_without_a_name_takes_no_ids(log: eoslog.Log) -> None:
     assert values(log) == []
     with pytest.raises(errors.ConfigError, match="strict.ids=True needs a producer name"):
         log.producer(strict_ids=True)
+    with pytest.raises(errors.ConfigError, match="'__name-relay': .* set name instead"):
+        log.producer(transactional_id="__name-relay")
     with pytest.raises(errors.ConfigError, match=r"create the producer with log.producer\(name"):
         eoslog.Producer({"log.dir": log.path, "name": "relay"})
     with pytest.raises(errors.ConfigError, match="leave transactional.id out"):
