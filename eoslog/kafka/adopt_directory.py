@@ -89,8 +89,9 @@ def import_kafka_dir(
 
     Raises:
         LockTimeout: if a broker is running on the source.
-        ConfigError: if the source is not a broker's directory, a topic is unknown or has partitions
-            in a directory that is not given, or the target is not new.
+        ConfigError: if the source is not a broker's directory, or is listed twice; if a topic is
+            unknown or has partitions in a directory that is not given; or if the target is not new,
+            or is inside a source.
         CorruptRecord: if the topic ids of an imported topic differ, or KRaft's log is damaged;
             nothing is created.
         StorageError: if a file cannot be read or written.
@@ -100,12 +101,13 @@ def import_kafka_dir(
     """
     places = [source] if isinstance(source, str | os.PathLike) else as_items(source)
     roots = [as_directory(place) for place in places]
-    target = as_directory(path)
+    target = os.path.realpath(as_directory(path))  # a link can point to the new directory
     if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
         raise ConfigError(
             f"{target} is not empty; give a new directory, because a broker's producer ids and "
             "transactional ids cannot be mixed with those of another log"
         )
+    _refuse_overlaps(roots, target)
     with ExitStack() as held:
         if not read_only_anyway:
             for root in roots:
@@ -114,6 +116,21 @@ def import_kafka_dir(
         return _DirectoryImport(
             found, target, topics, copy or read_only_anyway, read_only_anyway
         ).run(durability or "strict")
+
+
+def _refuse_overlaps(roots: Sequence[str], target: str) -> None:
+    """Raise ConfigError if a source is listed twice, or contains the target."""
+    seen: dict[str, str] = {}
+    for root in roots:
+        real = os.path.realpath(root)
+        if real in seen:
+            also = "" if root == seen[real] else f", also as {seen[real]}"
+            raise ConfigError(f"{root} is listed twice{also}; give each log directory once")
+        if os.path.commonpath([real, target]) == real:
+            raise ConfigError(
+                f"{target} is inside the broker's directory {root}; choose a target outside of it"
+            )
+        seen[real] = root
 
 
 class _DirectoryImport:

@@ -347,6 +347,33 @@ def test_import_rejects_unsuitable_targets_and_sources(tmp_path: Path) -> None:
         eoslog.import_kafka_dir(tmp_path / "ours", tmp_path / "log")
 
 
+@pytest.mark.parametrize("place", ["broker/log", "broker/plain-0/log", "link"])
+def test_a_target_inside_the_source_of_an_import_is_rejected(place: str, tmp_path: Path) -> None:
+    root = plain_broker(tmp_path / "broker")
+    (tmp_path / "link").symlink_to(root / "log")
+    before = digest(root)
+    with pytest.raises(errors.ConfigError, match="is inside the broker's directory"):
+        eoslog.import_kafka_dir(root, tmp_path / place)
+    assert digest(root) == before
+
+
+def test_an_import_into_a_link_creates_the_log_where_it_points(tmp_path: Path) -> None:
+    root = plain_broker(tmp_path / "broker")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    assert eoslog.import_kafka_dir(root, tmp_path / "link").path == str(tmp_path / "disk")
+    with eoslog.open(tmp_path / "link") as log:
+        assert log.topics() == ["legacy", "plain"]
+
+
+def test_a_source_of_an_import_that_is_listed_twice_is_named(tmp_path: Path) -> None:
+    root = plain_broker(tmp_path / "broker")
+    (tmp_path / "link").symlink_to(root)
+    for again in (root, tmp_path / "link"):
+        with pytest.raises(errors.ConfigError, match=f"{again} is listed twice"):
+            eoslog.import_kafka_dir([root, again], tmp_path / "log")
+
+
 HOLDER = """
 import fcntl, sys
 file = open(sys.argv[1], "w")
