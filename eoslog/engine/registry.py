@@ -2,8 +2,8 @@
 
 A forked child drops them, because they belong to its parent. They are closed at exit.
 
-`client/producer/shutdown.py` imports this module before it registers its own exit hook, which
-closes producers. So producers are closed first, and the directories after them.
+Producers are closed before the directories. The module that closes them adds itself to
+`before_closing`, because Python ignores an exit hook that is registered during the exit.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from eoslog.storage.fs.opened_directory import OpenedDirectory
 Key = tuple[int, int, bool]
 """Device, inode, and whether the directory is open read-only."""
 
+before_closing: list[Callable[[], None]] = []
+"""Called at exit before the directories are closed."""
+
 _open: dict[Key, Any] = {}
 _mutex = threading.Lock()
 os.register_at_fork(after_in_child=lambda: _after_fork())
@@ -42,9 +45,13 @@ def _after_fork() -> None:
 @atexit.register
 def close_all() -> None:
     """Close every directory, so that exiting programs leave their logs clean."""
-    for engine in list(_open.values()):
-        with contextlib.suppress(EoslogError, OSError):
-            engine.close(engine.references.count)
+    try:
+        for call in before_closing:
+            call()
+    finally:
+        for engine in list(_open.values()):
+            with contextlib.suppress(EoslogError, OSError):
+                engine.close(engine.references.count)
 
 
 class References:

@@ -8,7 +8,6 @@ of `multiprocessing`, although forked ones end with `os._exit`. Other processes 
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import time
@@ -45,12 +44,8 @@ def remember(producer: Any) -> None:
     from multiprocessing.util import Finalize
 
     _ends_with = os.getpid()
-    Finalize(None, _close_child, exitpriority=-1)  # below 0: runs after its own children ended
-
-
-def _close_child() -> None:
-    _close_all()
-    registry.close_all()
+    # Below 0: runs after its own children ended.
+    Finalize(None, registry.close_all, exitpriority=-1)
 
 
 def _after_fork() -> None:
@@ -59,7 +54,6 @@ def _after_fork() -> None:
         producer._link.end()
 
 
-@atexit.register
 def _close_all() -> None:
     deadline = time.monotonic() + _WITHIN_S
     for producer in list(producers):
@@ -102,4 +96,5 @@ def _close(producer: Any, wait: float) -> None:
         )
 
 
+registry.before_closing.append(_close_all)
 os.register_at_fork(after_in_child=_after_fork)

@@ -57,6 +57,19 @@ def test_exit_sends_buffered_records_of_every_producer(path: Path) -> None:
     assert values(path) == sorted(str(number) for number in range(40) for _ in range(3))
 
 
+def test_exit_sends_records_of_a_first_producer_that_an_exit_handler_creates(path: Path) -> None:
+    run(
+        "import atexit\n"
+        "def last():\n"
+        "    global producer\n"
+        "    producer = log.producer(linger_ms=60_000)\n"
+        "    producer.produce('t', 'x')\n"
+        "atexit.register(last)\n",
+        path,
+    )
+    assert values(path) == ["x"]
+
+
 def test_exit_runs_the_callbacks_of_sent_records(path: Path) -> None:
     done = run(
         "log.producer().produce('t', 'x', partition=2, "
