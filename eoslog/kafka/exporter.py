@@ -22,7 +22,14 @@ from dataclasses import replace
 from typing import Any
 
 from eoslog._util.arguments import as_list_of
-from eoslog.errors import ConfigError, EoslogError, IllegalState, KafkaError
+from eoslog.errors import (
+    ConfigError,
+    EoslogError,
+    IllegalState,
+    KafkaError,
+    NoOffset,
+    OffsetOutOfRange,
+)
 from eoslog.kafka.cluster import (
     COPIED,
     TIMEOUT_S,
@@ -37,7 +44,13 @@ from eoslog.kafka.cluster import (
 from eoslog.kafka.following import NewPartitions, pause_after, run_job, survives
 from eoslog.kafka.group_offsets import LogSide, MovedGroups
 from eoslog.kafka.log import MovedLog
-from eoslog.kafka.positions import check_ends, check_topics, of_targets, positions_in
+from eoslog.kafka.positions import (
+    check_ends,
+    check_starts,
+    check_topics,
+    of_targets,
+    positions_in,
+)
 from eoslog.model import NO_RESET, NO_TIMESTAMP, OffsetAndMetadata, TopicPartition
 from eoslog.storage.format.checkpoints import id_text
 from eoslog.storage.fs.files import failpoint
@@ -114,8 +127,9 @@ class _Export:
                 if self._options.follow
                 else any(moved.positions[tp] < ends[tp] for tp in ends)
             ):
-                batch = reader.consume(self._options.records, timeout=WAIT_S)
-                now = dict(reader.positions())
+                batch = self._read(reader, moved.positions)
+                # A re-created topic has no position; the check, or the next read, names it.
+                now = {**moved.positions, **reader.positions()}
                 if now != moved.positions:
                     self._check(positions_in(now, self._ids))  # of which topic these records are
                     try:
@@ -127,6 +141,15 @@ class _Export:
                     if self._options.progress is not None:
                         self._options.progress(moved)
         return replace(moved, groups=groups.carry(moved.positions))
+
+    def _read(self, reader: Any, positions: Mapping[TopicPartition, int]) -> Sequence[Any]:
+        try:
+            return list(reader.consume(self._options.records, timeout=WAIT_S))
+        except (NoOffset, OffsetOutOfRange):
+            self._check(positions_in(positions, self._ids))
+            starts = {tp: self._log.offsets(*_key(tp)).log_start for tp in positions}
+            check_starts(self.job, positions, starts)
+            raise
 
     def _positions(self) -> dict[TopicPartition, int]:
         """Return the positions to resume from.

@@ -111,6 +111,29 @@ def check_ends(
             )
 
 
+def check_starts(
+    job: str, positions: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int]
+) -> None:
+    """Check that the source still has the records after the positions of an export.
+
+    Args:
+        job: the name of the job.
+        positions: its positions.
+        starts: where the source begins.
+
+    Raises:
+        OffsetOutOfRange: if a source partition begins after the position of the job.
+    """
+    for tp, at in sorted(positions.items()):
+        if at < starts[tp]:
+            raise OffsetOutOfRange(
+                f"job {job!r} has copied {tp} up to offset {at}, but the source begins at offset "
+                f"{starts[tp]}: the records between were deleted before they were copied; to "
+                f"continue without them, set the offset of group {job!r} at the target to "
+                f"{starts[tp]}"
+            )
+
+
 def _remedy(job: str, tp: TopicPartition, resume: Resume | None) -> str:
     how = (
         f"set the offsets of group {job!r} at the target to the first source offset that is not "

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 import eoslog
-from eoslog.errors import IllegalState
+from eoslog.errors import IllegalState, OffsetOutOfRange
 from tests.kafka.broker import Broker
 from tests.kafka.clients import create_topics, librdkafka_rows
 from tests.kafka.directories import world
@@ -231,6 +231,41 @@ def test_an_export_stops_before_it_commits_to_a_re_created_topic(
         there.delete(topic)
         assert log.export_kafka(broker.bootstrap).records == 30
         assert there.rows(topic) == essence(world.rows_of(log, topic, "read_committed"))
+
+
+def test_an_export_whose_next_records_are_deleted_says_how_to_continue(
+    broker: Broker, tmp_path: Path
+) -> None:
+    there, topic = ClusterSide(tmp_path, broker), "deleted-ahead"
+    with eoslog.open(tmp_path / "log") as log:
+        make_again(log, topic, 10)
+        log.export_kafka(broker.bootstrap, [topic])
+        copied = essence(world.rows_of(log, topic, "read_committed"))
+        with log.producer() as producer:
+            producer.produce_many(topic, [b"%d" % n for n in range(10, 30)])
+        log.delete_records({eoslog.TopicPartition(topic, 0): 15})
+        message = "up to offset 10, but the source begins at offset 15.*set the offset of group"
+        with pytest.raises(OffsetOutOfRange, match=message):
+            log.export_kafka(broker.bootstrap, [topic])
+    assert there.rows(topic) == copied
+
+
+def test_an_export_whose_source_topic_is_re_created_says_how_to_continue(
+    broker: Broker, tmp_path: Path
+) -> None:
+    there, topic = ClusterSide(tmp_path, broker), "source-again"
+    with eoslog.open(tmp_path / "log") as log:
+        make_again(log, topic, 30)
+        expected = essence(world.rows_of(log, topic, "read_committed"))
+
+        def meddle(moved: eoslog.kafka.cluster.Moved) -> None:
+            if moved.records == 10:
+                make_again(log, topic, 40)
+
+        for _ in range(2):
+            with pytest.raises(IllegalState, match="up to offset 10 .* deleted and re-created"):
+                log.export_kafka(broker.bootstrap, [topic], records=10, progress=meddle)
+    assert there.rows(topic) == expected[:10]
 
 
 @pytest.mark.parametrize("point", ["produced", "checked"])
