@@ -55,10 +55,13 @@ def past_control(path: str) -> Iterator[_core.ControlFile]:
 
     Raises:
         FileNotFoundError: if there is none.
-        StorageError: if it cannot be read.
+        StorageError: if it cannot be read, or has another format.
     """
-    fd = files.open_file(os.path.join(path, CONTROL_FILE), read_only=True)
+    name = os.path.join(path, CONTROL_FILE)
+    fd = files.open_file(name, read_only=True)
     try:
+        if (fault := _other_format(fd, name)) is not None:
+            raise fault
         past = _core.ControlFile(fd, writable=False)
         try:
             past.map_chunks(os.fstat(fd).st_size // CHUNK_SIZE)
@@ -67,6 +70,19 @@ def past_control(path: str) -> Iterator[_core.ControlFile]:
             past.close()
     finally:
         files.close(fd)
+
+
+def _other_format(fd: int, path: str) -> StorageError | None:
+    """Return an error if another version of eoslog wrote a control file."""
+    with files.naming(path):
+        head = bytes(_core.os_pread(fd, 12, 0))
+    if head[:8] == MAGIC and int.from_bytes(head[8:12], "little") == FORMAT:
+        return None
+    return StorageError(
+        f"control file begins with {head!r}, expected {MAGIC!r} and format {FORMAT}; another "
+        "version of eoslog has the log open: close the log in its processes, or use that version",
+        path=path,
+    )
 
 
 def durable_end_in(control: _core.ControlFile, slot: int, topic_id: bytes) -> int:
@@ -236,31 +252,33 @@ class Session:
 
     def _prepare_control(self) -> None:
         path = os.path.join(self.path, CONTROL_FILE)
-        found = files.status(path)
-        if found is None or found.st_size < CHUNK_SIZE:
+        fault = self._control_fault(path)
+        if fault is not None:
             if not _core.try_lock(self._session_fd, _SESSION_AT):
-                raise StorageError(
-                    "control file is shorter than its header, while other processes have the log "
-                    "open; close the log in every process, then open it again",
-                    path=path,
-                )
+                raise fault
             # Atomically: a power loss may keep the length of a file and lose its bytes.
             header = MAGIC + FORMAT.to_bytes(4, "little") + bytes(12)
             files.write_atomically(path, header.ljust(CHUNK_SIZE, b"\0"))
         fd = self._control_fd = self._open(CONTROL_FILE)
         with files.naming(CONTROL_FILE):
             size = os.fstat(fd).st_size
-            magic = bytes(_core.os_pread(fd, 12, 0))
-        if magic[:8] != MAGIC or int.from_bytes(magic[8:12], "little") != FORMAT:
-            raise StorageError(
-                f"control file begins with {magic!r}, expected {MAGIC!r} and format {FORMAT}; use "
-                "the eoslog version that wrote it, or close the log in every process and delete "
-                "the file",
-                path=path,
-            )
-        with files.naming(CONTROL_FILE):
             self.control = _core.ControlFile(fd)
             self.control.map_chunks(size // CHUNK_SIZE)
+
+    def _control_fault(self, path: str) -> StorageError | None:
+        """Return why this version cannot use the control file, or None."""
+        found = files.status(path)
+        if found is None or found.st_size < CHUNK_SIZE:
+            return StorageError(
+                "control file is shorter than its header, while other processes have the log "
+                "open; close the log in every process, then open it again",
+                path=path,
+            )
+        fd = files.open_file(path, read_only=True)
+        try:
+            return _other_format(fd, path)
+        finally:
+            files.close(fd)
 
     def _begin(self) -> None:
         """Choose a new session number, and record how the last session ended.
@@ -316,6 +334,8 @@ class Session:
             control = os.path.join(self.path, CONTROL_FILE)
             self._control_fd = files.open_file(control, read_only=True)
             self._fds.append(self._control_fd)
+            if (fault := _other_format(self._control_fd, control)) is not None:
+                raise fault
             self.control = _core.ControlFile(self._control_fd, writable=False)
             self.control.map_chunks(os.fstat(self._control_fd).st_size // CHUNK_SIZE)
             return
