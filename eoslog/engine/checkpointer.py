@@ -86,11 +86,15 @@ class Checkpointer:
                 clean = False
         if not self._session.directory.own:  # another directory is at the path
             return
-        with (
-            contextlib.suppress(StorageError),
-            self._partitions.last_look(),
-            self._session.bootstrap(),
-        ):
+        try:
+            self._mark_clean(clean)
+        except StorageError as error:
+            logger.warning("not closed properly, leaving the directory unclean: %s", error)
+        files.failpoint("close.left")  # this process is still in the session, perhaps the last one
+
+    def _mark_clean(self, clean: bool) -> None:
+        """Write what the next session needs, if no other process has the directory open."""
+        with self._partitions.last_look(), self._session.bootstrap():
             if not self._session.try_alone():
                 return
             # Other threads of this process may still append, such as a producer's sender. The gate
@@ -102,7 +106,6 @@ class Checkpointer:
                 with contextlib.suppress(FileNotFoundError):
                     files.remove(os.path.join(self._session.path, POISON_FILE))
                 checkpoints.write_clean_shutdown(self._session.path)
-        files.failpoint("close.left")  # this process is still in the session, perhaps the last one
 
     def _settle_all(self) -> bool:
         """Flush the appends of dead processes, and write snapshots and recovery points.

@@ -197,3 +197,40 @@ def test_field_C12_a_user_outside_the_group_creates_no_private_partition(common:
         path,
     )
     assert produced.returncode == 0, produced.stderr
+
+
+STICKY = """
+import logging
+logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
+try:
+    with eoslog.open(sys.argv[1]) as log, log.producer() as producer:
+        producer.produce("t", "value")
+    print("written")
+except eoslog.StorageError as error:
+    print(error.errno, error)
+"""
+
+
+@as_root
+@pytest.mark.process
+@pytest.mark.parametrize("clean", [True, False])
+def test_field_C12_the_sticky_bit_is_named_where_it_forbids_a_replacement(
+    common: Path, clean: bool
+) -> None:
+    path = common / "log"
+    act(USERS[0], "077", path, "770", 1)
+    for folder, _, _ in os.walk(path):
+        os.chmod(folder, 0o3770)
+    if not clean:
+        (path / ".kafka_cleanshutdown").unlink()
+    with eoslog.open(path, read_only=True) as log:
+        before = log.offsets("t", 0).log_end + log.offsets("t", 1).log_end
+    ended = run_as(USERS[1], STICKY, path)
+    assert ended.returncode == 0, ended.stderr
+    assert "the sticky bit of the directory" in ended.stdout
+    assert ("written" in ended.stdout) is not clean
+    assert ("leaving the directory unclean" in ended.stdout) is not clean
+    with eoslog.open(path) as log:
+        after = log.offsets("t", 0).log_end + log.offsets("t", 1).log_end
+        assert after == before + (not clean)
+        assert log.check().ok

@@ -54,7 +54,19 @@ def storage_error(error: OSError, path: str) -> StorageError:
         return lost
     opened_directory.named(error)
     kind = _KINDS.get(error.errno or 0, StorageError)
-    return kind("" if error.errno else str(error), error.errno or 0, path)
+    text = "" if error.errno else str(error)
+    if error.errno == errno.EPERM and _is_sticky(os.path.dirname(path)):
+        text = (
+            "the sticky bit of the directory keeps users from replacing the files of others; "
+            "remove it (chmod -t), or use the log as one user"
+        )
+    return kind(text, error.errno or 0, path)
+
+
+def _is_sticky(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(os.stat(path).st_mode & stat.S_ISVTX)
+    return False
 
 
 @contextlib.contextmanager
