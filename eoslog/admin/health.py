@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eoslog.client.visible_lag import lag_of
@@ -33,7 +33,7 @@ from eoslog.model import (
     TopicPartition,
 )
 from eoslog.reports import CheckReport, Problem
-from eoslog.shown_paths import get_logger
+from eoslog.shown_paths import get_logger, shown
 from eoslog.storage.check import checker as log_checker
 from eoslog.storage.directory.directory import NeverUsed
 from eoslog.storage.directory.processes import Processes
@@ -257,14 +257,23 @@ def check(engine: Engine, *, full: bool) -> CheckReport:
         problem = Problem(where, 0, f"the partition cannot be opened: {error}")
         if isinstance(error, LockTimeout):
             notes.append(Problem(where, 0, f"only its files were checked: {error}"))
-        elif isinstance(error, CorruptRecord) or problem.path in told:
-            pass  # one that is damaged is read as its files are
+        elif problem.path in told:
+            pass
+        elif isinstance(error, CorruptRecord):  # it was read as its files are
+            if not _told_of(error.path or where, report.problems):
+                others.append(problem)
         elif isinstance(error, NeverUsed):
             absent.append(problem)
         else:
             others.append(problem)  # the files may say nothing of it
     problems = [*_still_absent(engine, absent), *others, *report.problems]
     return dataclasses.replace(report, problems=problems, notes=[*report.notes, *notes])
+
+
+def _told_of(path: str, problems: Sequence[Problem]) -> bool:
+    """Whether one of the problems is in the partition with this folder or file."""
+    folder = shown(path if files.is_dir(path) else os.path.dirname(path))
+    return any(folder in (problem.path, os.path.dirname(problem.path)) for problem in problems)
 
 
 def _locked(engine: Engine) -> set[TopicPartition]:

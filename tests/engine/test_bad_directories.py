@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import shutil
@@ -154,6 +155,36 @@ def test_bytes_after_the_end_of_a_clean_close_are_reported_as_foreign(path):
         log.offsets("t", 0)
     assert "80 unexpected bytes after offset" in str(caught.value)
     assert "below the flushed offset" not in str(caught.value)
+
+
+def test_check_of_an_open_log_finds_zeros_after_the_end_of_a_clean_close(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+        log._engine.partition("t", 0).append(batch(2))
+    with open(os.path.join(path, "t-0", f"{0:020d}.log"), "ab") as file:
+        file.write(bytes(5000))
+    with open_log(path) as log:
+        (problem,) = log.check().problems
+    assert problem.path == os.path.join(path, "t-0")
+    assert "cannot be opened: t-0: 5000 unexpected bytes after offset 2" in problem.message
+
+
+def test_check_knows_the_directories_that_its_openings_create(path):
+    with open_log(path) as log:
+        log.create_topic("t")
+    shutil.rmtree(os.path.join(path, "t-0"))  # a full disk can prevent its creation
+    with open_log(path) as log:
+        report = log.check()
+    assert os.path.isdir(os.path.join(path, "t-0"))
+    assert report.ok
+    assert report.notes == []
+
+
+def test_a_path_below_a_file_is_rejected_as_no_directory(tmp_path):
+    (tmp_path / "file").write_text("data")
+    with pytest.raises(StorageError, match=r"not a directory.*file\)") as caught:
+        open_log(tmp_path / "file" / "log")
+    assert caught.value.errno == errno.ENOTDIR
 
 
 def test_check_finds_a_flipped_bit_in_any_file(path):

@@ -109,7 +109,8 @@ def check(
         records += walk.records
         problems += walk.problems
         notes += walk.notes
-    notes += strangers(path, lambda name: name in names or is_of_a_directory(name))
+    known = {*names, *partition_directories(path)}  # `names` lacks those of newer topics
+    notes += strangers(path, lambda name: name in known or is_of_a_directory(name))
     return CheckReport(partitions, batches, records, problems, notes)
 
 

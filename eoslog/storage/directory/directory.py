@@ -8,6 +8,7 @@ partitions of a deleted topic; the process that begins the next session finishes
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -42,8 +43,14 @@ def make_directory(path: str, *, create: bool, mode: int | None = None) -> None:
             raise StorageError("not a directory", 20, path)
         if not create:
             raise StorageError("no log to open; give create=True to create one", 2, path)
-        with files.naming(path):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+        parent = os.path.dirname(path)
+        try:
+            with files.naming(parent):
+                os.makedirs(parent, exist_ok=True)
+        except StorageError as error:
+            if error.errno != errno.EEXIST:
+                raise
+            raise StorageError("not a directory", errno.ENOTDIR, parent) from error
         files.make_dir(path, mode=files.DIRECTORY_MODE if mode is None else mode)
 
 
