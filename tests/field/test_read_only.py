@@ -265,3 +265,41 @@ def test_field_C6_a_read_only_consumer_starts_at_the_offset_of_its_group(common:
                 assert record is not None and record.offset == 0
     finally:
         subprocess.run(["umount", "-l", str(common / "mount")], check=False)
+
+
+def overlaid(place: Path) -> bool:
+    """Mount an empty layer over `lower` as `top`; whether that is allowed."""
+    for name in ("upper", "work", "top"):
+        (place / name).mkdir()
+    layers = f"lowerdir={place}/lower,upperdir={place}/upper,workdir={place}/work"
+    command = ["mount", "-t", "overlay", "overlay", "-o", layers, str(place / "top")]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def layers(common: Path) -> Iterator[Path]:
+    """A file system on which overlayfs can be mounted."""
+    place = common / "layers"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "none", str(place)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        yield place
+    finally:
+        for path in (place / "top", place):
+            subprocess.run(["umount", "-l", str(path)], capture_output=True, check=False)
+
+
+def test_a_fixed_view_on_overlayfs_is_outdated_when_a_writer_comes(layers: Path) -> None:
+    """The writer changes a copy of the control file."""
+    fill(layers / "lower").close()
+    if not overlaid(layers):
+        pytest.skip("needs the right to mount overlayfs")
+    with eoslog.open(layers / "top", read_only=True) as view:
+        assert len(list(view.read("t"))) == 200
+        with eoslog.open(layers / "top") as log, log.producer() as producer:
+            producer.produce("t", "value")
+        assert view.outdated
+        with pytest.raises(IllegalState, match="out of date"):
+            list(view.read("t"))

@@ -371,7 +371,7 @@ class Session:
         """Return the session number in the control file, past or current; 0 without a file."""
         if self._past is None:
             with contextlib.suppress(OSError):  # StorageError is one
-                fd = files.open_file(os.path.join(self.path, CONTROL_FILE), read_only=True)
+                fd = self._open_control_as_reader()
                 try:
                     if os.fstat(fd).st_size >= CHUNK_SIZE:
                         past = _core.ControlFile(fd, writable=False)
@@ -380,6 +380,18 @@ class Session:
                 finally:
                     files.close(fd)
         return 0 if self._past is None else int(self._past.session)
+
+    def _open_control_as_reader(self) -> int:
+        """Open the control file, for writing if this process may.
+
+        On overlayfs, a file of a lower layer that is opened for reading is never the one that a
+        later writer changes.
+        """
+        path = os.path.join(self.path, CONTROL_FILE)
+        try:
+            return files.open_file(path)
+        except StorageError:
+            return files.open_file(path, read_only=True)
 
     @property
     def outdated(self) -> bool:
