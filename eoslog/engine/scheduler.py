@@ -10,13 +10,14 @@ for markers, and for writers with acks=0 and acks=1, whose records become durabl
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from eoslog.errors import EoslogError
+from eoslog.errors import EoslogError, StorageError
 from eoslog.shown_paths import get_logger
 from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.log.settings import FOR_EVER
@@ -138,8 +139,19 @@ class Background:
         self.tasks = Tasks()
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread.
+
+        Raises:
+            StorageError: if the system starts no more threads for this process.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise StorageError(
+                f"the log's background thread cannot start ({error}); end other threads or "
+                "processes of this user, or raise its limits (ulimit -u, ulimit -v)",
+                errno.EAGAIN,
+            ) from error
 
     def schedule(
         self, interval_s: float, run: Callable[[], None], *, first_s: float | None = None

@@ -47,3 +47,32 @@ def test_a_record_is_stored_once_although_no_thread_can_start(tmp_path: Path, ki
     assert subprocess.run(program, timeout=120, check=False).returncode == 0
     with eoslog.open(tmp_path) as log:
         assert [record.value for record in log.read("t")] == [b"0", b"1"]
+
+
+OPEN = """
+import sys, threading
+import eoslog
+
+with eoslog.open(sys.argv[1]):  # imports everything
+    pass
+threading.stack_size(1 << 46)  # no thread can start: its stack does not fit
+for read_only in (False, True):
+    try:
+        eoslog.open(sys.argv[1], read_only=read_only)
+    except eoslog.StorageError as error:
+        assert "background thread cannot start" in str(error), error
+    else:
+        raise AssertionError("opened")
+threading.stack_size(0)
+with eoslog.open(sys.argv[1]) as log:
+    log.create_topic("t")
+"""
+
+
+@pytest.mark.process
+def test_a_log_whose_thread_cannot_start_raises_and_opens_later(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", OPEN, str(tmp_path)]
+    ended = subprocess.run(program, timeout=120, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    with eoslog.open(tmp_path) as log:
+        assert log.topics() == ["t"]
