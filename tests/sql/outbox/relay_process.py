@@ -60,6 +60,7 @@ def at_point(path: str, place: Place, point: str) -> int:
 
 def main(path: str, where: str, action: str) -> None:
     place = Place(*json.loads(where))
+    place.connect().close()  # imports the driver once, instead of in each child
     number = signal.SIGKILL if action == "kill" else signal.SIGSTOP
     run = 0
     while True:

@@ -69,6 +69,7 @@ def ended(pid: int) -> int:
 
 def main(path: str, where: str, action: str) -> None:
     place = Place(*json.loads(where))
+    place.connect().close()  # imports the driver once, instead of in each child
     number = signal.SIGKILL if action == "kill" else signal.SIGSTOP
     run = 0
     while True:
