@@ -147,9 +147,14 @@ class Background:
         try:
             self._thread.start()
         except RuntimeError as error:
+            remedy = (
+                "open the log before the program exits"
+                if "shutdown" in str(error)
+                else "end other threads or processes of this user, or raise its limits (ulimit -u, "
+                "ulimit -v)"
+            )
             raise StorageError(
-                f"the log's background thread cannot start ({error}); end other threads or "
-                "processes of this user, or raise its limits (ulimit -u, ulimit -v)",
+                f"the log's background thread cannot start ({error}); {remedy}",
                 errno.EAGAIN,
             ) from error
 

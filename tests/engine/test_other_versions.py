@@ -41,11 +41,13 @@ def test_a_control_file_that_no_process_uses_is_replaced(
     write_head(path, head)
     with eoslog.open(path, read_only=True) as view:
         assert [record.value for record in view.read("t")] == [b"value"]
-    for values in ([b"value"], [b"value", b"value"]):
-        with eoslog.open(path) as log:
-            assert [record.value for record in log.read("t")] == values
-            with log.producer() as producer:
-                producer.produce("t", "value")
+        assert not view.outdated
+        for values in ([b"value"], [b"value", b"value"]):
+            with eoslog.open(path) as log:
+                assert [record.value for record in log.read("t")] == values
+                with log.producer() as producer:
+                    producer.produce("t", "value")
+            assert view.outdated
     assert eoslog.check(path).ok
 
 

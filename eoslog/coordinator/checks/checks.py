@@ -45,7 +45,6 @@ from eoslog.errors import (
     ConfigError,
     EoslogError,
     IllegalState,
-    KafkaError,
     OutcomeConflict,
     UnknownToken,
 )
@@ -289,7 +288,7 @@ class Checks:
         if wait is None:
             logger.warning("%s: not delivered, retrying: %s", token, problem)
             wait = _DELIVERY_RETRY_S
-        retriable = isinstance(problem, KafkaError) and problem.retriable
+        retriable = getattr(problem, "retriable", False)
         self._failing[token] = wait if retriable else min(2 * wait, _LONGEST_RETRY_S)
         return wait
 

@@ -369,17 +369,23 @@ class Session:
 
     def _written_number(self) -> int:
         """Return the session number in the control file, past or current; 0 without a file."""
-        if self._past is None:
-            with contextlib.suppress(OSError):  # StorageError is one
-                fd = self._open_control_as_reader()
-                try:
-                    if os.fstat(fd).st_size >= CHUNK_SIZE:
-                        past = _core.ControlFile(fd, writable=False)
-                        past.map_chunks(1)
+        if self._past is not None:
+            return int(self._past.session)
+        with contextlib.suppress(OSError):  # StorageError is one
+            fd = self._open_control_as_reader()
+            try:
+                if os.fstat(fd).st_size >= CHUNK_SIZE:
+                    past = _core.ControlFile(fd, writable=False)
+                    past.map_chunks(1)
+                    number = int(past.session)
+                    if _other_format(fd, CONTROL_FILE) is None:
                         self._past = past
-                finally:
-                    files.close(fd)
-        return 0 if self._past is None else int(self._past.session)
+                    else:
+                        past.close()  # the next writer replaces the file
+                    return number
+            finally:
+                files.close(fd)
+        return 0
 
     def _open_control_as_reader(self) -> int:
         """Open the control file, for writing if this process may.

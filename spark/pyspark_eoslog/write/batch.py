@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_MESSAGE_BYTES = 1048588
 _INLINE_BYTES = 16 << 20
-"""Task number n sends at most 1/(n + 1) of this to the driver: 10,000 tasks send at most 120 MiB.
+"""Task number n sends at most 1/(n + 1) of this to the driver: 10,000 tasks send about 130 MiB.
 
 The driver holds the messages of all tasks at once, and Spark limits them by
 `spark.driver.maxResultSize`.

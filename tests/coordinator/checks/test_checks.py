@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 
 import pytest
@@ -383,6 +384,15 @@ def test_a_rejected_delivery_is_tried_less_often_up_to_each_minute(world: World)
     assert gaps == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     payloads.rejected = None
     world.run(60.0)
+    assert world.state("t1") == "COMPLETE_COMMIT"
+
+
+def test_a_delivery_that_meets_a_full_disk_is_tried_each_second(world: World) -> None:
+    world.first.payloads.rejected = errors.DiskFull("no space", errno.ENOSPC, "t-0")
+    world.prepare("t1", None, deliver_at=5.0)
+    world.run(30.0)
+    world.first.payloads.rejected = None
+    world.run(1.5)
     assert world.state("t1") == "COMPLETE_COMMIT"
 
 
