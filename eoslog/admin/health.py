@@ -260,7 +260,7 @@ def check(engine: Engine, *, full: bool) -> CheckReport:
         elif problem.path in told:
             pass
         elif isinstance(error, CorruptRecord):  # it was read as its files are
-            if not _told_of(error.path or where, report.problems):
+            if not _reported(error.path or where, report.problems):
                 others.append(problem)
         elif isinstance(error, NeverUsed):
             absent.append(problem)
@@ -270,7 +270,7 @@ def check(engine: Engine, *, full: bool) -> CheckReport:
     return dataclasses.replace(report, problems=problems, notes=[*report.notes, *notes])
 
 
-def _told_of(path: str, problems: Sequence[Problem]) -> bool:
+def _reported(path: str, problems: Sequence[Problem]) -> bool:
     """Whether one of the problems is in the partition with this folder or file."""
     folder = shown(path if files.is_dir(path) else os.path.dirname(path))
     return any(folder in (problem.path, os.path.dirname(problem.path)) for problem in problems)

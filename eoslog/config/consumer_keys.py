@@ -196,8 +196,8 @@ class ConsumerConfig(Settings):
     max_poll_records: int = setting(
         500,
         integer(1),
-        "The most records that one `consume` returns. Without this key, a given `num_messages` alone "
-        "limits it.",
+        "The most records that one `consume` returns. Without this key, a given `num_messages` "
+        "alone limits it.",
     )
     max_poll_interval_ms: int = setting(
         300_000,
