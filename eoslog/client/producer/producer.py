@@ -520,7 +520,7 @@ class Producer(RecordAccumulator):
                 group and partition. Abort this one, and decide the first.
             CommitFailed: if the group rebalanced, or an earlier staged transaction with offsets of
                 the group was aborted. Abort it; the consumer reads the records again.
-            IllegalState: if no transaction is open.
+            IllegalState: if no transaction is open, or the call that timed out had other arguments.
             EoslogError: if a record failed, or the transaction cannot be prepared. Abort it.
 
         Durability:

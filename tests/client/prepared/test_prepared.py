@@ -235,6 +235,18 @@ def test_a_prepare_that_timed_out_accepts_no_more_records(log, mode):
     assert committed(log, "orders") == [b"1", b"2"]
 
 
+def test_a_prepare_that_timed_out_is_repeated_with_its_own_arguments(log, mode):
+    """The transaction may be prepared with these."""
+    producer = timed_out(log, mode)
+    for other in ({"meta": b"2"}, {"resolver": "shop"}):
+        with pytest.raises(errors.IllegalState, match="call it with the values of that call"):
+            producer.prepare_transaction(**other)
+    state = producer.prepare_transaction()
+    assert (state.meta, state.resolver) == (None, None)
+    log.resolve(state.token, Outcome.COMMIT)
+    assert committed(log, "orders") == [b"1"]
+
+
 def test_an_abort_after_a_prepare_that_timed_out_leaves_nothing_undecided(log, mode):
     producer = timed_out(log, mode)
     producer.abort_transaction()

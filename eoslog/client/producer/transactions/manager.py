@@ -143,7 +143,8 @@ class TransactionManager:
         self.error: EoslogError | None = None
         self.asked = False  # the coordinator was asked to end the transaction and may have decided
         self.partitions = TransactionPartitions(engine, transactional_id, identity)
-        self.preparing = False  # `prepare` was called, and the transaction may be prepared
+        # The arguments of a `prepare` that has not returned: the transaction may be prepared.
+        self.preparing: tuple[str | None, bytes | None, int] | None = None
         self.begun_by = 0  # the thread (`threading.get_ident`) of the last `begin`
         self._sent: list[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]] = []  # (group, ..)
         self.staging: StagingBuffer | None = None  # set in a staged transaction
@@ -299,12 +300,19 @@ class TransactionManager:
         Kafka's `prepareTransaction`, but durable.
         """
         what = "prepare_transaction"
+        arguments = (resolver, meta, deliver_at_ms)
+        if self.preparing not in (None, arguments):
+            raise IllegalState(
+                f"{what}: an earlier call had other values of meta, resolver or deliver_at, and "
+                "may have prepared the transaction with them; call it with the values of that "
+                "call, or abort the transaction"
+            )
         prepared, identity = self._engine.transactions.prepared, self._identity
         mine = (self.transactional_id, identity.producer_id, identity.producer_epoch)
         staging, check_members = self.staging, self._staged.check_members
         try:
             self._staged.check_earlier(self._sent, deadline, what)
-            self.preparing = True
+            self.preparing = arguments
             if staging is None:
                 token, _ = self._coordinate(
                     lambda: prepared.prepare(
@@ -342,7 +350,7 @@ class TransactionManager:
             if staging is not None and self.state is ClientState.ABORTABLE_ERROR:
                 raise error  # a limit or a full disk: it says what the caller can do
             raise failure from failure.__cause__
-        self.preparing = False
+        self.preparing = None
         if staging is None:
             self.state, self.token = ClientState.PREPARED, token
         else:
@@ -697,7 +705,7 @@ class TransactionManager:
     # -- helpers ------------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        self.asked = self.preparing = False
+        self.asked, self.preparing = False, None
         self.partitions.clear()
         self._sent.clear()
         if self.staging is not None:
