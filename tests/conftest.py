@@ -79,11 +79,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
 
 
+_LONG = (
+    "spark",
+    "tests/torture/test_harnesses.py",
+    "tests/docs/test_pages.py",
+    "tests/simulation/test_simulation.py",
+)
+"""Files of few long tests. They begin first, so that no worker waits for one at the end."""
+
+
 class Files(LoadFileScheduling):
     """A file's tests one after the other, and all of Spark's, which share a session."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "spark" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        long = next((scope for scope in _LONG if scope in self.workqueue), None)
+        if long is not None:
+            self.workqueue.move_to_end(long, last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files:
