@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import eoslog
-from tests.sql.databases import KINDS, SQLITE, Place
+from tests.sql.databases import DISTINCT, SQLITE, Place
 from tests.sql.server import Server, missing
 
 
@@ -25,7 +25,7 @@ def server() -> Iterator[Server]:
         server.remove()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=DISTINCT)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """An empty database."""
     return place_of(request, tmp_path)

@@ -11,6 +11,8 @@ SQLITE = ["delete", "truncate", "persist", "wal"]
 """SQLite by its journal mode."""
 KINDS = [*SQLITE, "postgresql", "engine", "session", "engine-postgresql"]
 """SQLite, PostgreSQL, and both over SQLAlchemy."""
+DISTINCT = [kind for kind in KINDS if kind not in ("truncate", "persist")]
+"""Without the journal modes that differ from `delete` only after a kill or a power loss."""
 
 ASYNC_KINDS = ["aiosqlite", "psycopg-postgresql", "asyncpg-postgresql"]
 """SQLite and PostgreSQL over async engines of SQLAlchemy."""
