@@ -123,7 +123,7 @@ quality-mutants: build  ## Apply each recorded mutation and show that its test f
 	$(call timed,mutants,$(BIN)/python tests/mutation/mutants.py --jobs $(or $(JOBS),2) $(ROWS))
 
 quality-asan: build  ## Run the core's tests on a build with AddressSanitizer and UBSan (ASAN_ARGS)
-	$(call timed,asan,.ci/asan $(VENV) -m pytest -p no:cacheprovider -q -n 2 $(or $(ASAN_ARGS),tests/core tests/fuzz tests/storage tests/properties -m 'not process'))
+	$(call timed,asan,.ci/asan $(VENV) -m pytest -p no:cacheprovider -q -n 2 --dist worksteal $(or $(ASAN_ARGS),tests/core tests/fuzz tests/storage tests/properties -m 'not process'))
 
 quality-fuzz: build  ## Fuzz every parser for SECONDS=60 in all (SANITIZE=1: gcc's sanitizers; FUZZ_ARGS='--target record')
 	$(call timed,fuzz,$(if $(SANITIZE),.ci/asan $(VENV) -m tests.fuzz.run --finds $(abspath .make/fuzz) --seconds,.ci/fuzz $(VENV)) $(SECONDS_) $(FUZZ_ARGS))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,8 +65,17 @@ def _left_behind() -> Iterator[None]:
             engine.close(engine.references.count)
     ours = [t for t in threading.enumerate() if t.name.startswith("eoslog") and t not in threads]
     for thread in ours:
-        thread.join(_ENDED_S)  # that of a closed client may still take its last step
+        _join(thread)  # that of a closed client may still take its last step
     assert [t.name for t in ours if t.is_alive()] == [], "the test did not end them"
+
+
+def _join(thread: threading.Thread) -> None:
+    deadline = time.monotonic() + _ENDED_S
+    while time.monotonic() < deadline:
+        try:
+            return thread.join(_ENDED_S)
+        except RuntimeError:  # another thread is starting it
+            time.sleep(0.001)
 
 
 _seconds: dict[str, float] = defaultdict(float)
@@ -101,9 +111,9 @@ class Files(LoadFileScheduling):
         super()._assign_work_unit(node)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files:
-    """With `-n 2`: a worker that is done takes the next file."""
-    return Files(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files | None:
+    """With `-n 2`: a worker that is done takes the next file, or a test (`--dist worksteal`)."""
+    return None if config.getoption("dist") == "worksteal" else Files(config, log)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
