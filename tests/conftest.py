@@ -112,7 +112,7 @@ class Files(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files | None:
-    """With `-n 2`: a worker that is done takes the next file, or a test (`--dist worksteal`)."""
+    """A worker that is done takes the next file; with `--dist worksteal`, a test."""
     return None if config.getoption("dist") == "worksteal" else Files(config, log)
 
 
