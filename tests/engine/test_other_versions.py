@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ def fill(path: Path) -> None:
 @pytest.mark.parametrize("head", OTHERS)
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_control_file_that_no_process_uses_is_replaced(
-    tmp_path: Path, head: bytes, clean: bool
+    tmp_path: Path, head: bytes, clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "log"
     fill(path)
@@ -48,6 +49,44 @@ def test_a_control_file_that_no_process_uses_is_replaced(
                 with log.producer() as producer:
                     producer.produce("t", "value")
             assert view.outdated
+    assert eoslog.check(path).ok
+    assert caplog.text.count("replacing the control file") == 1
+
+
+KILL = """
+import os, signal, sys
+import eoslog
+from eoslog import _core
+
+rename = _core.os_rename
+
+def die(source, target):
+    if target.endswith("eoslog.control"):
+        if sys.argv[2] == "after":
+            rename(source, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(source, target)
+
+_core.os_rename = die
+eoslog.open(sys.argv[1])
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_kill_while_the_control_file_is_replaced_loses_nothing(
+    tmp_path: Path, clean: bool, when: str
+) -> None:
+    path = tmp_path / "log"
+    fill(path)
+    if not clean:
+        (path / ".kafka_cleanshutdown").unlink()
+    write_head(path, OTHERS[0])
+    ended = subprocess.run([sys.executable, "-c", KILL, str(path), when], timeout=120, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    with eoslog.open(path) as log:
+        assert [record.value for record in log.read("t")] == [b"value"]
     assert eoslog.check(path).ok
 
 

@@ -20,10 +20,13 @@ from typing import Any
 
 from eoslog import _core
 from eoslog.errors import UNWRITABLE, IllegalState, LockTimeout, StorageError
+from eoslog.shown_paths import get_logger
 from eoslog.storage.directory import processes
 from eoslog.storage.fs import files
 from eoslog.storage.fs.opened_directory import OpenedDirectory
 from eoslog.storage.fs.timeouts import LOCK_TIMEOUT_S
+
+logger = get_logger("eoslog.directory")
 
 CONTROL_FILE = "eoslog.control"
 SESSION_FILE = "eoslog.session"
@@ -256,6 +259,12 @@ class Session:
         if fault is not None:
             if not _core.try_lock(self._session_fd, _SESSION_AT):
                 raise fault
+            if files.status(path) is not None:
+                logger.warning(
+                    "%s: replacing the control file, which is damaged or of another version; after "
+                    "a crash, the loss of flushed records is then not noticed",
+                    self.path,
+                )
             # Atomically: a power loss may keep the length of a file and lose its bytes.
             header = MAGIC + FORMAT.to_bytes(4, "little") + bytes(12)
             files.write_atomically(path, header.ljust(CHUNK_SIZE, b"\0"))
