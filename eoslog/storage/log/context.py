@@ -53,9 +53,10 @@ class LogContext:
         return UnknownTopicOrPartition(f"{self.name}: the topic was deleted")
 
     def check_not_deleted(self) -> None:
-        """Raise an error if the topic was deleted. Call it with the cleaner lock held.
+        """Raise an error if the topic was deleted.
 
-        The caller works with file names, which may belong to a new topic with the same name.
+        A deletion is published before the first file is deleted. File names may belong to a new
+        topic with the same name, so a caller that changes files holds the cleaner lock.
 
         Raises:
             UnknownTopicOrPartition: if the topic was deleted.

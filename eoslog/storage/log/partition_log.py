@@ -591,8 +591,9 @@ class PartitionLog:
         """Truncate the preallocated space; no process writes any more."""
         active, end = self.core.active_base, self.core.end_position
         path = file_path(self.path, active, LOG)
+        size = files.size(path)
         bases = self.segments.bases()
-        if files.size(path) == end and (end or len(bases) == 1):
+        if size == end and (end or len(bases) == 1):
             return  # the flush of its first records has synced the segment before it
         for base in bases[-2:]:
             path = file_path(self.path, base, LOG)

@@ -154,10 +154,12 @@ class LogReader:
     def _read_into(
         self, out: list[Slice], start: int, end: int, left: int, version: int, wait: bool
     ) -> None:
+        if start >= end:
+            return
         segments = self._segments
         base, position, least = self._locate(start, wait)
         need = 0
-        if base > start and start < end:
+        if base > start:
             base, position = self._following(-1, start, end, wait), 0
             least = base
         while start < end and (left > 0 or not out):
@@ -386,7 +388,7 @@ class LogReader:
 
     def _offset_for_time(self, timestamp_ms: int, end: int) -> int | None:
         log_start, bases = self._core.log_start, self._segments.bases()
-        if log_start < min(bases[0], end):  # the first segment is missing: this read raises
+        if bases and log_start < min(bases[0], end):  # the first is missing: this read raises
             self.read(log_start, bases[0])
         for i in range(bisect_left(self.derived.rising(bases), timestamp_ms), len(bases)):
             base, stop = bases[i], bases[i + 1] if i + 1 < len(bases) else end

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from eoslog.errors import LockTimeout
+from eoslog.errors import CorruptRecord, LockTimeout, StorageError
 from eoslog.storage.directory.processes import lock_text
 from eoslog.storage.fs import files
 from eoslog.storage.fs.timeouts import LOCK_TIMEOUT_S
@@ -69,7 +69,7 @@ class SegmentList:
         self._name = context.name
         self._path = context.path
         self._session, self._slot = context.session, context.slot
-        self._topic_deleted = context.topic_deleted
+        self._check_not_deleted = context.check_not_deleted
         self._finish_swap = finish_swap
         self._mutex = threading.RLock()
         self._segments: dict[int, Segment] = {}
@@ -82,8 +82,12 @@ class SegmentList:
         A roll does not change the version, so the active segment is compared too: a search for the
         end of a transaction must not miss a segment.
 
+        Returns:
+            Their base offsets, ascending; none for a reader of a new partition without files.
+
         Raises:
-            As `listing`.
+            CorruptRecord: if the log holds records, and there is no segment file.
+            Others as `listing`.
         """
         with self._mutex:
             listed = self.listed
@@ -97,7 +101,14 @@ class SegmentList:
 
     def _list_again(self, before: Listing, active: int, wait: bool) -> Listing:
         found = self.listing(wait=wait)
-        end = self._core.log_end
+        start, end = self._core.log_start, self._core.log_end
+        if not found.bases and start < end:
+            self._check_not_deleted()
+            raise CorruptRecord(
+                f"{self._name}: offsets {start} to {end - 1} are missing: there is no segment "
+                "file; put the files back, or run `eoslog repair`",
+                path=self._path,
+            )
         bases = [base for base in found.bases if base < end or base == 0]
         if found.version != before.version:
             self.cursors.clear()
@@ -118,12 +129,18 @@ class SegmentList:
         Raises:
             LockTimeout: if a swap has not finished for 30 s.
             SwapUnderWay: if there is a swap and `wait` is False.
+            StorageError: if the directory cannot be read.
+            UnknownTopicOrPartition: if it is missing because the topic was deleted.
         """
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             version, cleaned = self._versions()
             if not cleaned & 1:
-                bases = offsets_in(self._path, LOG)
+                try:
+                    bases = offsets_in(self._path, LOG)
+                except StorageError:
+                    self._check_not_deleted()
+                    raise
                 if (version, cleaned) == self._versions():
                     return Listing(version, cleaned, bases)
             elif not wait:
@@ -160,6 +177,7 @@ class SegmentList:
         Raises:
             UnknownTopicOrPartition: if the topic was deleted.
             StorageError: if a listed file cannot be opened.
+            Others as `bases`.
         """
         before: tuple[int, ...] | None = None
         while True:
@@ -171,8 +189,7 @@ class SegmentList:
                     sizes[active] = end  # its file may be preallocated
                 return sizes
             except FileNotFoundError as error:
-                if self._core.deleted:
-                    raise self._topic_deleted() from error
+                self._check_not_deleted()
                 if bases == before:  # a link to a missing file
                     raise files.storage_error(error, error.filename or self._path) from error
                 before = bases

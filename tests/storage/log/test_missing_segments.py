@@ -141,11 +141,46 @@ def test_repair_that_cuts_accepts_a_missing_segment_and_readers_continue(log: An
         opened._engine.partition("t", 0).append(batch(1))
 
 
-def test_a_deleted_topic_is_not_reported_as_damage(log: Any) -> None:
+READS: dict[str, Any] = {
+    "read": lambda part: part.read(0, 20),
+    "the end": lambda part: part.read(20, 20),
+    "aborted": lambda part: part.aborted(0, 20),
+    "time": lambda part: part.offset_for_time(0, 20),
+    "sizes": lambda part: part.segments.sizes(),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=list(READS))
+@pytest.mark.parametrize("remade", [False, True], ids=["gone", "an empty directory of a new one"])
+def test_a_deleted_topic_is_not_reported_as_damage(log: Any, read: Any, remade: bool) -> None:
     part = log._engine.partition("t", 0)
     log.delete_topic("t")
-    with pytest.raises(eoslog.errors.UnknownTopicOrPartition, match="deleted"):
-        part.read(0, 20)
+    if remade:  # its files are made after its directory
+        (Path(log.path) / "t-0").mkdir()
+    with pytest.raises(UnknownTopicOrPartition, match="deleted"):
+        read(part)
+
+
+@pytest.mark.parametrize("read", [READS[n] for n in ("read", "aborted", "time", "sizes")])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_log_without_any_segment_file_is_damaged(log: Any, read: Any, read_only: bool) -> None:
+    with eoslog.open(log.path, read_only=read_only) as reader:
+        part = reader._engine.partition("t", 0)
+        for base in segments(log):
+            take_away(log, base)
+        with pytest.raises(CorruptRecord, match="offsets 0 to 19 are missing: there is no segment"):
+            read(part)
+
+
+def test_a_view_reads_a_new_partition_that_has_no_files_yet(tmp_path: Path) -> None:
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+    for file in (tmp_path / "log" / "t-0").iterdir():
+        file.unlink()
+    with eoslog.open(tmp_path / "log", read_only=True) as view:
+        part = view._engine.partition("t", 0)
+        found = {name: read(part) for name, read in READS.items() if "end" not in name}
+        assert found == {"read": [], "aborted": [], "time": None, "sizes": {}}
 
 
 def test_gaps_that_a_brokers_cleaner_left_are_skipped(tmp_path: Path) -> None:
