@@ -76,14 +76,15 @@ def past_control(path: str) -> Iterator[_core.ControlFile]:
 
 
 def _other_format(fd: int, path: str) -> StorageError | None:
-    """Return an error if another version of eoslog wrote a control file."""
+    """Return an error if a control file is damaged or of another version."""
     with files.naming(path):
         head = bytes(_core.os_pread(fd, 12, 0))
     if head[:8] == MAGIC and int.from_bytes(head[8:12], "little") == FORMAT:
         return None
     return StorageError(
-        f"control file begins with {head!r}, expected {MAGIC!r} and format {FORMAT}; another "
-        "version of eoslog has the log open: close the log in its processes, or use that version",
+        f"control file begins with {head!r}, expected {MAGIC!r} and format {FORMAT}: either "
+        "another version of eoslog has the log open, or the file is damaged; close the log in all "
+        "processes, then open it again, or use that version",
         path=path,
     )
 
