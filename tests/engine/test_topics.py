@@ -174,6 +174,21 @@ def test_a_killed_deletion_is_completed_with_the_offsets_of_groups(path, point, 
     assert {tp: o.offset for tp, o in found.items()} == {TopicPartition("kept", 0): 5}
 
 
+def test_a_partition_that_was_moved_behind_a_link_is_deleted_with_its_link(path, tmp_path):
+    with open_log(path) as log:
+        log.create_topic("t")
+    (tmp_path / "log" / "t-0").rename(tmp_path / "disk")
+    (tmp_path / "log" / "t-0").symlink_to(tmp_path / "disk")
+    with open_log(path) as log:
+        with log.producer() as producer:
+            producer.produce("t", b"old")
+        log.delete_topic("t")
+        assert list((tmp_path / "disk").iterdir()) == []
+        assert [name for name in os.listdir(path) if name.startswith("t-")] == []
+        log.create_topic("t")
+        assert list(log.read("t")) == []
+
+
 def test_producing_to_a_missing_topic_raises_with_the_way_to_create_it(path):
     told = r"^topic 'zz' does not exist; create it with log\.create_topic\('zz'\) "
     with open_log(path) as log, log.producer() as producer:

@@ -404,13 +404,17 @@ def remove(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory that no metadata refers to, ignoring errors."""
+    """Remove a directory that no metadata refers to, ignoring errors.
+
+    Of a symbolic link, the link and the directory's content are removed, and the directory stays.
+    """
     for folder, _, names_there in os.walk(path, topdown=False):
         for name in sorted(names_there):
             with contextlib.suppress(OSError):
                 _core.os_unlink(os.path.join(folder, name))
+        remove = _core.os_unlink if os.path.islink(folder) else _core.os_rmdir
         with contextlib.suppress(OSError):
-            _core.os_rmdir(folder)
+            remove(folder)
 
 
 def names(path: str) -> list[str]:
