@@ -33,8 +33,8 @@ from eoslog.descriptions import (
     TransactionDescription,
 )
 from eoslog.engine.engine import Engine
+from eoslog.engine.topics import explain_unfinished
 from eoslog.errors import (
-    DiskFull,
     EoslogError,
     IllegalState,
     TopicAlreadyExists,
@@ -223,27 +223,27 @@ class Log(Closing):
             InvalidTopic: if the name is illegal.
             InvalidPartitions: if the number of partitions is out of range.
             ConfigError: if a key is unknown or a value is invalid.
-            DiskFull: if there is no room; the message says whether the topic exists now.
+            DiskFull, TooManyOpenFiles: the message says whether the topic exists now.
             LockTimeout: if another process is suspended while it uses a deleted topic of the name.
                 The topic exists; its partitions open when that process has continued.
 
         Durability:
             The topic is durable when the call returns.
         """
-        try:
+
+        def state() -> tuple[str, str]:
+            if name not in self.topics():
+                return f"topic {name!r} was not created", "create it again"
+            step = f"use it, or delete it with log.delete_topic({name!r})"
+            return f"topic {name!r} was created, but not the files of its partitions", step
+
+        with explain_unfinished(state):
             try:
                 self._engine.for_writing().topics.create(name, partitions, config)
             except TopicAlreadyExists:
                 if not exist_ok or name not in self.topics():  # missing if it is being deleted
                     raise
             return self.describe_topic(name)
-        except DiskFull as error:
-            if name in self.topics():
-                text = "was created, but the disk has no room for its partitions; free space, then "
-                text = f"topic {name!r} {text}use it, or delete it with log.delete_topic({name!r})"
-            else:
-                text = f"topic {name!r} was not created; free space, then create it again"
-            raise DiskFull(text, error.errno or 0, error.filename) from error
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic, with its records and the groups' committed offsets in it.
@@ -272,20 +272,18 @@ class Log(Closing):
             UnknownTopicOrPartition: if the topic does not exist.
             InvalidPartitions: if the topic has that many partitions already, or `total` is out of
                 range.
-            DiskFull: if there is no room; the message says whether the topic has the partitions
-                now.
+            DiskFull, TooManyOpenFiles: the message says how many partitions the topic has now.
         """
-        try:
+
+        def state() -> tuple[str, str]:
+            have = len(self._engine.metadata.topic(name).partitions)
+            if have < total:
+                return f"topic {name!r}: it has {have} of {total} partitions", "call it again"
+            return f"topic {name!r}: it has {have} partitions now, but not all files", "use them"
+
+        with explain_unfinished(state):
             self._engine.for_writing().metadata.create_partitions(name, total)
             self.describe_topic(name)  # creates the directories, which read-only readers cannot
-        except DiskFull as error:
-            have = len(self._engine.metadata.topic(name).partitions)
-            text = f"topic {name!r}: it has {have} of {total} partitions; free space, then call it "
-            text += "again"
-            if have >= total:
-                text = f"topic {name!r}: it has {have} partitions now, but the disk has no room "
-                text += "for the files of new ones; free space, then use them"
-            raise DiskFull(text, error.errno or 0, error.filename) from error
 
     def alter_topic(self, name: str, config: TopicOptions | TopicChanges) -> None:
         """Change the configuration of a topic.

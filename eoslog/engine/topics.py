@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from eoslog.engine.log_manager import OpenPartitions
 from eoslog.engine.topic_deletion import Deletion
+from eoslog.errors import DiskFull, TooManyOpenFiles
 from eoslog.storage.fs.opened_directory import OpenedDirectory
 from eoslog.storage.log.partition_log import LogSettings
 from eoslog.storage.metadata.metadata_log import MetadataLog
 
 Config = Mapping[str, Any]
+
+
+@contextlib.contextmanager
+def explain_unfinished(state: Callable[[], tuple[str, str]]) -> Iterator[None]:
+    """Add what exists now to an error that may have ended a change half-way.
+
+    Args:
+        state: returns what exists, and what the caller can do after the cause is removed.
+
+    Raises:
+        DiskFull, TooManyOpenFiles: if the block raises one, with its errno and path.
+    """
+    try:
+        yield
+    except (DiskFull, TooManyOpenFiles) as error:
+        full = isinstance(error, DiskFull)
+        kind = DiskFull if full else TooManyOpenFiles
+        remedy = "free space" if full else "close files, or raise the limit (`ulimit -n`)"
+        exists, step = state()
+        raise kind(f"{exists}; {remedy}, then {step}", error.errno or 0, error.path) from error
 
 
 class TopicManager:

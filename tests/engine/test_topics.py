@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from eoslog import _core
 from eoslog._core import build_batch
 from eoslog.engine.checkpointer import LogStarts
 from eoslog.errors import ConfigError, TooManyOpenFiles, TopicAlreadyExists, UnknownTopicOrPartition
@@ -119,6 +120,30 @@ def test_a_topic_that_another_process_recreated_is_not_mistaken_for_the_old(path
         assert log.offsets("t", 0) == (0, 5, 5, 5)
 
 
+def test_an_error_for_lack_of_descriptors_says_what_exists_now(path):
+    with open_log(path) as log:
+        seen = set()
+        for nth in range(1, 100):
+            name, failed = f"t{nth}", None
+            files.arm_failpoint("open", "EMFILE", nth)
+            try:
+                log.create_topic(name, 2)
+                log.create_partitions(name, 4)
+            except TooManyOpenFiles as error:
+                failed = str(error)
+            files.disarm_failpoints()
+            have = len(log.describe_topic(name).partitions) if name in log.topics() else 0
+            if failed is None:
+                assert have == 4
+                break
+            assert "; close files, or raise the limit (`ulimit -n`), then " in failed
+            assert ("was not created" in failed) == (have == 0)
+            assert ("was created, but" in failed or "it has 2 of 4" in failed) == (have == 2)
+            assert ("it has 4 partitions now, but" in failed) == (have == 4)
+            seen.add(have)
+        assert seen == {0, 2, 4}
+
+
 @pytest.mark.parametrize("point", ["topic.deleted", "topic.forgotten"])
 def test_a_deletion_that_failed_is_completed_by_the_next_call(path, point):
     with open_log(path) as log:
@@ -132,6 +157,17 @@ def test_a_deletion_that_failed_is_completed_by_the_next_call(path, point):
         assert not os.path.exists(os.path.join(path, "t-0"))
         with pytest.raises(UnknownTopicOrPartition):
             log.delete_topic("t")
+
+
+def test_a_deletion_opens_no_more_files_for_earlier_topics_of_the_name(path):
+    with open_log(path) as log:
+        opened = []
+        for _ in range(6):
+            log.create_topic("t", 2)
+            _core.fault_count("open", reset=True)
+            log.delete_topic("t")
+            opened.append(_core.fault_count("open"))
+    assert opened[-1] == opened[1]
 
 
 def test_a_deletion_that_was_killed_is_completed_at_the_next_open(path):
@@ -174,7 +210,7 @@ def test_a_killed_deletion_is_completed_with_the_offsets_of_groups(path, point, 
     assert {tp: o.offset for tp, o in found.items()} == {TopicPartition("kept", 0): 5}
 
 
-def test_a_partition_that_was_moved_behind_a_link_is_deleted_with_its_link(path, tmp_path):
+def test_a_partition_whose_directory_is_a_link_is_deleted_with_the_link(path, tmp_path):
     with open_log(path) as log:
         log.create_topic("t")
     (tmp_path / "log" / "t-0").rename(tmp_path / "disk")
