@@ -17,7 +17,7 @@ from eoslog.engine.log_manager import OpenPartitions
 from eoslog.engine.partition_directory import is_directory_of
 from eoslog.errors import DiskFull
 from eoslog.shown_paths import get_logger
-from eoslog.storage.directory.directory import remove_partition, remove_renamed, still_exists
+from eoslog.storage.directory.directory import remove_partition, remove_renamed, still_existing
 from eoslog.storage.directory.session import Session
 from eoslog.storage.format import checkpoints
 from eoslog.storage.fs import files
@@ -57,7 +57,7 @@ class Deletion:
         deleted = dict(self._metadata.deleted)
         gone = [one for one in deleted.values() if one.name == name]
         gone = [] if name in self._metadata.topics else gone
-        half = [one for one in gone if still_exists(self._session.path, one)]
+        half = still_existing(self._session.path, gone)
         for info in half:
             self._finish(info)
         if gone and not half:  # a topic without records may have offsets, but has no directory
@@ -70,11 +70,10 @@ class Deletion:
         fails only if the topic's own files do not free enough room for the record.
         """
         self._metadata.refresh()
-        half = [
-            one
-            for one in self._metadata.deleted.values()
-            if one.name == name and still_exists(self._session.path, one)
-        ]
+        deleted = dict(self._metadata.deleted)
+        half = still_existing(
+            self._session.path, (one for one in deleted.values() if one.name == name)
+        )
         if name in self._metadata.topics or not half:
             half.append(self._record(name))
             files.failpoint("topic.deleted")
@@ -139,6 +138,5 @@ class Deletion:
     def finish_all(self) -> None:
         """Complete the deletions that the last session did not complete."""
         remove_renamed(self._session.path)
-        for info in list(self._metadata.deleted.values()):
-            if still_exists(self._session.path, info):
-                self._finish(info)
+        for info in still_existing(self._session.path, list(self._metadata.deleted.values())):
+            self._finish(info)

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from eoslog import _core
 from eoslog.config.keys import LogConfig
@@ -244,13 +244,18 @@ def remove_partition(session: Session, topic: TopicInfo, number: int) -> None:
         files.remove_tree(gone)
 
 
-def still_exists(root: str, info: TopicInfo) -> bool:
-    """Whether a directory of a deleted topic still exists."""
-    paths = (os.path.join(root, f"{info.name}-{number}") for number in info.partitions)
-    return any(
-        files.is_dir(path) and checkpoints.read_partition_metadata(path) == info.topic_id
-        for path in paths
-    )
+def still_existing(root: str, deleted: Iterable[TopicInfo]) -> list[TopicInfo]:
+    """Return those of some deleted topics that still have a directory.
+
+    The id in each directory is read one time, also if many topics have had its name.
+    """
+    topics = list(deleted)
+    found: set[bytes | None] = set()
+    for name in {f"{info.name}-{number}" for info in topics for number in info.partitions}:
+        path = os.path.join(root, name)
+        if files.is_dir(path):
+            found.add(checkpoints.read_partition_metadata(path))
+    return [info for info in topics if info.topic_id in found]
 
 
 def remove_renamed(root: str) -> None:
