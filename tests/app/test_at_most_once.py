@@ -244,7 +244,7 @@ def test_a_task_that_stops_the_app_loses_no_record(log, retries):
     assert values(log) == list(range(20))
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_one_record_that_is_left_is_given_back_without_a_warning(log):
     def failing(record, ctx):
         if record.value == 19:
