@@ -18,6 +18,7 @@ from eoslog import Consumer, Log, Outcome, Producer, TopicPartition, errors
 from eoslog.client.consumer import blocked_partitions
 from eoslog.engine.inline_limit import InlineLimit
 from eoslog.storage.fs import files
+from tests.client.consumer.group_process import until
 from tests.client.prepared.helpers import await_stop, committed, created, resumed, stopped
 from tests.faults.harness import Child, live, start
 
@@ -767,7 +768,7 @@ def test_a_successor_waits_for_an_append_that_has_checked_the_group(
         (member,) = log.describe_group("readers").members
         log._engine.groups.remove_members("readers", [member.member_id])
         successor = stack.enter_context(reader(log))
-        assert successor.consume(4, timeout=2.5) == []
+        until(lambda: successor.consume(4, timeout=0.2) == [] and "no records for" in caplog.text)
         assert successor.assignment() == [INPUT]
         (said,) = [r.getMessage() for r in caplog.records if "no records for" in r.getMessage()]
         assert "waiting for the committed offset of group 'readers': the append lock of " in said
