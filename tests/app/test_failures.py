@@ -411,7 +411,7 @@ def test_a_thread_that_sends_after_its_task_changes_nothing(log):
     @app.task("numbers", value="json")
     def work(record, ctx):
         def late():
-            time.sleep(0.05)
+            ended.wait()
             try:
                 ctx.send("out", "late")
             except Exception as error:
@@ -420,11 +420,13 @@ def test_a_thread_that_sends_after_its_task_changes_nothing(log):
         if record.value == 0:
             threads.append(threading.Thread(target=late))
             threads[0].start()
+        elif threads:
+            ended.set()  # the call has returned, and its transaction may still be open
+            threads[0].join()
 
-    threads = []
+    threads, ended = [], threading.Event()
     log.create_topic("out")
     app.run(until="caught_up")
-    threads[0].join()
     assert "outside of its transaction" in raised[0] and "offset 0" in raised[0]
     assert values(log) == []
 
