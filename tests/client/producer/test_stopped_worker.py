@@ -16,7 +16,7 @@ WORKER = """
 import sys
 import eoslog
 with eoslog.open(sys.argv[1]) as log:
-    producer = log.producer(transactional_id="x", transaction_timeout_ms=300)
+    producer = log.producer(transactional_id="x", transaction_timeout_ms=3000)
     producer.init_transactions()
     producer.begin_transaction()
     producer.send("b", "v").result(30)
