@@ -114,7 +114,7 @@ def test_a_task_that_hangs_is_named_and_loses_its_partitions(
     with eoslog.open(words) as log:
         counting.application(log, store).run(until="caught_up")
         counting.check(log)
-        place = r"words-\d at offset \d+ has run for \d\.\d s, task_timeout is 5 s; set a longer"
+        place = r"words-\d at offset \d+ has run for \d+\.\d s, task_timeout is 5 s; set a longer"
         while not re.search(f"app 'counter', task 'count': {place}", lines.read_text()):
             time.sleep(0.01)
         go_on.touch()

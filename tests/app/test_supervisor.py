@@ -169,7 +169,7 @@ def test_a_signal_ends_a_process_that_was_forked_just_now(path, monkeypatch):
 
     monkeypatch.setattr(kind, "start", signalled)
     monkeypatch.setattr(kind, "_bootstrap", slow)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     app.run(processes=1, watch=watch)
     assert not late
 
@@ -205,7 +205,9 @@ def test_a_record_that_hangs_its_processes_is_a_dead_letter(path, how):
     assert run.returncode == 0, told
     assert out.endswith(" 1\n")
     if how == "sleeps":
-        found = r"app 'shop', task 'work': numbers-1 at offset 3 has run for \d\.\d s, task_timeout"
+        found = (
+            r"app 'shop', task 'work': numbers-1 at offset 3 has run for \d+\.\d s, task_timeout"
+        )
         assert len(re.findall(found + r" is 2 s; set a longer task_timeout", told)) == 3
     else:
         assert told.count("has not responded for 4 s in ") == 3
