@@ -4,6 +4,9 @@ from pathlib import Path
 
 from eoslog.connector.staging import STAGING
 
+ENDED_S = 500
+"""Seconds for what ends without waiting: a failed test, not a slow machine, takes longer."""
+
 
 def reader(spark, log, **options):
     return spark.read.format("eoslog").options(path=log.path, **options)

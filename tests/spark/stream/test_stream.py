@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 from eoslog import TopicPartition
-from tests.spark.helpers import message_of, produce, staged, values
+from tests.spark.helpers import ENDED_S, message_of, produce, staged, values
 
 
 def source(spark, log, **options):
@@ -30,7 +30,7 @@ def start(spark, log, checkpoint, *, to=None, **options):
 
 def run(spark, log, checkpoint, **options):
     query = start(spark, log, checkpoint, **options)
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(ENDED_S)
     assert query.exception() is None
     return query
 
@@ -87,7 +87,7 @@ def test_a_micro_batch_waits_for_min_offsets_but_not_forever(spark, topics, tmp_
     query = sink(frame.select("key", "value"), topics, tmp_path / "c").start()
     try:
         started = time.monotonic()
-        while not numbers(topics) and time.monotonic() < started + 60:
+        while not numbers(topics) and time.monotonic() < started + ENDED_S:
             time.sleep(0.1)
         assert numbers(topics) == list(range(5))
         feed(topics, 5, 200)
@@ -121,7 +121,7 @@ def test_a_checkpoint_restored_one_batch_old_is_rejected(spark, topics, tmp_path
             writer = writer.queryName("c")
         else:
             writer = writer.option("checkpointLocation", os.path.relpath(tmp_path / "c"))
-        assert writer.trigger(availableNow=True).start().awaitTermination(60)
+        assert writer.trigger(availableNow=True).start().awaitTermination(ENDED_S)
 
     if way == "session":
         spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))
@@ -171,7 +171,7 @@ def test_a_pattern_finds_new_topics(spark, topics, tmp_path):
         )
         query = sink(frame.load().select("value"), topics, tmp_path / "c")
         query = query.trigger(availableNow=True).start()
-        assert query.awaitTermination(60) and query.exception() is None
+        assert query.awaitTermination(ENDED_S) and query.exception() is None
 
     go()
     topics.create_topic("in-later")
@@ -188,7 +188,7 @@ def test_retention_fails_a_stream_unless_data_loss_is_accepted(spark, topics, tm
     with pytest.raises(
         Exception, match=r"start offset 11 was deleted by retention, and the log starts at 20"
     ):
-        start(spark, topics, tmp_path / "c").awaitTermination(60)
+        start(spark, topics, tmp_path / "c").awaitTermination(ENDED_S)
     run(spark, topics, tmp_path / "c", failOnDataLoss="false")
     found = numbers(topics)
     assert found[:10] == list(range(10)) and found[-1] == 29 and len(found) < 30
@@ -201,7 +201,7 @@ def test_a_re_created_topic_is_detected_by_a_stream(spark, topics, tmp_path):
     topics.create_topic("in", 2)
     produce(topics, "in", [(b"40", None, 0, None)])
     with pytest.raises(Exception, match="deleted and re-created"):
-        start(spark, topics, tmp_path / "c").awaitTermination(60)
+        start(spark, topics, tmp_path / "c").awaitTermination(ENDED_S)
     run(spark, topics, tmp_path / "c", failOnDataLoss="false")
     assert numbers(topics) == list(range(41))
 
@@ -214,7 +214,7 @@ def test_a_deleted_topic_ends_a_query_or_is_left_out(spark, topics, tmp_path):
     topics.delete_topic("other")
     feed(topics, 20, 40)
     with pytest.raises(Exception, match="there is no topic 'other'"):
-        start(spark, topics, tmp_path / "c", **both).awaitTermination(60)
+        start(spark, topics, tmp_path / "c", **both).awaitTermination(ENDED_S)
     run(spark, topics, tmp_path / "c", **both, failOnDataLoss="false")
     assert numbers(topics) == list(range(40))
 
@@ -247,7 +247,7 @@ def test_complete_mode_appends_the_complete_result(spark, topics, tmp_path):
         frame = frame.selectExpr("'all' as key", "cast(count as string) as value")
         query = sink(frame, topics, tmp_path / "c").outputMode("complete")
         query = query.trigger(availableNow=True).start()
-        assert query.awaitTermination(60) and query.exception() is None
+        assert query.awaitTermination(ENDED_S) and query.exception() is None
 
     feed(topics, 0, 10)
     counts()
@@ -265,14 +265,14 @@ def test_update_mode_is_rejected_and_the_helper_supports_it(spark, topics, tmp_p
     frame = frame.selectExpr("'all' as key", "cast(count as string) as value")
     with pytest.raises(Exception, match="[Uu]pdate"):
         query = sink(frame, topics, tmp_path / "no").outputMode("update").start()
-        query.awaitTermination(60)
+        query.awaitTermination(ENDED_S)
 
     def updates():
         write = write_once(topics.path, "out", app_id="totals")
         query = frame.writeStream.foreachBatch(write).outputMode("update")
         query = query.option("checkpointLocation", str(tmp_path / "c"))
         query = query.trigger(availableNow=True).start()
-        assert query.awaitTermination(60) and query.exception() is None
+        assert query.awaitTermination(ENDED_S) and query.exception() is None
 
     feed(topics, 0, 10)
     updates()
@@ -300,7 +300,7 @@ def test_one_query_writes_to_two_sinks_in_one_foreach_batch(spark, topics, tmp_p
         query = source(spark, topics).load().writeStream.foreachBatch(both)
         query = query.option("checkpointLocation", str(tmp_path / "c"))
         query = query.trigger(availableNow=True).start()
-        assert query.awaitTermination(60) and query.exception() is None
+        assert query.awaitTermination(ENDED_S) and query.exception() is None
 
     feed(topics, 0, 5)
     go()
@@ -324,7 +324,7 @@ def test_one_query_writes_to_two_sinks_in_one_foreach_batch(spark, topics, tmp_p
 )
 def test_an_impossible_stream_is_rejected(spark, topics, tmp_path, options, to, words):
     with pytest.raises(Exception) as caught:
-        start(spark, topics, tmp_path / "c", to=to, **options).awaitTermination(60)
+        start(spark, topics, tmp_path / "c", to=to, **options).awaitTermination(ENDED_S)
     for word in words:
         assert word in message_of(caught)
     assert values(topics, "out") == []

@@ -14,7 +14,7 @@ from pyspark_eoslog.options.options import START, TOPIC_IDS
 
 from eoslog import TopicPartition
 from eoslog.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
-from tests.spark.helpers import produce, values
+from tests.spark.helpers import ENDED_S, produce, values
 from tests.spark.stream.test_stream import run, sink, source, start
 
 
@@ -317,7 +317,7 @@ def test_a_stream_starts_by_partition_or_timestamp(spark, log, tmp_path, options
     for name in ("in", "out"):
         log.create_topic(name)
     feed(log, "in", 0, 10)
-    start(spark, log, tmp_path / "c", **options).awaitTermination(60)
+    start(spark, log, tmp_path / "c", **options).awaitTermination(ENDED_S)
     feed(log, "in", 10, 12)
     run(spark, log, tmp_path / "c", **options)
     assert numbers(log) == expected

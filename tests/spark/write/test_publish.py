@@ -23,7 +23,7 @@ from eoslog import _core
 from eoslog.connector.staging import STAGING, AttemptWriter
 from eoslog.errors import IllegalState, InvalidProducerEpoch, ProducerFenced, StorageError
 from eoslog.storage.fs import files
-from tests.spark.helpers import staged, values
+from tests.spark.helpers import ENDED_S, staged, values
 
 
 def options(log):
@@ -343,12 +343,12 @@ def test_a_driver_killed_at_any_step_and_restarted_publishes_once(topic, segment
     killed = subprocess.run(
         command,
         env={**os.environ, "PYTHONPATH": path, "EOSLOG_FAILPOINTS": f"{point}=kill"},
-        timeout=60,
+        timeout=ENDED_S,
     )
     assert killed.returncode == -signal.SIGKILL, "the kill did not fall into its window"
     seen = sorted(values(topic, "t"))
     assert seen in ([], [b"k0", b"k1"])
-    again = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=60)
+    again = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=ENDED_S)
     assert again.returncode == 0
     assert sorted(values(topic, "t")) == [b"k0", b"k1"]
 
@@ -377,7 +377,7 @@ def test_a_commit_by_another_write_of_the_application_is_not_its_own(topic, to, 
     one = attempt(topic, b"x", job="other")
     assert publish_once(other, "app", version, [one], jobs=["other"])
     os.kill(unsure.pid, signal.SIGCONT)
-    _, said = unsure.communicate(timeout=60)
+    _, said = unsure.communicate(timeout=ENDED_S)
     if error is None:
         assert unsure.returncode == 0, said
     else:
@@ -402,11 +402,11 @@ def test_an_unknown_commit_found_aborted_fails_and_can_be_repeated(topic, call):
         env={**environment, "EOSLOG_FAILPOINTS": "txn.flushed=interrupt"},
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=ENDED_S,
     )
     said = interrupted.stderr
     assert interrupted.returncode == 1
     assert "TransactionAborted" in said and "was interrupted by KeyboardInterrupt" in said
     assert values(topic, "t") == []
-    assert subprocess.run(command, env=environment, timeout=60).returncode == 0
+    assert subprocess.run(command, env=environment, timeout=ENDED_S).returncode == 0
     assert sorted(values(topic, "t")) == [b"k0", b"k1"]
