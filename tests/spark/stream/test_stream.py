@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 from eoslog import TopicPartition
+from tests.rows.tools import settled
 from tests.spark.helpers import ENDED_S, message_of, produce, staged, values
 
 
@@ -232,6 +233,7 @@ def test_starting_options_have_no_effect_after_the_first_checkpoint(spark, topic
 
 def test_a_stream_commits_its_progress_to_a_group_and_reports_lag(spark, topics, tmp_path):
     feed(topics, 0, 30)
+    settled(topics, "in")  # its markers are flushed later
     query = run(spark, topics, tmp_path / "c", maxRecordsPerTrigger="10", commitGroup="etl")
     ends = {TopicPartition("in", n): topics.offsets("in", n).last_stable for n in (0, 1)}
     committed = topics._engine.groups.fetch_offsets("etl", list(ends))

@@ -22,6 +22,12 @@ def feed(log, topic, first, end):
     produce(log, topic, [(b"%d" % n, None, 0, None) for n in range(first, end)])
 
 
+def plain(log, topic, first, end):
+    """Without a transaction: its marker becomes readable some time after the commit."""
+    with log.producer() as producer:
+        producer.produce_many(topic, [b"%d" % n for n in range(first, end)], partition=0)
+
+
 def numbers(log):
     return sorted(int(value) for value in values(log, "out"))
 
@@ -35,7 +41,7 @@ def rows(reader, first, end):
 @pytest.fixture
 def topic(log):
     log.create_topic("t")
-    feed(log, "t", 0, 10)
+    plain(log, "t", 0, 10)
     return log
 
 
@@ -154,8 +160,7 @@ def test_a_topic_re_created_before_the_first_batch_is_data_loss(topic, made):
 def with_other(topic, made):
     """A reader of the topics `t` and `other`, and the end of its first batch."""
     topic.create_topic("other")
-    with topic.producer() as producer:  # without a transaction, whose marker may come later
-        producer.produce_many("other", [b"20", b"21", b"22"], partition=0)
+    plain(topic, "other", 20, 23)
     reader = made(subscribe="t,other")
     return reader, reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
 
@@ -201,8 +206,7 @@ def test_a_planned_batch_with_unread_records_of_a_deleted_topic_is_data_loss(
 
 def test_offsets_without_topic_ids_are_accepted_and_ids_kept_from_then(log, made):
     log.create_topic("t")
-    with log.producer() as producer:  # without a transaction, whose marker may come later
-        producer.produce_many("t", [b"%d" % n for n in range(10)], partition=0)
+    plain(log, "t", 0, 10)
     reader = made()
     old = {"t": {"0": 4}}
     end = reader.latestOffset(old, reader.getDefaultReadLimit())

@@ -11,6 +11,7 @@ from pyspark_eoslog.options.options import Options
 from pyspark_eoslog.write.batch import EoslogWriter
 
 from eoslog import TopicPartition, _core
+from tests.rows.tools import settled
 from tests.spark.helpers import message_of, read, staged, values, write
 
 IN_FILES = {"inlineLimitBytes": "0"}
@@ -179,6 +180,7 @@ def test_an_empty_job_records_its_version(spark, log):
 def test_a_job_that_only_stages_does_not_block_readers(spark, log):
     log.create_topic("t")
     write(numbers(spark, 5), log, "t")
+    settled(log)  # its marker is flushed later
     before = log.offsets("t", 0)
 
     def look(batches):
