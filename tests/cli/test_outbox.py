@@ -33,7 +33,7 @@ def test_rows_are_published_and_those_that_wait_are_counted(shop, place, tmp_pat
 
 def test_a_missing_database_is_named_and_not_created(shop, tmp_path):
     base = tmp_path / "none.sqlite"
-    for words in (("status",), ("run", "--caught-up")):
+    for words in (("status",), ("run", "--caught-up"), ("run",)):
         found = shop("outbox", *words, str(base), "--name", "shop")
         assert found.code == 2 and "none.sqlite does not exist" in found.err
         assert not base.exists()

@@ -253,6 +253,7 @@ class OutboxRelay(Closing):
         while not self._closed.is_set():
             try:
                 if not caught_up:
+                    self._database._require_file("outbox")  # the waiter would create an empty one
                     self._waiter.arm()
                 step = self._step()
                 published += step.published
