@@ -291,8 +291,10 @@ def partitions_of(log: Log, topics: Iterable[str], only: Sequence[int]) -> list[
     ]
     missing = sorted(set(only) - {tp.partition for tp in every})
     if missing:
+        named = dict.fromkeys(tp.topic for tp in every)
+        commands = " and ".join(f"`eoslog topic describe {name}`" for name in named)
         raise UnknownTopicOrPartition(
-            f"no such partition: {', '.join(map(str, missing))}; `eoslog topic describe` lists them"
+            f"no such partition: {', '.join(map(str, missing))}; see {commands}"
         )
     return [tp for tp in every if not only or tp.partition in only]
 

@@ -363,7 +363,8 @@ def test_a_missing_partition_is_not_found_and_nothing_is_reset(shop, stdin):
     for only in (("-p", 7), ("-p", 0, "-p", 7)):
         found = shop("group", "reset", "g", "-t", "orders", *only, "--to", "earliest")
         assert (found.code, found.out) == (3, "")
-        assert "no such partition: 7" in found.err
+        assert "no such partition: 7; see `eoslog -d " in found.err
+        assert found.err.endswith("topic describe orders`\n")
     assert shop("consume", "orders", "-g", "g").rows == []
     found = shop("consume", "orders", "-p", 0, "-p", 9)
     assert (found.code, found.out) == (3, "")

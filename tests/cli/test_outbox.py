@@ -39,6 +39,14 @@ def test_a_missing_database_is_named_and_not_created(shop, tmp_path):
         assert not base.exists()
 
 
+def test_the_error_of_a_missing_table_names_the_option_that_creates_it(shop, tmp_path):
+    base = tmp_path / "base.sqlite"
+    base.touch()
+    for words in (("status",), ("run", "--caught-up")):
+        found = shop("outbox", *words, str(base), "--name", "shop")
+        assert found.code == 2 and "create it with --create of `outbox run`" in found.err
+
+
 def test_columns_are_given_by_field_and_name(shop, place, tmp_path):
     base = str(tmp_path / "base.sqlite")
     with eoslog.open(place) as log:
@@ -48,7 +56,8 @@ def test_columns_are_given_by_field_and_name(shop, place, tmp_path):
         connection.execute("insert into event values (1, 'sold', 'x')")
     connection.close()
     words = ("outbox", "run", base, "--name", "e", "--table", "event", "--caught-up")
-    assert shop(*words).code == 2
+    missing = shop(*words)
+    assert missing.code == 2 and missing.err.endswith("; pass --column value=NAME\n")
     assert shop(*words, "--column", "value").code == 2
     done = shop(*words, "--column", "value=body")
     assert done.code == 0 and "published 1 rows" in done.err

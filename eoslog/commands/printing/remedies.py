@@ -21,6 +21,8 @@ _COMMANDS = {
     r"log\.describe_group\(\)": "`{eoslog} group describe`",
     r"log\.pending\(\)": "`{eoslog} txn pending`",
     r"`eoslog (?!-|init\b|config\b)": "`{eoslog} ",
+    r"create (?:it|the table) with relay\.create\(\)": "create it with --create of `outbox run`",
+    r"pass columns=\{'(\w+)': NAME\}": "pass --column {0}=NAME",
     _MISSING: "--create-topics creates the missing topics",
     r"; give create=True to create one": "",
     r", or open the log with read_only=True": "",
