@@ -17,13 +17,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from eoslog._util.arguments import shown
-from eoslog.errors import ConfigError, DatabaseUnavailable, EoslogError
+from eoslog.errors import ConfigError, DatabaseUnavailable, EoslogError, IllegalState
 from eoslog.sql.dialect import Dialect, StatementResult
 
 __all__ = ["OverSQLAlchemy", "driver_error", "factory_of", "is_sqlalchemy", "supported_dialect"]
 
 _DRIVERS = {("sqlite", "pysqlite"): "sqlite", ("postgresql", "psycopg"): "postgresql"}
 _CHECKED = "eoslog_checked"
+_INVALIDATED = "8s2b"
+"""The code of SQLAlchemy's error for a connection that was lost in its transaction."""
 
 
 def is_sqlalchemy(thing: Any) -> bool:
@@ -214,12 +216,27 @@ class OverSQLAlchemy:
 
     def error(self, error: BaseException, database: str) -> EoslogError | None:
         """See `Dialect.error`."""
+        from sqlalchemy.exc import PendingRollbackError, ResourceClosedError
         from sqlalchemy.exc import TimeoutError as PoolTimeout
 
         if isinstance(error, PoolTimeout):
             return DatabaseUnavailable(
                 f"{database}: all connections of the engine's pool are in use ({error}); call "
                 "again, or raise pool_size"
+            )
+        if isinstance(error, ResourceClosedError):
+            return IllegalState(
+                f"{database}: the program closed the connection of the transaction ({error}); "
+                "leave the end of the transaction, and the connection, to eoslog"
+            )
+        if isinstance(error, PendingRollbackError):
+            if error.code == _INVALIDATED:
+                return DatabaseUnavailable(
+                    f"{database}: the connection was lost in the transaction ({error}); call again"
+                )
+            return IllegalState(
+                f"{database}: an earlier statement of the transaction failed ({error}); let its "
+                "error end the block or loop body, or use a savepoint"
             )
         found = driver_error(error)
         return None if found is None else self._inner.error(found, database)

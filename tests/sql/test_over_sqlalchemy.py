@@ -8,7 +8,7 @@ import pytest
 
 import eoslog
 from eoslog import Outcome
-from eoslog.errors import ConfigError, DatabaseUnavailable
+from eoslog.errors import ConfigError, DatabaseUnavailable, IllegalState
 from eoslog.sql import Database
 
 sqlalchemy = pytest.importorskip("sqlalchemy")
@@ -130,6 +130,42 @@ def test_a_program_that_commits_its_session_gets_an_error(log, engine, producer)
                 tx.connection.add(Order(number=100))
                 tx.connection.commit()
                 tx.produce("orders", "100")
+    assert visible(log) == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "message"),
+    [
+        ("close", IllegalState, "the program closed the connection"),
+        ("invalidate", DatabaseUnavailable, "the connection was lost in the transaction"),
+    ],
+)
+def test_a_connection_that_ends_in_the_block_commits_neither(
+    log, engine, producer, end, kind, message
+):
+    with Database(engine) as database:
+        with pytest.raises(kind, match=message):
+            with log.atomic(producer, database) as tx:
+                tx.connection.execute(sqlalchemy.insert(Order).values(number=100))
+                tx.produce("orders", "100")
+                getattr(tx.connection, end)()
+        with log.atomic(producer, database) as tx:
+            tx.connection.execute(sqlalchemy.insert(Order).values(number=101))
+            tx.produce("orders", "101")
+    assert numbers(engine) == [101]
+    assert visible(log) == [*range(12), 101]
+
+
+def test_a_flush_whose_error_is_caught_commits_neither(log, engine, producer):
+    with Database(sessionmaker(engine)) as database:
+        with pytest.raises(IllegalState, match="an earlier statement of the transaction failed"):
+            with log.atomic(producer, database) as tx:
+                tx.produce("orders", "100")
+                tx.connection.execute(sqlalchemy.insert(Order).values(number=100))
+                tx.connection.add(Order(number=100))
+                with pytest.raises(sqlalchemy.exc.IntegrityError):
+                    tx.connection.flush()
+    assert numbers(engine) == []
     assert visible(log) == list(range(12))
 
 
