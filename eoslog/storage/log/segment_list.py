@@ -187,6 +187,7 @@ class SegmentList:
                 active, end = self._core.active_base, self._core.end_position
                 if active in sizes and active == self._core.active_base:
                     sizes[active] = end  # its file may be preallocated
+                self._check_not_deleted()  # the files may be those of a new topic
                 return sizes
             except FileNotFoundError as error:
                 self._check_not_deleted()

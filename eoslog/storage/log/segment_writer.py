@@ -20,7 +20,6 @@ removes them.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 import time
@@ -28,7 +27,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from eoslog import _core
-from eoslog.errors import LockTimeout, StorageError
+from eoslog.errors import CorruptRecord, LockTimeout, StorageError
 from eoslog.storage.directory.cleaner_lock import CleanerLock
 from eoslog.storage.fs import files
 from eoslog.storage.fs.timeouts import LOCK_TIMEOUT_S
@@ -161,11 +160,12 @@ class WriterFiles:
         """
         try:
             self._make_ready(status, error, wait)
-        except OSError as error:  # StorageError is one
-            if error.errno != errno.ENOENT or not self._core.deleted:
+        except (OSError, CorruptRecord) as error:  # StorageError is an OSError
+            if not self._core.deleted:
                 raise
             # The topic was deleted. The core may try to open a file before it checks the slot.
             raise append_error(self._context, AppendStatus.GONE, 0, wait) from error
+        self._context.check_not_deleted()  # the files may be those of a new topic
 
     def _make_ready(self, status: int, error: int, wait: float) -> None:
         match status:

@@ -18,6 +18,9 @@ import eoslog
 from eoslog import TopicPartition
 from eoslog.errors import LockTimeout, UnknownTopicOrPartition
 from eoslog.storage.directory import session
+from eoslog.storage.directory.last_run import LastSession
+from eoslog.storage.log.loader import open_partition
+from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.segment.segment import SNAPSHOT, file_name
 from tests.faults.harness import Child, exclusive_locks, start
 from tests.rows.tools import values
@@ -107,6 +110,24 @@ def test_opening_a_partition_of_a_deleted_topic_by_old_metadata_raises(tmp_path,
         log.create_topic("t")
         put(log, 3)
         assert values(log) == [b"0", b"1", b"2"]
+
+
+def test_an_opening_that_meets_the_files_of_a_new_topic_raises(tmp_path):
+    """The topic is deleted and re-created after the opening has read the metadata."""
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        known = log._engine.partition("t", 0)
+        known.append(batch(5))
+        opening = PartitionLog(
+            known.session, "t", 0, slot=known.slot, topic_id=known.topic_id, strict=known.strict,
+            settings=known.settings,
+        )  # fmt: skip
+        log.delete_topic("t")
+        log.create_topic("t")
+        assert log.offsets("t", 0).log_end == 0
+        with pytest.raises(UnknownTopicOrPartition, match="deleted"):
+            open_partition(opening, LastSession(clean=False))
+        opening.close()
 
 
 def test_an_append_raises_after_another_process_rolled_and_deleted_the_topic(tmp_path):
@@ -259,3 +280,15 @@ def test_a_process_does_not_recover_the_directory_of_a_new_topic(path: Path) -> 
         recovering.end().fine()
         assert snapshot.exists()
         assert values(log) == [b"0", b"1", b"2"]
+
+
+def test_the_size_of_a_deleted_topic_is_not_that_of_the_new_one(tmp_path):
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        put(log, 5)
+        partition = log._engine.partition("t", 0)
+        log.delete_topic("t")
+        log.create_topic("t")
+        put(log, 9)
+        with pytest.raises(UnknownTopicOrPartition, match="deleted"):
+            partition.segments.sizes()
