@@ -84,7 +84,7 @@ class Cleaning:
         self.running: str | None = None
         self.rounds = 0
         self._retention_due = 0.0
-        self.uncleanable: dict[str, str] = {}
+        self._uncleanable: dict[str, tuple[bytes, str]] = {}  # topic id and error, by name
         self.totals = {"passes": 0, "bytes_before": 0, "bytes_after": 0, "bytes_deleted": 0,
                        "records_before": 0, "records_after": 0}  # fmt: skip
 
@@ -109,8 +109,7 @@ class Cleaning:
             for topic, partition in self._wanted(deleting):
                 if self._stop.is_set():
                     return False
-                with contextlib.suppress(UnknownTopicOrPartition):
-                    self._guarded(topic, partition)
+                self._guarded(topic, partition)
             if deleting:
                 self._retention_due = time.monotonic() + retention_s
             self._note({})
@@ -124,8 +123,8 @@ class Cleaning:
     def _guarded(self, topic: str, partition: int) -> None:
         try:
             self.clean(topic, partition)
-        except (LockTimeout, CleaningStopped):
-            return  # another process is cleaning it, or the directory is being closed
+        except (LockTimeout, CleaningStopped, UnknownTopicOrPartition):
+            return  # another process is cleaning it, the directory is being closed, or it is gone
         except EoslogError as error:
             logger.warning(
                 "%s-%s: cleaning failed, skipping the partition: %s", topic, partition, error
@@ -204,10 +203,11 @@ class Cleaning:
         Raises:
             CorruptRecord, StorageError: if a segment could not be cleaned; it is unchanged.
             LockTimeout: if another process is cleaning the partition.
+            UnknownTopicOrPartition: if the topic was deleted.
         """
         self._session.directory.require()
         log = self._partitions.settled(topic, partition)
-        if log.name in self.uncleanable and not force:
+        if not force and self._uncleanable.get(log.name, (b"",))[0] == log.topic_id:
             return 0
         self.running = log.name
         try:
@@ -219,9 +219,12 @@ class Cleaning:
                 log = self._partitions.settled(topic, partition)  # compaction may have taken long
             deleted = apply_retention(log, self._clock_ms())
             self.totals["bytes_deleted"] += deleted
+            self._uncleanable.pop(log.name, None)  # it was of a deleted topic, or is repaired
             return freed + deleted
-        except CorruptRecord as error:
-            self.uncleanable[log.name] = str(error)
+        except (CorruptRecord, StorageError) as error:
+            log.context.check_not_deleted()  # a deletion removes files of a running pass
+            if isinstance(error, CorruptRecord):
+                self._uncleanable[log.name] = log.topic_id, str(error)
             raise
         finally:
             self.running = None
@@ -284,7 +287,7 @@ class Cleaning:
             "running": self.running,
             "rounds": self.rounds,
             **self.totals,
-            "uncleanable": dict(self.uncleanable),
+            "uncleanable": {name: text for name, (_, text) in list(self._uncleanable.items())},
         }
 
     def describe(self, log: PartitionLog) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from eoslog.model import TopicPartition
 from eoslog.storage.directory.session import SESSION_FILE
 from eoslog.storage.format import checkpoints
 from eoslog.storage.fs import files
+from tests.faults.harness import start
 
 COMPACT = {"cleanup.policy": "compact", "segment.bytes": 4096, "index.interval.bytes": 128}
 FORGETFUL = {"cleanup.policy": "compact", "segment.bytes": 2000, "min.cleanable.dirty.ratio": 0.01,
@@ -317,6 +320,46 @@ def test_a_damaged_partition_is_skipped_and_the_others_are_cleaned(log, engine, 
     assert list(stats["cleaning"]["uncleanable"]) == ["bad-0"]
     assert "does not match its CRC" in stats["cleaning"]["uncleanable"]["bad-0"]
     assert stats["partitions"]["good-0"]["dirty_bytes"] == 0
+
+
+def test_a_topic_with_the_name_of_a_damaged_deleted_one_is_cleaned(log, engine, tmp_path):
+    dirty(log, "t")
+    with open(tmp_path / "log" / "t-0" / "00000000000000000000.log", "r+b") as handle:
+        handle.seek(100)
+        handle.write(b"\xff\xff")
+    assert engine.cleaning.round(0.0)
+    assert list(log.stats()["cleaning"]["uncleanable"]) == ["t-0"]
+    log.delete_topic("t")
+    dirty(log, "t")
+    assert engine.cleaning.round(0.0)
+    stats = log.stats()
+    assert stats["partitions"]["t-0"]["dirty_bytes"] == 0
+    assert stats["cleaning"]["uncleanable"] == {}
+
+
+def clean_in_rounds(child, path):
+    with eoslog.open(path) as log:
+        log.offsets("t", 0)
+        warnings = []
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: warnings.append(record.getMessage())
+        logging.getLogger("eoslog").addHandler(handler)
+        child.armed()
+        done = log._engine.cleaning.round(0.0)
+        child.tell("warnings", warnings)
+        child.tell("done", done)
+
+
+def test_a_topic_deleted_during_a_round_is_no_failure_of_the_cleaning(log, tmp_path):
+    dirty(log, "t")
+    child = start(clean_in_rounds, tmp_path / "log", faults=(("clean.group", "stop", 1),))
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    log.delete_topic("t")
+    child.signal(signal.SIGCONT)
+    life = child.end().fine()
+    assert life.of("warnings") == [[]]
+    assert life.of("done") == [True]
 
 
 def test_an_unexpected_error_of_one_partition_does_not_stop_the_cleaning(
