@@ -129,6 +129,18 @@ def _prepared(engine: Engine) -> dict[str, Any]:
     }
 
 
+def _stats_of(engine: Engine, log: PartitionLog) -> dict[str, Any]:
+    offsets = offsets_of_log(log)
+    return {
+        **offsets._asdict(),
+        "lso_lag": offsets.high_watermark - offsets.last_stable,
+        "bytes": log.segments.size(),
+        "segments": len(log.segments.bases()),
+        **engine.cleaning.describe(log),
+        "open_transactions": 0 if engine.read_only else len(log.open_transactions()),
+    }
+
+
 def stats(engine: Engine) -> dict[str, Any]:
     """See `Log.stats`."""
     partitions, offline = {}, {}
@@ -136,15 +148,8 @@ def stats(engine: Engine) -> dict[str, Any]:
         if isinstance(log, EoslogError):
             offline[str(tp)] = str(log)
             continue
-        offsets = offsets_of_log(log)
-        partitions[str(tp)] = {
-            **offsets._asdict(),
-            "lso_lag": offsets.high_watermark - offsets.last_stable,
-            "bytes": log.segments.size(),
-            "segments": len(log.segments.bases()),
-            **engine.cleaning.describe(log),
-            "open_transactions": 0 if engine.read_only else len(log.open_transactions()),
-        }
+        with contextlib.suppress(UnknownTopicOrPartition):  # deleted in the meantime
+            partitions[str(tp)] = _stats_of(engine, log)
     internal = _internal_opened(engine)
     offline |= {str(tp): str(e) for tp, e in internal if isinstance(e, EoslogError)}
     coordinators = [log for tp, log in internal if tp.topic == TRANSACTION_STATE_TOPIC]

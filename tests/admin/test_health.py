@@ -210,3 +210,25 @@ def test_check_reads_a_partition_again_that_a_writer_has_recovered(place: Path) 
                 writer = start(write, place, topic)
                 ending.callback(writer.kill)
                 writer.heard("ready")
+
+
+def _list_partitions(child: Child, path: Path) -> None:
+    with eoslog.open(path) as log:
+        for topic in log.topics():
+            log.offsets(topic, 0)
+        child.armed()
+        child.tell("partitions", sorted(log.stats()["partitions"]))
+
+
+def test_stats_leave_out_a_topic_that_is_deleted_during_the_call(tmp_path: Path) -> None:
+    with eoslog.open(tmp_path / "log") as log:
+        for topic in ("a", "b"):
+            log.create_topic(topic)
+            with log.producer() as producer:
+                producer.produce(topic, "x")
+        child = start(_list_partitions, tmp_path / "log", faults=(("open", "stop", 1),))
+        _, status = os.waitpid(child.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        log.delete_topic("a")  # its first segment is about to be opened
+        child.signal(signal.SIGCONT)
+        assert child.end().fine().of("partitions") == [["b-0"]]
