@@ -8,7 +8,7 @@ a table that was not refreshed for half of that time is read again from the begi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from eoslog._util.argument_types import explained_calls
@@ -17,7 +17,12 @@ from eoslog._util.extras import package
 from eoslog._util.mapping_views import DocumentedMapping
 from eoslog.client.scan.log_scan import ScanOptions, scan
 from eoslog.config.topic_keys import TopicConfig
-from eoslog.errors import ConfigError, OffsetOutOfRange, SerializationError
+from eoslog.errors import (
+    ConfigError,
+    OffsetOutOfRange,
+    SerializationError,
+    UnknownTopicOrPartition,
+)
 from eoslog.model import TopicPartition
 from eoslog.serializers import deserializer, serializer, undecodable
 from eoslog.shown_html import html_table
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from eoslog.engine.engine import Engine
+    from eoslog.storage.metadata.image import TopicInfo
 
 __all__ = ["Table"]
 
@@ -86,27 +92,37 @@ class Table(DocumentedMapping):
             UnknownTopicOrPartition: if the topic does not exist.
             CorruptRecord: if a batch is damaged. The table stays as it was.
         """
-        info = self._engine.topic(self._topic)
+        while not self._refreshed(self._engine.topic(self._topic)):
+            pass
+
+    def _refreshed(self, info: TopicInfo) -> bool:
+        """Read what has committed; return False if the topic was re-created during the call."""
         now = time.monotonic()
         kept_s = TopicConfig.of(dict(info.config)).delete_retention_ms / 1000
-        if info.topic_id != self._topic_id or now - self._read_at > kept_s / 2:
-            self._ends, self._topic_id = {}, info.topic_id
-        ends = self._snapshot([self._topic])
-        if ends != self._ends:
-            try:
-                self._rows = self._read(dict(self._rows) if self._ends else {}, self._ends, ends)
-            except OffsetOutOfRange:  # records before the snapshot were deleted
-                self._rows = self._read({}, {}, ends)
-            self._ends = ends
-        self._drop_deleted(ends)
-        self._read_at = now
+        again = info.topic_id != self._topic_id or now - self._read_at > kept_s / 2
+        rows, known = ({}, {}) if again else (self._rows, self._ends)
+        try:
+            ends = self._snapshot([self._topic])
+            if ends != known:
+                try:
+                    rows = self._read(dict(rows), known, ends)
+                except OffsetOutOfRange:  # records before the snapshot were deleted
+                    rows = self._read({}, {}, ends)
+            starts = {tp: self._engine.partition(tp.topic, tp.partition).log_start for tp in ends}
+        except (OffsetOutOfRange, UnknownTopicOrPartition):
+            if self._is_current(info):
+                raise
+            return False
+        if not self._is_current(info):
+            return False
+        if again or starts != self._starts:  # retention or `delete_records` has deleted records
+            rows = {key: row for key, row in rows.items() if row[2] >= starts[row[1]]}
+        self._rows, self._ends, self._starts = rows, ends, starts
+        self._topic_id, self._read_at = info.topic_id, now
+        return True
 
-    def _drop_deleted(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop the rows whose records retention or `delete_records` has deleted since."""
-        starts = {tp: self._engine.partition(tp.topic, tp.partition).log_start for tp in partitions}
-        if starts != self._starts:
-            self._starts = starts
-            self._rows = {key: row for key, row in self._rows.items() if row[2] >= starts[row[1]]}
+    def _is_current(self, info: TopicInfo) -> bool:
+        return self._engine.topic(self._topic).topic_id == info.topic_id
 
     def _read(
         self,

@@ -6,6 +6,7 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition
+from eoslog.client.table import Table
 from eoslog.errors import ConfigError, SerializationError, UnknownTopicOrPartition
 
 
@@ -114,3 +115,36 @@ def test_to_arrow_has_a_column_for_keys_and_one_for_values(log):
     send(log, '{"x": 1}', "d")
     with pytest.raises(SerializationError, match="no common type"):
         log.table("totals").to_arrow()
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+@pytest.mark.parametrize("first", [True, False], ids=["before the snapshot", "after it"])
+def test_a_refresh_during_a_recreation_has_only_rows_of_the_new_topic(log, partitions, first):
+    changes = []
+
+    def recreate():
+        log.delete_topic("totals")
+        log.create_topic("totals", partitions)
+        for value in range(9):
+            send(log, str(value), f"new {value % 2}")
+
+    def snapshot(topics):
+        if first and changes:
+            changes.pop()()
+        ends = log.snapshot(topics)
+        if changes:
+            changes.pop()()
+        return ends
+
+    table = Table(log._engine, snapshot, "totals", "string", "json", False)
+    changes.append(recreate)
+    table.refresh()
+    assert dict(table) == {"new 0": 8, "new 1": 7}
+
+
+def test_a_refresh_that_fails_leaves_the_table_as_it_was(log):
+    table = log.table("totals")
+    log.delete_topic("totals")
+    with pytest.raises(UnknownTopicOrPartition):
+        table.refresh()
+    assert dict(table) == {"a": 4, "c": 3}
