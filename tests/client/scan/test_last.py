@@ -92,3 +92,41 @@ def test_a_missing_topic_or_partition_is_named(log):
         log.last("none")
     with pytest.raises(errors.UnknownTopicOrPartition, match="no partition 7"):
         log.last("orders", 1, 7)
+
+
+class Changing(bytes):
+    """A key that calls a function at its first comparison."""
+
+    __hash__ = bytes.__hash__
+
+    def __eq__(self, other):
+        for change in calls[:]:
+            calls.remove(change)
+            change()
+        return bytes.__eq__(self, other)
+
+
+calls = []
+
+
+@pytest.mark.parametrize(("partitions", "count"), [(1, 2), (2, 2), (2, 90), (3, 90)])
+def test_a_topic_recreated_during_the_call_gives_only_its_new_records(tmp_path, partitions, count):
+    def fill(number, value):
+        for at in range(number):
+            producer.produce("t", value, "k", partition=at % partitions)
+        producer.flush()
+
+    def recreate():
+        log.delete_topic("t")
+        log.create_topic("t", partitions)
+        fill(count, "new")
+
+    with eoslog.open(tmp_path / "log") as log, log.producer() as producer:
+        log.create_topic("t", 3)
+        for at in range(30):
+            producer.produce("t", "old", "k", partition=at % 3)
+        producer.flush()
+        calls.append(recreate)
+        found = log.last("t", 100, key=Changing(b"k"))
+        assert not calls
+        assert [record.value for record in found] == [b"new"] * count
