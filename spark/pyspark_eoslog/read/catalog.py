@@ -166,6 +166,9 @@ class LogCatalog:
         found = {key: self.log.offsets(*key).last_stable for key in own}
         if len(own) < len(keys):
             cut = self.log.snapshot(sorted({topic for topic, _ in keys} - INTERNAL_TOPICS))
+            for key in keys:
+                if key not in found and TopicPartition(*key) not in cut:
+                    raise UnknownTopicOrPartition(f"{key[0]}-{key[1]} was deleted")
             found |= {key: cut[TopicPartition(*key)] for key in keys if key not in found}
         return found
 

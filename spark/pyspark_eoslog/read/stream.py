@@ -259,7 +259,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lose(UnknownTopicOrPartition(f"{key[0]}-{key[1]} was deleted"))
                 continue
             first = begin[key]
-            if planned[key[0]] != ids[key[0]]:
+            if planned[key[0]] != ids.get(key[0]):  # None: it was re-created in the meantime
                 # The next batch begins at the start of the new topic.
                 self._lose(_re_created(key, last))
                 continue

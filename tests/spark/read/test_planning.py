@@ -11,6 +11,7 @@ pytest.importorskip("pyspark")
 from pyspark_eoslog.options.options import Options
 from pyspark_eoslog.read import splitting
 from pyspark_eoslog.read.batch import ReadTask, read_task
+from pyspark_eoslog.read.catalog import LogCatalog
 from pyspark_eoslog.read.planning import pin_ranges
 from pyspark_eoslog.read.splitting import plan
 from pyspark_eoslog.schema import source_schema
@@ -198,3 +199,12 @@ def test_internal_topics_can_be_read_together_with_others(log, isolation):
     assert read(parsed, [one for one in ranges if one.topic == "t"]) == [b"0", b"1", b"2"]
     own = [one for one in ranges if one.topic == "__consumer_offsets"]
     assert read(parsed, own) == [one.value for one in log.read("__consumer_offsets")] != []
+
+
+def test_the_ends_of_a_recreated_topic_without_a_partition_are_reported(log):
+    log.create_topic("t", 2)
+    keys = [("t", 0), ("t", 1)]
+    log.delete_topic("t")
+    log.create_topic("t", 1)
+    with pytest.raises(UnknownTopicOrPartition, match="t-1 was deleted"):
+        LogCatalog(log, "read_committed").latest(keys)

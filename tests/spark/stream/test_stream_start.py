@@ -141,6 +141,29 @@ def test_a_re_created_topic_that_is_longer_is_data_loss(topic, made, restarted):
     assert rows(accepting, then, last) == [112, 113, 114]
 
 
+class Recreating(dict):
+    """Offsets whose first look-up of the topic ids creates the topic `t` again."""
+
+    log = None
+
+    def get(self, *args):
+        log, self.log = self.log, None
+        if log is not None:
+            log.create_topic("t")
+        return super().get(*args)
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_a_topic_re_created_during_the_planning_is_data_loss(topic, made, loss):
+    reader = made(failOnDataLoss=loss)
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    topic.delete_topic("t")
+    planned = Recreating(end)
+    planned.log = topic
+    with pytest.raises(OffsetOutOfRange, match="re-created"):
+        rows(reader, {}, planned)
+
+
 def test_a_topic_re_created_before_the_first_batch_is_data_loss(topic, made):
     for loss in ("true", "false"):
         reader = made(startingOffsets="latest", failOnDataLoss=loss)
