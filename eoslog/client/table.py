@@ -96,7 +96,7 @@ class Table(DocumentedMapping):
             pass
 
     def _refreshed(self, info: TopicInfo) -> bool:
-        """Read what has committed; return False if the topic was re-created during the call."""
+        """Read what has committed; return False if the topic was re-created."""
         now = time.monotonic()
         kept_s = TopicConfig.of(dict(info.config)).delete_retention_ms / 1000
         again = info.topic_id != self._topic_id or now - self._read_at > kept_s / 2

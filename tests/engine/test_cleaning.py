@@ -350,7 +350,7 @@ def clean_in_rounds(child, path):
         child.tell("done", done)
 
 
-def test_a_topic_deleted_during_a_round_is_no_failure_of_the_cleaning(log, tmp_path):
+def test_a_topic_deleted_during_a_round_does_not_count_as_a_failure(log, tmp_path):
     dirty(log, "t")
     child = start(clean_in_rounds, tmp_path / "log", faults=(("clean.group", "stop", 1),))
     _, status = os.waitpid(child.pid, os.WUNTRACED)
