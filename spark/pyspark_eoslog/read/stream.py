@@ -94,7 +94,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.schema = schema
         self._initial: dict[str, Any] | None = None
         self._refused: EoslogError | None = None  # reason why there is no start
-        self._pinned: Offsets | None = None
+        self._pinned: tuple[Offsets, TopicIds] | None = None
         self._ids: TopicIds = {}  # of the topics as the query first saw them
         self._log: Log | None = None
         self._reported: Offsets = {}
@@ -179,7 +179,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Pin the end of an AvailableNow run."""
-        self._pinned, _ = self._latest()
+        self._pinned = self._latest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch; `start` itself if there is nothing to read.
@@ -203,7 +203,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seen = from_json(start)
         # Spark requests the next batch after the one before is in its commit log.
         self._report(seen)
-        end, ids = self._latest() if self._pinned is None else (self._pinned, {})
+        end, ids = self._ends()
         ids = self._topic_ids(seen | end) | ids
         known = {**ids, **self._ids, **start.get(TOPIC_IDS, {})}
         self._ids = ids | {topic: known[topic] for topic, _ in seen if topic in known}
@@ -326,6 +326,20 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._topic_ids(keys) == ids:
                 return ends, ids
         raise OffsetOutOfRange("topics were re-created in each attempt to read their ends; retry")
+
+    def _ends(self) -> tuple[Offsets, TopicIds]:
+        """Return the ends to read up to, and the ids of their topics.
+
+        An AvailableNow run has pinned them. The pinned end of a re-created topic is of the topic
+        before, so the ends are pinned again.
+        """
+        if self._pinned is None:
+            return self._latest()
+        ends, ids = self._pinned
+        now = self._topic_ids(ends)
+        if any(one != ids.get(topic) for topic, one in now.items()):
+            self._pinned = self._latest()
+        return self._pinned
 
     def _topic_ids(self, keys: Iterable[PartitionKey]) -> TopicIds:
         """Return the ids of those topics that exist now."""

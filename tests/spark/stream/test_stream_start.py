@@ -179,6 +179,34 @@ def test_a_topic_re_created_before_the_first_batch_is_data_loss(topic, made):
             assert rows(reader, start, end) == list(range(100, 115))
 
 
+def batches(reader, start):
+    """The rows of all batches after an offset, and the offset after them."""
+    found = []
+    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+        found += rows(reader, start, end)
+        start = end
+    return found, start
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_available_now_run_reads_a_re_created_topic_once(topic, made, first):
+    """The old end is between two ends of the new topic."""
+    reader = made(failOnDataLoss="false", maxOffsetsPerTrigger="5")
+    reader.prepareForTriggerAvailableNow()
+    start, found = {}, []
+    if not first:
+        start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+        found = rows(reader, {}, start)
+        assert found == [0, 1, 2, 3, 4]
+    topic.delete_topic("t")
+    topic.create_topic("t")
+    feed(topic, "t", 100, 103)
+    more, end = batches(reader, reader.initialOffset() if first else start)
+    assert more == [100, 101, 102]
+    feed(topic, "t", 103, 120)
+    assert batches(made(failOnDataLoss="false"), end)[0] == list(range(103, 120))
+
+
 @pytest.fixture
 def with_other(topic, made):
     """A reader of the topics `t` and `other`, and the end of its first batch."""
