@@ -25,7 +25,8 @@ def write_once(
     Args:
         path: The eoslog directory.
         topic: Topic of all rows; None to use the column `topic`.
-        app_id: Name of this sink, unique among the sinks of the query.
+        app_id: Name of this sink, unique among the sinks of the query. A second write of a batch
+            with the same name and topic is skipped.
         options: Further options of the sink.
 
     Raises:
