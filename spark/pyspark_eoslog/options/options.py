@@ -454,6 +454,8 @@ class _Values:
 
     def group(self, name: str) -> str | None:
         text = self.text(name)
+        if text == "":
+            raise ConfigError(f"option '{name}' is empty; name a group, or leave the option out")
         if text is not None and text.startswith(OWN_GROUPS):
             raise ConfigError(
                 f"option '{name}' = {shown(text)}: groups that begin with {OWN_GROUPS} store write "

@@ -110,6 +110,7 @@ def test_option_values_accept_units_of_size_and_time():
         ({"kafka.auto.offset.reset": "latest"}, ["'kafka.auto.offset.reset'", "startingOffsets"]),
         ({"kafka.value.deserializer": "X"}, ["'kafka.value.deserializer'", "valueFormat"]),
         ({"commitGroup": "__eoslog-spark-x"}, ["'commitGroup'", "__eoslog-spark-x"]),
+        ({"commitGroup": ""}, ["'commitGroup'", "empty"]),
         ({"kafka.interceptor.classes": "X"}, ["'kafka.interceptor.classes'"]),
         ({"kafka.partitioner.class": "X"}, ["'kafka.partitioner.class'", "'partition'"]),
         ({"kafka.isolation.levle": "x"}, ["kafka.isolation.levle", "'kafka.isolation.level'"]),
