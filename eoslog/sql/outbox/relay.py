@@ -249,14 +249,14 @@ class OutboxRelay(Closing):
             self._waiter.close()
 
     def _run(self, *, caught_up: bool) -> int:
-        published = 0
+        published, failure = 0, ""
         while not self._closed.is_set():
             try:
                 if not caught_up:
                     self._database._require_file("outbox")  # the waiter would create an empty one
                     self._waiter.arm()
                 step = self._step()
-                published += step.published
+                published, failure = published + step.published, ""
                 if not step.idle:
                     continue
                 if caught_up and self._caught_up():
@@ -266,7 +266,9 @@ class OutboxRelay(Closing):
                     break
                 if caught_up or not getattr(error, "retriable", False):
                     raise
-                logger.warning("outbox %r: trying again: %s", self.name, error)
+                if str(error) != failure:  # a database that is down fails in the same way each time
+                    failure = str(error)
+                    logger.warning("outbox %r: trying again: %s", self.name, failure)
                 self._closed.wait(_AGAIN_S)
                 continue
             if step.leads and not caught_up:

@@ -82,6 +82,29 @@ def test_a_waiting_relay_publishes_what_is_inserted_until_it_is_closed(place, lo
         relay.step()
 
 
+def test_a_relay_reports_a_database_that_is_down_once(place, log, relay, caplog):
+    missing = "host=127.0.0.1 port=1" if place.postgresql else "/missing/base.sqlite"
+    refusals = iter(range(4))
+
+    def connect() -> Any:
+        for _ in refusals:
+            return place._replace(where=missing).connect()
+        return place.connect()
+
+    insert(place, 1)
+    with Database(connect) as database, OutboxRelay(database, log, name="late") as late:
+        thread = threading.Thread(target=late.run)
+        thread.start()
+        try:
+            with log.consumer("out", group_id="g", auto_offset_reset="earliest") as consumer:
+                assert len(consumer.consume(1, timeout=60)) == 1
+        finally:
+            late.close()
+            thread.join(30)
+    assert caplog.text.count("trying again") == 1
+    assert next(refusals, None) is None
+
+
 def test_a_new_relay_of_the_name_continues_after_the_last_one(place, log, database):
     for number in range(3):
         with OutboxRelay(database, log, name="shop") as relay:
