@@ -190,7 +190,6 @@ class SegmentList:
                 self._check_not_deleted()  # the files may be those of a new topic
                 return sizes
             except FileNotFoundError as error:
-                self._check_not_deleted()
                 if bases == before:  # a link to a missing file
                     raise files.storage_error(error, error.filename or self._path) from error
                 before = bases
