@@ -8,7 +8,7 @@ from functools import partial
 from itertools import accumulate
 from weakref import ref
 
-from eoslog.errors import StorageError
+from eoslog.errors import EoslogError, StorageError
 from eoslog.storage.directory.cleaner_lock import CleanerLock
 from eoslog.storage.log.context import LogContext
 from eoslog.storage.log.segment_list import SegmentList
@@ -92,10 +92,11 @@ class DerivedFiles:
                     return
                 # A cleaner may have replaced the segments: list them again.
                 self._segments.outdate()
-                self._segments.bases()
-                for found in self.remade():
-                    with contextlib.suppress(StorageError, FileNotFoundError):
-                        found.write()
+                with contextlib.suppress(EoslogError, FileNotFoundError):
+                    self._segments.bases()
+                    for found in self.remade():
+                        with contextlib.suppress(StorageError, FileNotFoundError):
+                            found.write()
             finally:
                 lock.release()
 

@@ -100,10 +100,14 @@ class SegmentList:
             return listed.bases
 
     def _list_again(self, before: Listing, active: int, wait: bool) -> Listing:
-        found = self.listing(wait=wait)
-        start, end = self._core.log_start, self._core.log_end
-        if not found.bases and start < end:
+        while True:
+            found = self.listing(wait=wait)
+            start, end = self._core.log_start, self._core.log_end
+            if found.bases or start >= end:
+                break
             self._check_not_deleted()
+            if found.version != self._core.published_segments_version:
+                continue  # a writer has created the first segment after the listing
             raise CorruptRecord(
                 f"{self._name}: offsets {start} to {end - 1} are missing: there is no segment "
                 "file; put the files back, or run `eoslog repair`",

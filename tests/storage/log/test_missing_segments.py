@@ -5,6 +5,7 @@ Segments that retention and compaction delete are not a loss: their own tests re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ import eoslog
 from eoslog.errors import CorruptRecord, UnknownTopicOrPartition
 from eoslog.storage.format import checkpoints
 from eoslog.storage.log.retention import apply_retention
+from eoslog.storage.log.segment_list import Listing, SegmentList
 from eoslog.storage.segment import segment_files
-from eoslog.storage.segment.segment import LOG, file_name, file_path, offsets_in
+from eoslog.storage.segment.segment import LOG, SEAL, file_name, file_path, offsets_in
 from tests.storage.helpers import batch, opened, payloads
 
 CONFIG = {"segment.bytes": "1000", "segment.index.bytes": "4096"}
@@ -170,6 +172,48 @@ def test_a_log_without_any_segment_file_is_damaged(log: Any, read: Any, read_onl
             take_away(log, base)
         with pytest.raises(CorruptRecord, match="offsets 0 to 19 are missing: there is no segment"):
             read(part)
+
+
+def test_a_log_whose_segment_files_are_all_gone_is_closed_without_an_error(log: Any) -> None:
+    part = log._engine.partition("t", 0)
+    for offset in offsets_in(part.path, SEAL):
+        os.remove(file_path(part.path, offset, SEAL))
+    assert part.offset_for_time(1 << 60, 20) is None
+    assert part.reader.derived.remade()  # closing writes these files
+    for base in segments(log):
+        take_away(log, base)
+    log.close()
+    assert [path for path in open_files() if path.startswith(part.path)] == []
+
+
+def open_files() -> list[str]:
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return found
+
+
+def test_a_first_segment_created_during_a_listing_is_not_reported_as_damage(tmp_path: Path) -> None:
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+    for file in (tmp_path / "log" / "t-0").iterdir():
+        file.unlink()
+    changes: list[Any] = []
+
+    class Interrupted(SegmentList):
+        def listing(self, *, wait: bool = True) -> Listing:
+            found = super().listing(wait=wait)
+            if changes:
+                changes.pop()()
+            return found
+
+    with eoslog.open(tmp_path / "log") as log, eoslog.open(log.path, read_only=True) as view:
+        part = view._engine.partition("t", 0)
+        segments = Interrupted(part.context)
+        changes.append(lambda: log._engine.partition("t", 0).append(batch(5)))
+        assert segments.bases() == [0]
+        assert changes == []
 
 
 def test_a_view_reads_a_new_partition_that_has_no_files_yet(tmp_path: Path) -> None:
