@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from eoslog.engine.deleted_namesakes import DeletedNamesakes
 from eoslog.engine.partition_opener import PartitionOpener, Place
-from eoslog.errors import CorruptRecord, IllegalState, StorageError
+from eoslog.errors import CorruptRecord, IllegalState, StorageError, UnknownTopicOrPartition
 from eoslog.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from eoslog.shown_paths import get_logger
 from eoslog.storage.directory.last_run import LastRun
@@ -215,7 +215,8 @@ class OpenPartitions:
                     with self._mutex:
                         if self._partitions.get((log.topic, log.partition)) is log:
                             self._forget(log)
-            except (CorruptRecord, StorageError) as error:  # the next reader gets the error
+            except (CorruptRecord, StorageError, UnknownTopicOrPartition) as error:
+                # The next reader gets the error. A topic may be deleted in the meantime.
                 logger.debug("%s: releasing removed files failed, retrying: %s", log.name, error)
 
     @contextlib.contextmanager

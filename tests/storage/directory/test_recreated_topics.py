@@ -150,6 +150,30 @@ def test_an_append_raises_after_another_process_rolled_and_deleted_the_topic(tmp
             partition.append(batch(1))
 
 
+def release(child: Child, path: Path) -> None:
+    with eoslog.open(path) as log:
+        values(log, "t")
+        log._engine.partition("t", 0).append(batch(1))
+        os.kill(os.getpid(), signal.SIGSTOP)  # its segment is sealed and deleted in the meantime
+        child.armed()
+        log._engine.partitions.release_removed()
+
+
+def test_a_topic_deleted_while_its_files_are_released_raises_nothing(tmp_path):
+    path = tmp_path / "log"
+    with eoslog.open(path) as log:
+        log.create_topic("t", config={"segment.bytes": 256})
+        child = start(release, path, faults=(("open", "stop", 1),))
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        put(log, 9)
+        log.delete_records({TP: -1})
+        child.signal(signal.SIGCONT)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        log.delete_topic("t")
+        child.signal(signal.SIGCONT)
+        child.end().fine()
+
+
 def test_a_checkpoint_of_a_topic_that_is_deleted_poisons_nothing(tmp_path):
     path = tmp_path / "log"
     with eoslog.open(path) as log:
