@@ -36,6 +36,8 @@ def last_records(
         raise ConfigError(f"n: expected 1 or more records, got {count}")
     if key is not None and not isinstance(key, str | bytes):
         raise ConfigError(f"key: expected bytes, str or None, got {shown(key)}")
+    if not isinstance(topic, str):
+        raise ConfigError(f"topic: expected the name of one topic, got {shown(topic)}")
     wanted = key.encode() if isinstance(key, str) else key
     partitions = None if partition is None else [partition]
     whole = ScanOptions(partitions=partitions, end=end, isolation=isolation)

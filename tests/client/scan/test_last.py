@@ -94,6 +94,11 @@ def test_a_missing_topic_or_partition_is_named(log):
         log.last("orders", 1, 7)
 
 
+def test_a_topic_that_is_not_a_name_is_a_configuration_error(log):
+    with pytest.raises(errors.ConfigError, match=r"topic: expected the name .*, got \['orders'\]"):
+        log.last(["orders"])
+
+
 class Changing(bytes):
     """A key that calls a function at its first comparison."""
 
