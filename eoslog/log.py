@@ -237,13 +237,14 @@ class Log(Closing):
             step = f"use it, or delete it with log.delete_topic({name!r})"
             return f"topic {name!r} was created, but not the files of its partitions", step
 
-        with explain_unfinished(state):
-            try:
+        try:
+            with explain_unfinished(state):
                 self._engine.for_writing().topics.create(name, partitions, config)
-            except TopicAlreadyExists:
-                if not exist_ok or name not in self.topics():  # missing if it is being deleted
-                    raise
-            return self.describe_topic(name)
+                return self.describe_topic(name)
+        except TopicAlreadyExists:
+            if not exist_ok or name not in self.topics():  # missing if it is being deleted
+                raise
+        return self.describe_topic(name)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic, with its records and the groups' committed offsets in it.
@@ -1496,7 +1497,7 @@ class Log(Closing):
     def stats(self) -> dict[str, Any]:
         """Return counts, sizes (in bytes) and lags.
 
-        The key `offline` lists the partitions that cannot be opened.
+        The key `offline` lists the partitions that cannot be opened, or whose files are missing.
         """
         return health.stats(self._current)
 

@@ -144,6 +144,25 @@ def test_an_error_for_lack_of_descriptors_says_what_exists_now(path):
         assert seen == {0, 2, 4}
 
 
+def test_an_existing_topic_that_cannot_be_opened_is_not_called_new(path):
+    with open_log(path) as log:
+        log.create_topic("t", 2)
+    for nth in range(1, 100):
+        with open_log(path) as log:
+            log.topics()
+            files.arm_failpoint("open", "EMFILE", nth)
+            try:
+                log.create_topic("t", 2, exist_ok=True)
+            except TooManyOpenFiles as error:
+                assert "created" not in str(error)
+                assert "delete" not in str(error)
+            else:
+                break
+            finally:
+                files.disarm_failpoints()
+    assert nth > 1
+
+
 @pytest.mark.parametrize("point", ["topic.deleted", "topic.forgotten"])
 def test_a_deletion_that_failed_is_completed_by_the_next_call(path, point):
     with open_log(path) as log:
