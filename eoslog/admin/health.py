@@ -148,8 +148,12 @@ def stats(engine: Engine) -> dict[str, Any]:
         if isinstance(log, EoslogError):
             offline[str(tp)] = str(log)
             continue
-        with contextlib.suppress(UnknownTopicOrPartition):  # deleted in the meantime
+        try:
             partitions[str(tp)] = _stats_of(engine, log)
+        except UnknownTopicOrPartition:
+            continue  # deleted in the meantime
+        except CorruptRecord as error:  # its files are missing since it was opened
+            offline[str(tp)] = str(error)
     internal = _internal_opened(engine)
     offline |= {str(tp): str(e) for tp, e in internal if isinstance(e, EoslogError)}
     coordinators = [log for tp, log in internal if tp.topic == TRANSACTION_STATE_TOPIC]

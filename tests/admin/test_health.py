@@ -232,3 +232,15 @@ def test_stats_leave_out_a_topic_that_is_deleted_during_the_call(tmp_path: Path)
         log.delete_topic("a")  # its first segment is about to be opened
         child.signal(signal.SIGCONT)
         assert child.end().fine().of("partitions") == [["b-0"]]
+
+
+def test_stats_name_an_open_partition_whose_files_are_gone(tmp_path: Path) -> None:
+    with eoslog.open(tmp_path / "log") as log, log.producer() as producer:
+        for topic in ("a", "b"):
+            log.create_topic(topic)
+            producer.produce(topic, "x")
+        producer.flush()
+        (tmp_path / "log" / "a-0" / "00000000000000000000.log").unlink()
+        stats = log.stats()
+        assert list(stats["partitions"]) == ["b-0"]
+        assert "there is no segment file" in stats["offline"]["a-0"]
