@@ -320,9 +320,14 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the ends, and the ids of the topics that they belong to."""
         catalog = self._catalog()
         for _ in range(RELISTINGS):
-            keys = self._subscribed(catalog)
-            ids = self._topic_ids(keys)
-            ends = catalog.latest(keys)
+            try:
+                keys = self._subscribed(catalog)
+                ids = self._topic_ids(keys)
+                ends = catalog.latest(keys)
+            except UnknownTopicOrPartition:  # a topic was deleted in the meantime
+                if self.options.fail_on_data_loss:
+                    raise
+                continue
             if self._topic_ids(keys) == ids:
                 return ends, ids
         raise OffsetOutOfRange("topics were re-created in each attempt to read their ends; retry")

@@ -10,7 +10,9 @@ import time
 import pytest
 
 pytest.importorskip("pyspark")
-from pyspark_eoslog.options.options import START, TOPIC_IDS
+from pyspark_eoslog.options.options import START, TOPIC_IDS, Options
+from pyspark_eoslog.read.stream import EoslogStreamReader
+from pyspark_eoslog.schema import source_schema
 
 from eoslog import TopicPartition
 from eoslog.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
@@ -151,6 +153,33 @@ class Recreating(dict):
         if log is not None:
             log.create_topic("t")
         return super().get(*args)
+
+
+class Deleting(EoslogStreamReader):
+    """A reader that calls a function after its next look-up of topic ids."""
+
+    change = None
+
+    def _topic_ids(self, keys):
+        found = super()._topic_ids(keys)
+        change, self.change = self.change, None
+        if change is not None:
+            change()
+        return found
+
+
+def test_a_topic_deleted_while_its_end_is_read_is_left_out(topic):
+    topic.create_topic("other")
+    plain(topic, "other", 20, 23)
+    given = {"path": topic.path, "subscribe": "t,other", "startingOffsets": "earliest"}
+    options = Options.parse({**given, "failOnDataLoss": "false"})
+    reader = Deleting(options, source_schema(options))
+    start = reader.initialOffset()
+    reader.change = lambda: topic.delete_topic("other")
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert end["t"] == {"0": 10}
+    assert "other" not in end
+    reader.stop()
 
 
 @pytest.mark.parametrize("loss", ["true", "false"])
