@@ -152,7 +152,7 @@ def test_a_backup_is_a_log_that_can_be_opened(shop, tmp_path):
     [
         (("txn", "abort", "nope"), "txn list --all"),
         (("position", "delete", "nope"), "position list"),
-        (("consume", "orders", "-p", 9), "topic describe"),
+        (("consume", "orders", "-p", 9), "topic describe orders"),
         (("repair", "--cut"), "repair"),
     ],
 )
