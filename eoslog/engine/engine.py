@@ -42,6 +42,7 @@ from eoslog.storage.directory.last_run import LastRun
 from eoslog.storage.directory.processes import Processes
 from eoslog.storage.directory.session import Session
 from eoslog.storage.format.checkpoints import MetaProperties
+from eoslog.storage.fs import files
 from eoslog.storage.fs.opened_directory import OpenedDirectory
 from eoslog.storage.log.partition_log import PartitionLog
 from eoslog.storage.log.producer_expiry import ProducerExpiry
@@ -258,8 +259,10 @@ class Engine:
         )  # fmt: skip
 
         def make(references: registry.References) -> Engine:
+            with files.naming(directory.path):  # no descriptor is free, or the disk fails now
+                own = directory.duplicate()
             return cls(
-                directory.duplicate(),
+                own,
                 references,
                 read_only=read_only,
                 properties=properties,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import os
@@ -178,6 +179,33 @@ def test_check_knows_the_directories_that_its_openings_create(path):
     assert os.path.isdir(os.path.join(path, "t-0"))
     assert report.ok
     assert report.notes == []
+
+
+def descriptors_of(path):
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing
+            if os.readlink(f"/proc/self/fd/{number}") == path:
+                found.append(int(number))
+    return found
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_disk_that_fails_during_an_open_raises_a_typed_error(path, monkeypatch, nth):
+    open_log(path).close()
+    real, looks = os.fstat, iter(range(1, 99))
+
+    def status(fd):
+        if fd in descriptors_of(path) and next(looks) == nth:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd)
+
+    monkeypatch.setattr(os, "fstat", status)
+    with pytest.raises(StorageError) as raised:
+        open_log(path)
+    assert raised.value.errno == errno.EIO
+    assert descriptors_of(path) == []
+    open_log(path).close()
 
 
 def test_a_path_below_a_file_is_rejected_as_no_directory(tmp_path):

@@ -56,7 +56,11 @@ class OpenedDirectory:
         self._next_look = 0.0
         self._looked = 0.0
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if fd < 0 else fd
-        status = os.fstat(self.fd)
+        try:
+            status = os.fstat(self.fd)
+        except OSError:
+            os.close(self.fd)
+            raise
         self.identity = (status.st_dev, status.st_ino)
         self.root = f"{DESCRIPTORS}{self.fd}"
         if not self._usable():
