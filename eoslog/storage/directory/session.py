@@ -347,7 +347,8 @@ class Session:
             if (fault := _other_format(self._control_fd, control)) is not None:
                 raise fault
             self.control = _core.ControlFile(self._control_fd, writable=False)
-            self.control.map_chunks(os.fstat(self._control_fd).st_size // CHUNK_SIZE)
+            with files.naming(control):
+                self.control.map_chunks(os.fstat(self._control_fd).st_size // CHUNK_SIZE)
             return
         self.private = True
         memory = os.memfd_create("eoslog.control")
