@@ -160,6 +160,9 @@ class Broker:
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
         try:
+            # Its threads continue until one of them has received the signal.
+            while set(_states_of_threads(self._process.pid)) != {"T"}:
+                time.sleep(0.001)
             yield
         finally:
             os.kill(self._process.pid, signal.SIGCONT)
@@ -185,3 +188,10 @@ class Broker:
         """Kill it and remove its folder."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _states_of_threads(pid: int) -> Iterator[str]:
+    """The letters of proc(5); T is stopped."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
