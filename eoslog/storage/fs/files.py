@@ -406,7 +406,8 @@ def remove(path: str) -> None:
 def remove_tree(path: str) -> None:
     """Remove a directory that no metadata refers to, ignoring errors.
 
-    Of a symbolic link, the link and the directory's content are removed, and the directory stays.
+    If it is a symbolic link, the link and the content of its directory are removed. The directory
+    itself stays.
     """
     for folder, _, names_there in os.walk(path, topdown=False):
         for name in sorted(names_there):
