@@ -424,13 +424,16 @@ class Log(Closing):
             UnknownTopicOrPartition: if a topic does not exist.
             EoslogError: if a partition of these topics cannot be opened.
         """
+        from eoslog.client.scan.same_topics import of_same_topics
+
         engine = self._current
-        if topics is not None:
-            topics = as_list_of(str, "topics", "names", topics)
-            for name in topics:
-                engine.topic(name)
-        partitions = [TopicPartition(*key) for key in engine.user_partitions()]
-        return engine.transactions.snapshot(partitions, topics)
+        wanted = None if topics is None else as_list_of(str, "topics", "names", topics)
+
+        def ends() -> dict[TopicPartition, int]:
+            partitions = [TopicPartition(*key) for key in engine.user_partitions()]
+            return engine.transactions.snapshot(partitions, wanted)
+
+        return of_same_topics(engine, wanted or (), ends)
 
     def scan(
         self,
@@ -586,12 +589,16 @@ class Log(Closing):
             EoslogError: as the iteration of a scan.
         """
         from eoslog.client.scan.query import query
+        from eoslog.client.scan.same_topics import of_same_topics
 
         def scans(topics: set[str]) -> dict[str, Scan]:
             ends = self.snapshot(sorted(topics))
             return {name: self.scan(name, end=ends) for name in topics}
 
-        return query(sql, self.topics(), scans)
+        def of_one_moment(topics: set[str]) -> dict[str, Scan]:
+            return of_same_topics(self._current, topics, lambda: scans(topics))
+
+        return query(sql, self.topics(), of_one_moment)
 
     def table(
         self, topic: str, key: Format = "string", value: Format = "json", follow: bool = False
@@ -1209,8 +1216,8 @@ class Log(Closing):
 
         Raises:
             NonEmptyGroup: if the group has members.
-            UnknownTopicOrPartition: if a partition does not exist, or an offset has the `topic_id`
-                of another topic.
+            UnknownTopicOrPartition: if a partition does not exist, an offset has the `topic_id` of
+                another topic, or a topic with a named position was re-created during the call.
             KafkaError: UNSTABLE_OFFSET_COMMIT, if `forward_only` is True and a transaction is
                 undecided after a minute.
             PolicyViolation: if the group stores Spark write versions (`__eoslog-spark-...`) or
@@ -1219,7 +1226,12 @@ class Log(Closing):
         Durability:
             The offsets are durable when the call returns.
         """
-        wanted = offsets_of(named_offsets(as_mapping("offsets", offsets), self.offsets))
+
+        def ends(tp: TopicPartition) -> tuple[Offsets, bytes]:
+            log = self._current.partition(tp.topic, tp.partition)
+            return health.offsets_of_log(log), log.topic_id
+
+        wanted = offsets_of(named_offsets(as_mapping("offsets", offsets), ends))
         groups = self._engine.for_writing().groups
         groups.reset_offsets(group_id, wanted, forward_only=forward_only)
 

@@ -37,15 +37,20 @@ def place_of(what: str, place: Any) -> int | str:
 
 
 def named_offsets(
-    offsets: Mapping[Any, Any], ends: Callable[[str, int], Ends]
+    offsets: Mapping[Any, Any], ends: Callable[[TopicPartition], tuple[Ends, bytes]]
 ) -> dict[TopicPartition, Any]:
-    """Replace "earliest" and "latest" by offsets, which `ends` returns."""
+    """Replace "earliest" and "latest" by offsets with the ids of their topics.
+
+    Args:
+        offsets: {TopicPartition: offset, "earliest" or "latest"}.
+        ends: returns the ends of a partition, and the id of its topic.
+    """
     found = {as_partition(key): offset for key, offset in offsets.items()}
-    for tp, offset in found.items():
-        if isinstance(offset, str) and offset == EARLIEST:
-            found[tp] = ends(tp.topic, tp.partition).log_start
-        elif isinstance(offset, str) and offset == LATEST:
-            found[tp] = ends(tp.topic, tp.partition).last_stable
+    for tp, name in found.items():
+        if isinstance(name, str) and name in (EARLIEST, LATEST):
+            now, topic_id = ends(tp)
+            offset = now.log_start if name == EARLIEST else now.last_stable
+            found[tp] = OffsetAndMetadata(offset, topic_id=topic_id)
     return found
 
 

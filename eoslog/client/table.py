@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eoslog._util.argument_types import explained_calls
@@ -16,13 +17,9 @@ from eoslog._util.arguments import shown
 from eoslog._util.extras import package
 from eoslog._util.mapping_views import DocumentedMapping
 from eoslog.client.scan.log_scan import ScanOptions, scan
+from eoslog.client.scan.same_topics import of_same_topics
 from eoslog.config.topic_keys import TopicConfig
-from eoslog.errors import (
-    ConfigError,
-    OffsetOutOfRange,
-    SerializationError,
-    UnknownTopicOrPartition,
-)
+from eoslog.errors import ConfigError, OffsetOutOfRange, SerializationError
 from eoslog.model import TopicPartition
 from eoslog.serializers import deserializer, serializer, undecodable
 from eoslog.shown_html import html_table
@@ -31,9 +28,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from eoslog.engine.engine import Engine
-    from eoslog.storage.metadata.image import TopicInfo
 
 __all__ = ["Table"]
+
+_Offsets = dict[TopicPartition, int]
+_Rows = dict[bytes, tuple[bytes, TopicPartition, int]]
+"""By key: the value, and where its record is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TableState:
+    """The rows as of the ends of a snapshot, and when the topic was read."""
+
+    rows: _Rows
+    ends: _Offsets
+    starts: _Offsets
+    topic_id: bytes
+    read_at: float
 
 
 @explained_calls()
@@ -73,11 +84,7 @@ class Table(DocumentedMapping):
         if self._encode_key is self._decode_key and callable(key):
             self._encode_key = None  # a function decodes; bytes look up keys then
         self._follow = follow
-        self._rows: dict[bytes, tuple[bytes, TopicPartition, int]] = {}
-        self._ends: dict[TopicPartition, int] = {}
-        self._starts: dict[TopicPartition, int] = {}
-        self._topic_id = b""
-        self._read_at = time.monotonic()
+        self._state = _TableState({}, {}, {}, b"", time.monotonic())
         self.refresh()
 
     @property
@@ -92,44 +99,26 @@ class Table(DocumentedMapping):
             UnknownTopicOrPartition: if the topic does not exist.
             CorruptRecord: if a batch is damaged. The table stays as it was.
         """
-        while not self._refreshed(self._engine.topic(self._topic)):
-            pass
+        self._state = of_same_topics(self._engine, [self._topic], self._next_state)
 
-    def _refreshed(self, info: TopicInfo) -> bool:
-        """Read what has committed; return False if the topic was re-created."""
-        now = time.monotonic()
+    def _next_state(self) -> _TableState:
+        last, now = self._state, time.monotonic()
+        info = self._engine.topic(self._topic)
         kept_s = TopicConfig.of(dict(info.config)).delete_retention_ms / 1000
-        again = info.topic_id != self._topic_id or now - self._read_at > kept_s / 2
-        rows, known = ({}, {}) if again else (self._rows, self._ends)
-        try:
-            ends = self._snapshot([self._topic])
-            if ends != known:
-                try:
-                    rows = self._read(dict(rows), known, ends)
-                except OffsetOutOfRange:  # records before the snapshot were deleted
-                    rows = self._read({}, {}, ends)
-            starts = {tp: self._engine.partition(tp.topic, tp.partition).log_start for tp in ends}
-        except (OffsetOutOfRange, UnknownTopicOrPartition):
-            if self._is_current(info):
-                raise
-            return False
-        if not self._is_current(info):
-            return False
-        if again or starts != self._starts:  # retention or `delete_records` has deleted records
+        again = info.topic_id != last.topic_id or now - last.read_at > kept_s / 2
+        rows, known = ({}, {}) if again else (last.rows, last.ends)
+        ends = self._snapshot([self._topic])
+        if ends != known:
+            try:
+                rows = self._read(dict(rows), known, ends)
+            except OffsetOutOfRange:  # records before the snapshot were deleted
+                rows = self._read({}, {}, ends)
+        starts = {tp: self._engine.partition(tp.topic, tp.partition).log_start for tp in ends}
+        if again or starts != last.starts:  # retention or `delete_records` has deleted records
             rows = {key: row for key, row in rows.items() if row[2] >= starts[row[1]]}
-        self._rows, self._ends, self._starts = rows, ends, starts
-        self._topic_id, self._read_at = info.topic_id, now
-        return True
+        return _TableState(rows, ends, starts, info.topic_id, now)
 
-    def _is_current(self, info: TopicInfo) -> bool:
-        return self._engine.topic(self._topic).topic_id == info.topic_id
-
-    def _read(
-        self,
-        rows: dict[bytes, tuple[bytes, TopicPartition, int]],
-        starts: dict[TopicPartition, int],
-        ends: dict[TopicPartition, int],
-    ) -> dict[bytes, tuple[bytes, TopicPartition, int]]:
+    def _read(self, rows: _Rows, starts: _Offsets, ends: _Offsets) -> _Rows:
         options = ScanOptions(start=starts or None, end=ends)
         places = {number.partition: number for number in ends}
         for record in scan(self._engine, self._topic, options).records():
@@ -141,10 +130,10 @@ class Table(DocumentedMapping):
 
     # The mapping.
 
-    def _current(self) -> dict[bytes, tuple[bytes, TopicPartition, int]]:
+    def _current(self) -> _Rows:
         if self._follow:
             self.refresh()
-        return self._rows
+        return self._state.rows
 
     def __getitem__(self, key: Any) -> Any:
         rows = self._current()
@@ -205,13 +194,13 @@ class Table(DocumentedMapping):
         """Return a small table of keys and values; damaged values are shown raw."""
         rows = (
             (_text(self._decode_key, key), _text(self._decode, row[0]))
-            for key, row in self._rows.items()
+            for key, row in self._state.rows.items()
         )
-        caption = f"Table {self._topic!r}, {len(self._rows):,} keys"
-        return html_table(caption, ("key", "value"), rows, len(self._rows))
+        caption = f"Table {self._topic!r}, {len(self._state.rows):,} keys"
+        return html_table(caption, ("key", "value"), rows, len(self._state.rows))
 
     def __repr__(self) -> str:
-        return f"<Table {self._topic!r}, {len(self._rows)} keys>"
+        return f"<Table {self._topic!r}, {len(self._state.rows)} keys>"
 
 
 def _text(decode: Any, data: bytes) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from eoslog._util.arguments import as_int, shown
 from eoslog.client.scan.log_scan import ScanOptions, scan
+from eoslog.client.scan.same_topics import of_same_topics
 from eoslog.client.scan.scan import Bound
-from eoslog.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
+from eoslog.errors import ConfigError, OffsetOutOfRange
 from eoslog.model import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
@@ -41,17 +42,14 @@ def last_records(
     wanted = key.encode() if isinstance(key, str) else key
     partitions = None if partition is None else [partition]
     whole = ScanOptions(partitions=partitions, end=end, isolation=isolation)
-    while True:
+
+    def read() -> list[Record]:
         found: list[Record] = []
-        topic_id = engine.topic(topic).topic_id
-        try:
-            for at, (first, after) in scan(engine, topic, whole).ranges.items():
-                found += _of_partition(engine, at, first, after, count, isolation, wanted)
-        except (OffsetOutOfRange, UnknownTopicOrPartition):
-            if engine.topic(topic).topic_id == topic_id:
-                raise
-        if engine.topic(topic).topic_id == topic_id:
-            break  # otherwise it was re-created, and some records may be those of the old topic
+        for at, (first, after) in scan(engine, topic, whole).ranges.items():
+            found += _of_partition(engine, at, first, after, count, isolation, wanted)
+        return found
+
+    found = of_same_topics(engine, [topic], read)
     found.sort(key=lambda record: (record.timestamp, record.partition, record.offset))
     return found[-count:]
 

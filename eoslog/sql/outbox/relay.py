@@ -256,7 +256,10 @@ class OutboxRelay(Closing):
                     self._database._require_file("outbox")  # the waiter would create an empty one
                     self._waiter.arm()
                 step = self._step()
-                published, failure = published + step.published, ""
+                published += step.published
+                if failure:
+                    logger.info("outbox %r: it works again after: %s", self.name, failure)
+                    failure = ""
                 if not step.idle:
                     continue
                 if caught_up and self._caught_up():

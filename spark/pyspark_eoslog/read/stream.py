@@ -330,7 +330,10 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             if self._topic_ids(keys) == ids:
                 return ends, ids
-        raise OffsetOutOfRange("topics were re-created in each attempt to read their ends; retry")
+        raise OffsetOutOfRange(
+            f"topics were deleted or re-created in each of {RELISTINGS} attempts to read their "
+            "ends; retry"
+        )
 
     def _ends(self) -> tuple[Offsets, TopicIds]:
         """Return the ends to read up to, and the ids of their topics.
