@@ -20,7 +20,7 @@ from eoslog._util.closing import Closing, OwnedClients
 from eoslog.admin import diagnosis, health
 from eoslog.client import prepared
 from eoslog.client.consumer.subscription import compiled
-from eoslog.client.offset_arguments import named_offsets, offsets_of, starts_of
+from eoslog.client.offset_arguments import as_partition, named_offsets, offsets_of, starts_of
 from eoslog.client.recipes import run_transaction
 from eoslog.descriptions import (
     Blocker,
@@ -421,7 +421,8 @@ class Log(Closing):
             The end offset (exclusive) of each partition.
 
         Raises:
-            UnknownTopicOrPartition: if a topic does not exist.
+            UnknownTopicOrPartition: if one of `topics` does not exist, or was deleted during the
+                call.
             EoslogError: if a partition of these topics cannot be opened.
         """
         from eoslog.client.scan.same_topics import of_same_topics
@@ -433,7 +434,7 @@ class Log(Closing):
             partitions = [TopicPartition(*key) for key in engine.user_partitions()]
             return engine.transactions.snapshot(partitions, wanted)
 
-        return of_same_topics(engine, wanted or (), ends)
+        return of_same_topics(engine, wanted, ends)
 
     def scan(
         self,
@@ -585,20 +586,17 @@ class Log(Closing):
 
         Raises:
             ConfigError: if the statement is invalid, or DuckDB or pyarrow is not installed.
-            UnknownTopicOrPartition: if a table of the statement does not exist.
+            UnknownTopicOrPartition: if a table of the statement does not exist, or was deleted
+                during the call.
             EoslogError: as the iteration of a scan.
         """
         from eoslog.client.scan.query import query
-        from eoslog.client.scan.same_topics import of_same_topics
 
         def scans(topics: set[str]) -> dict[str, Scan]:
             ends = self.snapshot(sorted(topics))
             return {name: self.scan(name, end=ends) for name in topics}
 
-        def of_one_moment(topics: set[str]) -> dict[str, Scan]:
-            return of_same_topics(self._current, topics, lambda: scans(topics))
-
-        return query(sql, self.topics(), of_one_moment)
+        return query(self._current, sql, self.topics(), scans)
 
     def table(
         self, topic: str, key: Format = "string", value: Format = "json", follow: bool = False
@@ -1216,8 +1214,8 @@ class Log(Closing):
 
         Raises:
             NonEmptyGroup: if the group has members.
-            UnknownTopicOrPartition: if a partition does not exist, an offset has the `topic_id` of
-                another topic, or a topic with a named position was re-created during the call.
+            UnknownTopicOrPartition: if a partition does not exist, or an offset has the `topic_id`
+                of another topic.
             KafkaError: UNSTABLE_OFFSET_COMMIT, if `forward_only` is True and a transaction is
                 undecided after a minute.
             PolicyViolation: if the group stores Spark write versions (`__eoslog-spark-...`) or
@@ -1226,14 +1224,20 @@ class Log(Closing):
         Durability:
             The offsets are durable when the call returns.
         """
+        from eoslog.client.scan.same_topics import of_same_topics
+
+        topics = {as_partition(key).topic for key in as_mapping("offsets", offsets)}
+        groups = self._engine.for_writing().groups
 
         def ends(tp: TopicPartition) -> tuple[Offsets, bytes]:
             log = self._current.partition(tp.topic, tp.partition)
             return health.offsets_of_log(log), log.topic_id
 
-        wanted = offsets_of(named_offsets(as_mapping("offsets", offsets), ends))
-        groups = self._engine.for_writing().groups
-        groups.reset_offsets(group_id, wanted, forward_only=forward_only)
+        def reset() -> None:
+            wanted = offsets_of(named_offsets(offsets, ends))
+            groups.reset_offsets(group_id, wanted, forward_only=forward_only)
+
+        of_same_topics(self._current, topics, reset)
 
     def delete_group(self, group_id: str, *, force: bool = False) -> None:
         """Delete a group that has no members, with its committed offsets.

@@ -39,19 +39,21 @@ def place_of(what: str, place: Any) -> int | str:
 def named_offsets(
     offsets: Mapping[Any, Any], ends: Callable[[TopicPartition], tuple[Ends, bytes]]
 ) -> dict[TopicPartition, Any]:
-    """Replace "earliest" and "latest" by offsets with the ids of their topics.
+    """Replace "earliest" and "latest" by their offsets, with the topic ids.
 
     Args:
         offsets: {TopicPartition: offset, "earliest" or "latest"}.
         ends: returns the ends of a partition, and the id of its topic.
     """
-    found = {as_partition(key): offset for key, offset in offsets.items()}
-    for tp, name in found.items():
-        if isinstance(name, str) and name in (EARLIEST, LATEST):
-            now, topic_id = ends(tp)
-            offset = now.log_start if name == EARLIEST else now.last_stable
-            found[tp] = OffsetAndMetadata(offset, topic_id=topic_id)
-    return found
+
+    def offset_of(tp: TopicPartition, place: Any) -> Any:
+        if not isinstance(place, str) or place not in (EARLIEST, LATEST):
+            return place
+        now, topic_id = ends(tp)
+        offset = now.log_start if place == EARLIEST else now.last_stable
+        return OffsetAndMetadata(offset, topic_id=topic_id)
+
+    return {(tp := as_partition(key)): offset_of(tp, place) for key, place in offsets.items()}
 
 
 def offsets_of(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:

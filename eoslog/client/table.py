@@ -192,12 +192,12 @@ class Table(DocumentedMapping):
 
     def _repr_html_(self) -> str:
         """Return a small table of keys and values; damaged values are shown raw."""
+        now = self._state.rows
         rows = (
-            (_text(self._decode_key, key), _text(self._decode, row[0]))
-            for key, row in self._state.rows.items()
+            (_text(self._decode_key, key), _text(self._decode, row[0])) for key, row in now.items()
         )
-        caption = f"Table {self._topic!r}, {len(self._state.rows):,} keys"
-        return html_table(caption, ("key", "value"), rows, len(self._state.rows))
+        caption = f"Table {self._topic!r}, {len(now):,} keys"
+        return html_table(caption, ("key", "value"), rows, len(now))
 
     def __repr__(self) -> str:
         return f"<Table {self._topic!r}, {len(self._state.rows)} keys>"

@@ -12,7 +12,7 @@ from eoslog.commands.context import CliContext, partitions_of
 from eoslog.commands.offset_range import in_range
 from eoslog.commands.why import blocked_by
 from eoslog.errors import GroupNotFound
-from eoslog.model import EARLIEST, LATEST
+from eoslog.model import EARLIEST, LATEST, OffsetAndMetadata
 
 if TYPE_CHECKING:
     from eoslog import Log
@@ -144,11 +144,11 @@ def reset(
     with context.log() as log:
         if not create:
             _known(log, name)
-        targets = _targets(log, partitions_of(log, topics, only), to)
+        targets = targets_of(log, partitions_of(log, topics, only), to)
         if not dry_run:
             log.reset_offsets(name, targets)
-        rows = [{"topic": tp.topic, "partition": tp.partition, "offset": offset}
-                for tp, offset in sorted(targets.items())]  # fmt: skip
+        rows = [{"topic": tp.topic, "partition": tp.partition, "offset": target.offset}
+                for tp, target in sorted(targets.items())]  # fmt: skip
         context.show(rows, ("topic", "partition", "offset"))
 
 
@@ -161,7 +161,19 @@ def _known(log: Log, name: str) -> None:
         raise GroupNotFound(f"group {name!r} does not exist; {hint}add --create to create it")
 
 
-def _targets(log: Log, every: list[TopicPartition], to: str) -> dict[TopicPartition, int]:
+def targets_of(
+    log: Log, every: list[TopicPartition], to: str
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return the offsets that `--to` means, each with the id of its topic."""
+    # The ids come first: if a topic is re-created later, they do not fit, and nothing is set.
+    ids = {tp.topic: log.topic_id(tp.topic) for tp in every}
+    return {
+        tp: OffsetAndMetadata(offset, topic_id=ids[tp.topic])
+        for tp, offset in _offsets_at(log, every, to).items()
+    }
+
+
+def _offsets_at(log: Log, every: list[TopicPartition], to: str) -> dict[TopicPartition, int]:
     ends = {tp: log.offsets(tp.topic, tp.partition) for tp in every}
     if to == EARLIEST:
         return {tp: at.log_start for tp, at in ends.items()}

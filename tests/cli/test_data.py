@@ -11,6 +11,8 @@ import re
 import pytest
 
 import eoslog
+from eoslog.commands.groups import targets_of
+from eoslog.errors import UnknownTopicOrPartition
 
 
 @pytest.fixture
@@ -354,6 +356,20 @@ def test_an_offset_beyond_the_end_means_the_end(shop, stdin):
         shop("produce", "orders", "-p", partition)
     rows = shop("consume", "orders", "-o", 2).rows
     assert [(row["partition"], row["offset"]) for row in rows] == [(0, 2)]
+
+
+@pytest.mark.parametrize("to", ["earliest", "latest", "1", "@0"])
+def test_an_offset_of_an_old_topic_is_not_set_in_its_new_one(tmp_path, to):
+    with eoslog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        with log.producer() as producer:
+            producer.produce_many("t", ["a", "b"])
+        targets = targets_of(log, [eoslog.TopicPartition("t", 0)], to)
+        log.delete_topic("t")
+        log.create_topic("t")
+        with pytest.raises(UnknownTopicOrPartition, match="'t' was deleted and re-created"):
+            log.reset_offsets("g", targets)
+        assert log.groups() == []
 
 
 def test_a_missing_partition_is_not_found_and_nothing_is_reset(shop, stdin):

@@ -1,6 +1,6 @@
-"""Reads that repeat if a topic is re-created while they run.
+"""Reads that start again if a topic is re-created while they run.
 
-Such a read would mix offsets, partitions or records of the old and the new topic.
+Otherwise they would mix offsets, partitions or records of the old and the new topic.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, TypeVar
 
-from eoslog.errors import EoslogError
+from eoslog.errors import EoslogError, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from eoslog.engine.engine import Engine
@@ -17,30 +17,44 @@ __all__ = ["of_same_topics"]
 
 T = TypeVar("T")
 
+_MOST_READS = 16
 
-def of_same_topics(engine: Engine, names: Collection[str], read: Callable[[], T]) -> T:
-    """Return what a function reads, all of it from the topics that exist now.
+
+def of_same_topics(engine: Engine, names: Collection[str] | None, read: Callable[[], T]) -> T:
+    """Return the result of a call during which no topic was re-created.
 
     Args:
         engine: the engine.
-        names: the names of the topics.
-        read: reads the topics. It is called again if one was re-created during the call.
+        names: the names of the topics, each of which must exist before and after the call; None
+            means all topics, some of which may be created or deleted.
+        read: the function to call, and to call again if a topic was re-created.
 
     Raises:
-        UnknownTopicOrPartition: if a topic does not exist, before or after the read.
+        UnknownTopicOrPartition: if a topic does not exist, or was re-created in each of 16 calls.
         EoslogError: as `read`.
     """
 
-    def ids() -> list[bytes]:
-        return [engine.topic(name).topic_id for name in names]
+    def ids() -> dict[str, bytes]:
+        if names is not None:
+            return {name: engine.topic(name).topic_id for name in names}
+        engine.metadata.refresh()
+        return {name: info.topic_id for name, info in engine.metadata.topics.items()}
 
-    while True:
+    for _ in range(_MOST_READS):
         before = ids()
         try:
             found = read()
-        except (EoslogError, LookupError):  # the new topic may lack an offset or a partition
-            if ids() == before:
+        except (EoslogError, LookupError):  # the new topic may lack what was read
+            if not (remade := _remade(before, ids())):
                 raise
-            continue
-        if ids() == before:
-            return found
+        else:
+            if not (remade := _remade(before, ids())):
+                return found
+    raise UnknownTopicOrPartition(
+        f"topic {remade[0]!r} was deleted and re-created in each of {_MOST_READS} attempts to read "
+        "it; call again when no program re-creates it all the time"
+    )
+
+
+def _remade(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
+    return [name for name, one in before.items() if after.get(name, one) != one]

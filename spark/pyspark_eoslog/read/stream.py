@@ -33,7 +33,7 @@ from eoslog.errors import (
     OffsetOutOfRange,
     UnknownTopicOrPartition,
 )
-from eoslog.model import TopicPartition
+from eoslog.model import OffsetAndMetadata, TopicPartition
 from pyspark_eoslog.options.options import (
     LATEST,
     START,
@@ -202,7 +202,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         seen = from_json(start)
         # Spark requests the next batch after the one before is in its commit log.
-        self._report(seen)
+        self._report(start)
         end, ids = self._ends()
         ids = self._topic_ids(seen | end) | ids
         known = {**ids, **self._ids, **start.get(TOPIC_IDS, {})}
@@ -296,17 +296,15 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Spark has finished all records below them. Spark's checkpoint remains authoritative.
         """
-        self._report(from_json(end))
+        self._report(end)
         self._rest()
 
-    def _report(self, offsets: Offsets) -> None:
-        group = self.options.commit_group
+    def _report(self, progress: dict[str, Any]) -> None:
+        group, offsets = self.options.commit_group, from_json(progress)
         if group is None or offsets == self._reported:
             return
         try:
-            self._catalog().log.reset_offsets(
-                group, {TopicPartition(*key): offset for key, offset in offsets.items()}
-            )
+            self._catalog().log.reset_offsets(group, _of_topics(offsets, progress))
             self._reported = offsets
         except ConfigError:
             raise
@@ -450,6 +448,17 @@ def to_json(offsets: Offsets) -> dict[str, Any]:
     for (topic, partition), offset in sorted(offsets.items()):
         result.setdefault(topic, {})[str(partition)] = offset
     return result
+
+
+def _of_topics(
+    offsets: Offsets, progress: dict[str, Any]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return offsets with the ids of their topics, as far as the progress has them."""
+    ids = {topic: bytes.fromhex(one) for topic, one in progress.get(TOPIC_IDS, {}).items()}
+    return {
+        TopicPartition(*key): OffsetAndMetadata(offset, topic_id=ids.get(key[0]))
+        for key, offset in offsets.items()
+    }
 
 
 def with_ids(offsets: Offsets, ids: TopicIds) -> dict[str, Any]:

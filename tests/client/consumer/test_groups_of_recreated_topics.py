@@ -8,7 +8,7 @@ import pytest
 
 import eoslog
 from eoslog import TopicPartition
-from eoslog.errors import CommitFailed, UnknownTopicOrPartition
+from eoslog.errors import CommitFailed
 from tests.client.consumer.group_process import until
 
 GROUP = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
@@ -124,39 +124,3 @@ class Offsets:
     def committed_offsets(self, group_id, partitions):
         self.known = self.known or partitions
         return {place: 2 for place in partitions if partitions == self.known}
-
-
-class Changing(str):
-    """A position that calls a function at its first comparison."""
-
-    __hash__ = str.__hash__
-
-    def __eq__(self, other):
-        while changes:
-            changes.pop()()
-        return str.__eq__(self, other)
-
-
-changes = []
-
-
-def test_a_named_position_of_an_old_topic_is_not_set_in_its_new_one(tmp_path):
-    def recreate():
-        log.delete_topic("t")
-        log.create_topic("t", 2)
-
-    with eoslog.open(tmp_path / "log") as log:
-        log.create_topic("t", 2)
-        with log.producer() as producer:
-            for partition in 0, 1:
-                producer.produce("t", "old", partition=partition)
-        changes.append(recreate)
-        latest = {TopicPartition("t", 0): "latest", TopicPartition("t", 1): Changing("latest")}
-        with pytest.raises(UnknownTopicOrPartition, match="'t' was deleted and re-created"):
-            log.reset_offsets("g", latest)
-        assert "g" not in log.groups()
-        log.reset_offsets("g", latest)
-        assert {tp.partition: o.offset for tp, o in log.describe_group("g").offsets.items()} == {
-            0: 0,
-            1: 0,
-        }

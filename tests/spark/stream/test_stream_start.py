@@ -303,6 +303,16 @@ def test_offsets_without_topic_ids_are_accepted_and_ids_kept_from_then(log, made
         reader.latestOffset(full, reader.getDefaultReadLimit())
 
 
+def test_progress_in_an_old_topic_is_not_committed_for_its_new_one(topic, made, caplog):
+    reader = made(commitGroup="etl")
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    topic.delete_topic("t")
+    topic.create_topic("t")
+    reader.commit(end)
+    assert "'t' was deleted and re-created" in caplog.text
+    assert topic.groups() == []
+
+
 def test_an_unavailable_start_is_reported_with_its_option(topic, made):
     reader = made(startingOffsets='{"t": {"0": 99}}')
     with pytest.raises(OffsetOutOfRange, match="option 'startingOffsets': t-0: offset 99 is"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -105,9 +107,42 @@ def test_a_relay_reports_once_that_a_database_is_down_and_that_it_is_back(
         finally:
             late.close()
             thread.join(30)
-    said = re.findall("trying again|works again", caplog.text)
-    assert said == ["trying again", "works again"]
+    said = re.findall("trying again|working again", caplog.text)
+    assert said == ["trying again", "working again"]
     assert next(refusals, None) is None
+
+
+def test_a_relay_that_only_waits_does_not_say_that_its_database_is_back(
+    place, log, database, relay, caplog
+):
+    caplog.set_level("INFO", "eoslog.sql")
+
+    def connect() -> Any:
+        missing = "host=127.0.0.1 port=1" if place.postgresql else "/missing/base.sqlite"
+        return place._replace(where=missing).connect()
+
+    with Database(connect) as lost, OutboxRelay(lost, log, name="late") as late:
+        thread = threading.Thread(target=late.run)
+        thread.start()
+        try:
+            wait_for(lambda: "trying again" in caplog.text)
+            log.delete_position("outbox/late")  # so that the next relay takes over immediately
+            with OutboxRelay(database, log, name="late") as other:
+                assert other.step() == 0
+                wait_for(lambda: late._leadership._producer is None)
+                late.close()
+                thread.join(30)
+        finally:
+            late.close()
+            thread.join(30)
+    assert "working again" not in caplog.text
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_a_new_relay_of_the_name_continues_after_the_last_one(place, log, database):
