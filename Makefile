@@ -42,7 +42,7 @@ wheel: setup  ## Build a wheel for any Linux and the source distribution into di
 test: build  ## Run all tests on the installed wheel (JOBS=2 files at a time, PYTEST_ARGS='-k name')
 	$(call timed,tests,.ci/test $(BIN) -n $(or $(JOBS),2) $(PYTEST_ARGS))
 
-test-fast: build  ## Run the tests that start no process and no JVM: about a minute
+test-fast: build  ## Run the short tests that start no process and no JVM: about a minute
 	$(call timed,tests,TMPDIR=$(or $(TMPDIR),$(if $(wildcard /dev/shm/.),/dev/shm,/tmp)) .ci/test $(BIN) -n $(or $(JOBS),2) -m '$(FAST)' -q $(PYTEST_ARGS))
 
 run: build  ## Run the demo: 336,776 flights through kills, zombies and Spark, exactly once
@@ -53,7 +53,7 @@ run: build  ## Run the demo: 336,776 flights through kills, zombies and Spark, e
 $(VENV)/.peers: $(VENV)/.ready .ci/peers
 	$(call timed,peers,.ci/peers $(VENV))
 
-bench: build $(VENV)/.peers  ## Measure against the goals: seven minutes (SCALE=20 for the long rows, BENCH_ARGS='-k scan')
+bench: build $(VENV)/.peers  ## Measure against the goals: about ten minutes (SCALE=20 for the long rows, BENCH_ARGS='-k scan')
 	@rm -f .make/bench.json
 	$(call timed,bench,EOSLOG_BENCH_SCALE=$(or $(SCALE),1) .ci/test $(BIN) bench --benchmark-only \
 		--benchmark-json=$(abspath .make/bench.json) $(BENCH_ARGS))
