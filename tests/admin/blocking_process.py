@@ -45,6 +45,7 @@ producer.produce("one", "w")
 producer.flush()
 """
 STOPS_IN_A_FLUSH = """
+log.alter_topic("one", {"flush.ms": 3_600_000})  # so that only this call flushes
 producer = log.producer(acks=1)
 producer.produce("one", "v")
 producer.flush()

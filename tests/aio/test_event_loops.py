@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -110,12 +111,15 @@ def test_the_thread_of_the_loop_enters_no_layer_that_opens_files(log: eoslog.Log
     async def main() -> None:
         consumer = log.async_consumer("in", group_id="g", **READING)
         producer = log.async_producer(transactional_id="x", linger_ms=0)
+        gc.collect()
+        gc.disable()  # finalizers of what earlier tests left are calls, too
         sys.setprofile(note)
         try:
             async with producer, consumer:
                 await work(consumer, producer)
         finally:
             sys.setprofile(None)
+            gc.enable()
 
     async def work(consumer: Any, producer: Any) -> None:
         async with producer.transaction() as tx:

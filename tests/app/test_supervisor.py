@@ -177,7 +177,7 @@ def test_a_signal_ends_a_process_that_was_forked_just_now(path, monkeypatch):
 def test_workers_end_after_their_parent_was_killed(path):
     with started(path, "wait") as run:
         wait_for(lambda: values(path) == list(range(20)))
-        assert len(workers(path)) == 2
+        wait_for(lambda: len(workers(path)) == 2)  # one alone may have processed all
         run.kill()
         run.communicate(timeout=60)
     wait_for(lambda: workers(path) == [])
@@ -290,17 +290,23 @@ def test_a_missing_topic_ends_the_run(path):
         app.run(processes=2, until="caught_up")
 
 
-def test_a_watcher_gets_the_status_of_each_process(path):
+def test_a_watcher_gets_the_status_of_each_process(path, tmp_path: Path):
     app = eoslog.App(path, "shop")
+    told = tmp_path / "told"
 
     @app.task("numbers", value="json", to="out")
     def work(record, ctx):
         if record.value == 19:
-            time.sleep(1.5)
+            wait_for(told.exists)
         return record.value
 
+    def watch(statuses):
+        seen.append(list(statuses))
+        if any(status.doing == "work numbers-1 at offset 9" for status in statuses):
+            told.touch()
+
     seen = []
-    report = app.run(2, "caught_up", watch=lambda statuses: seen.append(list(statuses)))
+    report = app.run(2, "caught_up", watch=watch)
     assert report.records == 20
     assert {len(statuses) for statuses in seen} == {2}
     last = seen[-1]

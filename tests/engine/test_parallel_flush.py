@@ -146,6 +146,7 @@ def test_no_thread_that_syncs_takes_a_signal(tmp_path):
 
     def body(child: Child, path: Path) -> None:
         engine = Engine.open(path)
+        engine._background.close()  # its threads may start now
         before = set(os.listdir("/proc/self/task"))
         flush_in_parallel(ends(written(engine)))
         for task in set(os.listdir("/proc/self/task")) - before:

@@ -125,13 +125,7 @@ class Running:
 
     def stop(self) -> None:
         """SIGSTOP the child while it has no partition's lock."""
-        while True:
-            os.kill(self.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            if not exclusive_locks(self.pid):
-                return
-            os.kill(self.pid, signal.SIGCONT)
-            time.sleep(0.001)
+        stop(self.pid)
 
     def end(self, timeout: float = 300) -> Life:
         """Wait for it to end; a child that hangs is killed and fails the test."""
@@ -173,6 +167,17 @@ class Running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         return self.end()
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP a child process while it has no partition's lock."""
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        if not exclusive_locks(pid):
+            return
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.001)
 
 
 def exclusive_locks(pid: int) -> list[str]:

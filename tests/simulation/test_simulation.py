@@ -13,7 +13,7 @@ import pytest
 
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1000)]
 
 
 def simulate(*words: str) -> tuple[int, str]:

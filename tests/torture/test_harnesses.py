@@ -118,6 +118,7 @@ def test_the_counts_of_runs_add_up(tmp_path):
     assert list(render(json.loads(page.with_suffix(".json").read_text()), {}))
 
 
+@pytest.mark.timeout(1600)
 def test_a_run_selects_the_parts_that_no_run_has_done(tmp_path):
     page, taken = (
         tmp_path / "report.md",

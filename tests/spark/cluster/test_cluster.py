@@ -78,6 +78,9 @@ class Cluster:
             "spark.driver.memory": "520m", "spark.driver.extraJavaOptions": LIGHT,
             "spark.executor.extraJavaOptions": LIGHT, "spark.sql.shuffle.partitions": "2",
             "spark.sql.codegen.wholeStage": "false", "spark.log.level": "OFF",
+            # No task starts before both hosts have registered.
+            "spark.cores.max": "2", "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "180s",
             "spark.executorEnv.PYTHONPATH": "./shipped",
             "spark.executorEnv.EOSLOG_FAILPOINTS": f"{TRAP}=stop@{traps / TRAP}", **conf,
         }  # fmt: skip

@@ -17,6 +17,7 @@ import pytest
 
 from eoslog.sql import OutboxRelay
 from eoslog.sql.outbox import leader
+from tests.faults.harness import stop
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.process
@@ -93,7 +94,8 @@ def first(request, path, place, log, database):
 
 
 def insert(place: Any, number: int) -> None:
-    place.run(f"insert into outbox (topic, value) values ('out', '{number}')")
+    # The leader may be slow to commit.
+    place._replace(timeout=60).run(f"insert into outbox (topic, value) values ('out', '{number}')")
 
 
 def next_values(consumer: Any, count: int) -> list[int]:
@@ -140,7 +142,7 @@ def test_a_row_of_a_relay_that_dies_is_published_once_and_soon(first, place, log
             first.wait(30)
             assert first.returncode == -signal.SIGKILL
             seen = len(waits.noted)
-            place.run("insert into outbox (topic, value) values ('out', '2')")
+            insert(place, 2)
             assert next_values(consumer, 2) == [1, 2]
             assert consumer.poll(0.2) is None
         after = [seconds for seconds, led in waits.noted[seen - 1 :] if not led]
@@ -173,7 +175,7 @@ def test_a_suspended_relay_that_wakes_repeats_nothing(first, place, log, databas
     with log.consumer("out", group_id="g", auto_offset_reset="earliest") as consumer:
         insert(place, 1)
         assert next_values(consumer, 1) == [1]
-        os.kill(first.pid, signal.SIGSTOP)
+        stop(first.pid)
         with OutboxRelay(database, log, name="shop") as relay:
             for number in range(2, 6):
                 insert(place, number)
