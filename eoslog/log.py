@@ -422,19 +422,19 @@ class Log(Closing):
 
         Raises:
             UnknownTopicOrPartition: if one of `topics` does not exist, or was deleted during the
-                call.
+                call; or if a topic was re-created in each of 16 attempts.
             EoslogError: if a partition of these topics cannot be opened.
         """
         from eoslog.client.scan.same_topics import of_same_topics
 
-        engine = self._current
         wanted = None if topics is None else as_list_of(str, "topics", "names", topics)
+        return of_same_topics(self._current, wanted, lambda: self._cut(wanted))
 
-        def ends() -> dict[TopicPartition, int]:
-            partitions = [TopicPartition(*key) for key in engine.user_partitions()]
-            return engine.transactions.snapshot(partitions, wanted)
-
-        return of_same_topics(engine, wanted, ends)
+    def _cut(self, topics: Sequence[str] | None) -> dict[TopicPartition, int]:
+        """Return a snapshot; its ends may be of several topics if one is re-created."""
+        engine = self._current
+        partitions = [TopicPartition(*key) for key in engine.user_partitions()]
+        return engine.transactions.snapshot(partitions, topics)
 
     def scan(
         self,
@@ -586,17 +586,21 @@ class Log(Closing):
 
         Raises:
             ConfigError: if the statement is invalid, or DuckDB or pyarrow is not installed.
-            UnknownTopicOrPartition: if a table of the statement does not exist, or was deleted
-                during the call.
+            UnknownTopicOrPartition: if a table of the statement does not exist, or was deleted or
+                re-created while it was read.
             EoslogError: as the iteration of a scan.
         """
         from eoslog.client.scan.query import query
+        from eoslog.client.scan.same_topics import of_same_topics
 
         def scans(topics: set[str]) -> dict[str, Scan]:
-            ends = self.snapshot(sorted(topics))
-            return {name: self.scan(name, end=ends) for name in topics}
+            def plan() -> dict[str, Scan]:
+                ends = self._cut(sorted(topics))
+                return {name: self.scan(name, end=ends) for name in topics}
 
-        return query(self._current, sql, self.topics(), scans)
+            return of_same_topics(self._current, topics, plan)
+
+        return query(sql, self.topics(), scans)
 
     def table(
         self, topic: str, key: Format = "string", value: Format = "json", follow: bool = False
@@ -624,7 +628,7 @@ class Log(Closing):
         """
         from eoslog.client.table import Table
 
-        return Table(self._current, self.snapshot, topic, key, value, follow)
+        return Table(self._current, self._cut, topic, key, value, follow)
 
     def process(
         self,
@@ -1214,8 +1218,8 @@ class Log(Closing):
 
         Raises:
             NonEmptyGroup: if the group has members.
-            UnknownTopicOrPartition: if a partition does not exist, or an offset has the `topic_id`
-                of another topic.
+            UnknownTopicOrPartition: if a partition does not exist, an offset has the `topic_id` of
+                another topic, or a topic with "earliest" or "latest" was re-created; call again.
             KafkaError: UNSTABLE_OFFSET_COMMIT, if `forward_only` is True and a transaction is
                 undecided after a minute.
             PolicyViolation: if the group stores Spark write versions (`__eoslog-spark-...`) or
@@ -1226,18 +1230,18 @@ class Log(Closing):
         """
         from eoslog.client.scan.same_topics import of_same_topics
 
-        topics = {as_partition(key).topic for key in as_mapping("offsets", offsets)}
-        groups = self._engine.for_writing().groups
+        places = as_mapping("offsets", offsets)
+        named = {as_partition(tp).topic for tp, place in places.items() if isinstance(place, str)}
 
         def ends(tp: TopicPartition) -> tuple[Offsets, bytes]:
             log = self._current.partition(tp.topic, tp.partition)
             return health.offsets_of_log(log), log.topic_id
 
-        def reset() -> None:
-            wanted = offsets_of(named_offsets(offsets, ends))
-            groups.reset_offsets(group_id, wanted, forward_only=forward_only)
-
-        of_same_topics(self._current, topics, reset)
+        wanted = of_same_topics(
+            self._current, sorted(named), lambda: offsets_of(named_offsets(places, ends))
+        )
+        groups = self._engine.for_writing().groups
+        groups.reset_offsets(group_id, wanted, forward_only=forward_only)
 
     def delete_group(self, group_id: str, *, force: bool = False) -> None:
         """Delete a group that has no members, with its committed offsets.

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 from eoslog._util.arguments import shown
 from eoslog._util.extras import package
 from eoslog.client.arrow import schema as arrow
-from eoslog.client.scan.same_topics import of_same_topics
 from eoslog.client.scan.scan import Scan, StreamKeepingErrors
 from eoslog.errors import ConfigError, EoslogError, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from eoslog.engine.engine import Engine
 
 __all__ = ["query"]
 
@@ -28,12 +25,11 @@ _MISSING_TABLE = re.compile(r"Catalog Error: Table with name (.+) does not exist
 
 
 def query(
-    engine: Engine, sql: str, topics: Iterable[str], scans: Callable[[set[str]], dict[str, Scan]]
+    sql: str, topics: Iterable[str], scans: Callable[[set[str]], dict[str, Scan]]
 ) -> pa.Table:
     """Run a statement; `Log.query` describes it.
 
     Args:
-        engine: the engine of the log.
         sql: the statement.
         topics: the names of all topics.
         scans: returns scans of some topics, as of one moment.
@@ -42,26 +38,19 @@ def query(
         raise ConfigError(f"query: expected SQL as str, got {shown(sql)}")
     arrow.require_pyarrow()
     duckdb: Any = package("duckdb", "query", "duckdb")
-
-    def run(connection: Any, names: dict[str, str]) -> pa.Table:
-        failed: list[EoslogError] = []
-        for name, scan in scans(set(names.values())).items():
-            for written in (one for one, topic in names.items() if topic == name):
-                connection.register(written, StreamKeepingErrors(scan, failed))
+    failed: list[EoslogError] = []
+    # Otherwise DuckDB takes the name of a missing topic for a variable of this function.
+    with duckdb.connect(":memory:", config={"python_enable_replacements": False}) as connection:
         try:
+            names = _topics_of(connection.get_table_names(sql), set(topics))
+            for name, scan in scans(set(names.values())).items():
+                for written in (one for one, topic in names.items() if topic == name):
+                    connection.register(written, StreamKeepingErrors(scan, failed))
             result = connection.sql(sql)
             return arrow.require_pyarrow().table({}) if result is None else result.to_arrow_table()
         except duckdb.Error as error:
             if failed:
                 raise failed[0] from error
-            raise
-
-    # Otherwise DuckDB takes the name of a missing topic for a variable of this function.
-    with duckdb.connect(":memory:", config={"python_enable_replacements": False}) as connection:
-        try:
-            names = _topics_of(connection.get_table_names(sql), set(topics))
-            return of_same_topics(engine, set(names.values()), lambda: run(connection, names))
-        except duckdb.Error as error:
             missing = _MISSING_TABLE.match(str(error))
             if missing is not None:
                 near = difflib.get_close_matches(missing[1], topics, 1)

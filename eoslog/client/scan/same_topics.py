@@ -52,7 +52,7 @@ def of_same_topics(engine: Engine, names: Collection[str] | None, read: Callable
                 return found
     raise UnknownTopicOrPartition(
         f"topic {remade[0]!r} was deleted and re-created in each of {_MOST_READS} attempts to read "
-        "it; call again when no program re-creates it all the time"
+        "it; stop the program that keeps re-creating it, then call again"
     )
 
 

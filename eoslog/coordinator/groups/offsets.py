@@ -48,8 +48,8 @@ from eoslog.storage.log.published_end import PublishedEnd
 _STABLE_POLL_S = 0.05
 _MAX_STRING_BYTES = 32_767  # the limit of a string in a record
 _REMADE = (
-    "topic {!r} was deleted and re-created: the offsets are those of the old topic; commit offsets "
-    "of the new one, which a consumer gets when it polls again"
+    "topic {!r} was deleted and re-created: these offsets belong to the old topic; read the new "
+    "topic, and commit its offsets"
 )
 
 _MissingTopic = type[UnknownTopicOrPartition] | type[TransactionAbortable]

@@ -259,7 +259,7 @@ class OutboxRelay(Closing):
                 published += step.published
                 if failure and step.leads:  # others do not use the database
                     logger.info("outbox %r: working again", self.name)
-                    failure = ""
+                failure = ""
                 if not step.idle:
                     continue
                 if caught_up and self._caught_up():

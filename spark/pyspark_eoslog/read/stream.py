@@ -97,7 +97,7 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pinned: tuple[Offsets, TopicIds] | None = None
         self._ids: TopicIds = {}  # of the topics as the query first saw them
         self._log: Log | None = None
-        self._reported: Offsets = {}
+        self._reported: tuple[Offsets, TopicIds] = {}, {}
         self._moved_at = -math.inf  # the first batch does not wait, as with Kafka's source
         self._done = False
 
@@ -300,12 +300,13 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rest()
 
     def _report(self, progress: dict[str, Any]) -> None:
-        group, offsets = self.options.commit_group, from_json(progress)
-        if group is None or offsets == self._reported:
+        group = self.options.commit_group
+        reached = from_json(progress), {**self._ids, **progress.get(TOPIC_IDS, {})}
+        if group is None or reached == self._reported:
             return
         try:
-            self._catalog().log.reset_offsets(group, _of_topics(offsets, progress))
-            self._reported = offsets
+            self._catalog().log.reset_offsets(group, _of_topics(*reached))
+            self._reported = reached
         except ConfigError:
             raise
         except EoslogError as error:
@@ -450,13 +451,11 @@ def to_json(offsets: Offsets) -> dict[str, Any]:
     return result
 
 
-def _of_topics(
-    offsets: Offsets, progress: dict[str, Any]
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return offsets with the ids of their topics, as far as the progress has them."""
-    ids = {topic: bytes.fromhex(one) for topic, one in progress.get(TOPIC_IDS, {}).items()}
+def _of_topics(offsets: Offsets, ids: TopicIds) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return offsets with the ids of their topics, as far as they are known."""
+    known = {topic: bytes.fromhex(one) for topic, one in ids.items()}
     return {
-        TopicPartition(*key): OffsetAndMetadata(offset, topic_id=ids.get(key[0]))
+        TopicPartition(*key): OffsetAndMetadata(offset, topic_id=known.get(key[0]))
         for key, offset in offsets.items()
     }
 

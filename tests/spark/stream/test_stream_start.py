@@ -313,6 +313,27 @@ def test_progress_in_an_old_topic_is_not_committed_for_its_new_one(topic, made, 
     assert topic.groups() == []
 
 
+def test_the_start_in_an_old_topic_is_not_committed_for_its_new_one(topic, made):
+    reader = made(commitGroup="etl", startingOffsets="latest")
+    begin = reader.initialOffset()
+    topic.delete_topic("t")
+    topic.create_topic("t")
+    with pytest.raises(OffsetOutOfRange, match="re-created"):
+        reader.latestOffset(begin, reader.getDefaultReadLimit())
+    assert topic.groups() == []
+
+
+def test_equal_progress_in_a_new_topic_is_committed_too(topic, made):
+    reader = made(commitGroup="etl", failOnDataLoss="false")
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    reader.commit(end)
+    topic.delete_topic("t")
+    topic.create_topic("t")
+    plain(topic, "t", 100, 110)
+    reader.commit(reader.latestOffset(end, reader.getDefaultReadLimit()))
+    assert topic.describe_group("etl").offsets[TopicPartition("t", 0)].offset == 10
+
+
 def test_an_unavailable_start_is_reported_with_its_option(topic, made):
     reader = made(startingOffsets='{"t": {"0": 99}}')
     with pytest.raises(OffsetOutOfRange, match="option 'startingOffsets': t-0: offset 99 is"):
