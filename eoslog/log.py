@@ -431,7 +431,7 @@ class Log(Closing):
         return of_same_topics(self._current, wanted, lambda: self._cut(wanted))
 
     def _cut(self, topics: Sequence[str] | None) -> dict[TopicPartition, int]:
-        """Return a snapshot; its ends may be of several topics if one is re-created."""
+        """Return a snapshot that may mix ends of a re-created topic and the old one."""
         engine = self._current
         partitions = [TopicPartition(*key) for key in engine.user_partitions()]
         return engine.transactions.snapshot(partitions, topics)

@@ -1,11 +1,20 @@
-"""Find out that a thread of this process waits, however long that takes."""
+"""Waits for a condition, or for a thread that sleeps, however long that takes."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Return once a condition holds; a minute without it fails the test."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def until_asleep(thread: threading.Thread) -> None:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import eoslog
 from eoslog.app.dead_letters import dead_letters
 from eoslog.app.supervisor import _portable
 from eoslog.errors import IllegalState, TaskFailed, UnknownTopicOrPartition
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -78,13 +78,6 @@ def started(path: str, *arguments: object, script: str = SCRIPT) -> subprocess.P
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def workers(path: str) -> list[int]:
     """The processes that have the log open, without this one."""
     with eoslog.open(path, read_only=True) as log:
@@ -136,7 +129,7 @@ def test_a_process_that_a_signal_without_a_name_ends_starts_again(path: str) -> 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_all_processes_after_their_transactions(path, number):
     with started(path, "wait") as run:
-        wait_for(lambda: values(path) == list(range(20)))
+        until(lambda: values(path) == list(range(20)))
         run.send_signal(number)
         out, told = run.communicate(timeout=60)
     assert (run.returncode, out) == (0, "20 0\n"), told
@@ -176,22 +169,22 @@ def test_a_signal_ends_a_process_that_was_forked_just_now(path, monkeypatch):
 
 def test_workers_end_after_their_parent_was_killed(path):
     with started(path, "wait") as run:
-        wait_for(lambda: values(path) == list(range(20)))
-        wait_for(lambda: len(workers(path)) == 2)  # one alone may have processed all
+        until(lambda: values(path) == list(range(20)))
+        until(lambda: len(workers(path)) == 2)  # one alone may have processed all
         run.kill()
         run.communicate(timeout=60)
-    wait_for(lambda: workers(path) == [])
+    until(lambda: workers(path) == [])
 
 
 def test_the_third_signal_kills_a_process_that_hangs(path, tmp_path: Path):
     pids, turns = tmp_path / "pids", tmp_path / "pids.turns"
     with started(path, "hang", pids) as run:
-        wait_for(lambda: pids.exists() and turns.exists())
+        until(lambda: pids.exists() and turns.exists())
         for _ in range(3):
             run.send_signal(signal.SIGTERM)
             before = turns.stat().st_size
             # Two more turns: the handler has run, and no signal is merged with the next one.
-            wait_for(lambda end=before + 2: turns.stat().st_size >= end or run.poll() is not None)
+            until(lambda end=before + 2: turns.stat().st_size >= end or run.poll() is not None)
         run.communicate(timeout=60)
     assert run.returncode == 0
     assert workers(path) == []
@@ -258,7 +251,7 @@ def test_the_log_has_the_traceback_of_a_second_process_that_fails(path, tmp_path
         if mine == pids[0]:
             raise ZeroDivisionError("first")
         waits.touch()
-        wait_for(lambda: not Path(f"/proc/{pids[0]}").exists())
+        until(lambda: not Path(f"/proc/{pids[0]}").exists())
         raise ZeroDivisionError("second")
 
     with pytest.raises(TaskFailed, match="first"):
@@ -297,7 +290,7 @@ def test_a_watcher_gets_the_status_of_each_process(path, tmp_path: Path):
     @app.task("numbers", value="json", to="out")
     def work(record, ctx):
         if record.value == 19:
-            wait_for(told.exists)
+            until(told.exists)
         return record.value
 
     def watch(statuses):

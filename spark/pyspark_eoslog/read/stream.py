@@ -301,8 +301,10 @@ class EoslogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _report(self, progress: dict[str, Any]) -> None:
         group = self.options.commit_group
+        if group is None:
+            return
         reached = from_json(progress), {**self._ids, **progress.get(TOPIC_IDS, {})}
-        if group is None or reached == self._reported:
+        if reached == self._reported:
             return
         try:
             self._catalog().log.reset_offsets(group, _of_topics(*reached))

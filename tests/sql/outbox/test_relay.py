@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 import eoslog
 from eoslog.errors import IllegalState
 from eoslog.sql import Database, OutboxRelay
+from tests.waiting import until
 
 
 def insert(place: Any, *values: Any, topic: str = "out") -> None:
@@ -128,22 +127,15 @@ def test_a_relay_that_only_waits_does_not_say_that_its_database_is_back(
         thread = threading.Thread(target=late.run)
         thread.start()
         try:
-            wait_for(lambda: "trying again" in caplog.text)
+            until(lambda: "trying again" in caplog.text)
             with OutboxRelay(database, log, name="late") as other:
                 assert other.step() == 0
-                wait_for(lambda: len(steps) >= 2)
+                until(lambda: len(steps) >= 2)
         finally:
             late.close()
             thread.join(30)
     assert not any(one.leads for one in steps)
     assert "working again" not in caplog.text
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_new_relay_of_the_name_continues_after_the_last_one(place, log, database):
