@@ -19,6 +19,7 @@ from eoslog import errors
 from eoslog._core import build_batch, partition_for_key
 from eoslog.engine import engine
 from eoslog.model import PUBLISHING_IDS_GROUP, TopicPartition
+from eoslog.storage.fs import files
 
 
 @pytest.fixture
@@ -278,24 +279,17 @@ def test_batches_of_a_named_producer_are_committed_on_return(log: eoslog.Log) ->
         assert values(log) == [b"raw"]
 
 
-def test_lost_acknowledgements_store_each_id_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EOSLOG_FAILPOINTS", "none")
-    with eoslog.open(tmp_path / "log") as log:
-        log.create_topic("t", 4)
-        with log.producer(
-            name="relay", linger_ms=0, batch_size=0, retry_backoff_ms=1,
-            eoslog_test_lose_acks=0.4,
-        ) as producer:  # fmt: skip
-            for _ in range(2):
-                for number in range(60):
-                    producer.produce("t", b"%d" % number, partition=0, publishing_id=number)
-                    if number % 7 == 0:
-                        producer.flush()
-            producer.flush()
-            assert producer.stats()["acks_lost"] > 0
-        assert values(log) == [b"%d" % number for number in range(60)]
+def test_lost_acknowledgements_store_each_id_once(log: eoslog.Log, disarmed: None) -> None:
+    with log.producer(name="relay", linger_ms=0, batch_size=0, retry_backoff_ms=1) as producer:
+        for _ in range(2):
+            for number in range(60):
+                if number % 7 == 0:
+                    producer.flush()
+                    files.arm_failpoint("producer.ack_lost", "trip")
+                producer.produce("t", b"%d" % number, partition=0, publishing_id=number)
+        producer.flush()
+        assert producer.stats()["acks_lost"] == 9
+    assert values(log) == [b"%d" % number for number in range(60)]
 
 
 def test_a_second_producer_of_a_name_fences_the_first(log: eoslog.Log) -> None:
