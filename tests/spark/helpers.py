@@ -2,10 +2,30 @@
 
 from pathlib import Path
 
+from pyspark.errors import StreamingQueryException
+
 from eoslog.connector.staging import STAGING
 
 ENDED_S = 500
 """Seconds for what ends without waiting: a failed test, not a slow machine, takes longer."""
+TOO_SLOW = "Python worker failed to connect back"
+"""Spark gives a stream's Python worker 10 s to start, whatever its settings say."""
+
+
+def ended(begin):
+    """A query that has ended; begun again if its worker was too slow to start.
+
+    The worker starts before the query notes an offset, so another start changes nothing.
+    """
+    for _ in range(20):
+        query = begin()
+        try:
+            assert query.awaitTermination(ENDED_S)
+            return query
+        except StreamingQueryException as error:
+            if TOO_SLOW not in str(error):
+                raise
+    raise AssertionError(TOO_SLOW)
 
 
 def reader(spark, log, **options):

@@ -6,7 +6,7 @@ Other statements get a clear error.
 import pytest
 
 pytest.importorskip("pyspark")
-from tests.spark.helpers import ENDED_S, message_of, produce, values
+from tests.spark.helpers import ended, message_of, produce, values
 
 
 @pytest.fixture
@@ -123,8 +123,7 @@ def test_a_stream_can_read_from_and_write_to_a_table(spark, log, table, tmp_path
     frame = spark.readStream.option("startingOffsets", "earliest").table(table)
     writer = frame.select("key", "value").writeStream.options(path=log.path, topic="out")
     writer = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
-    query = writer.toTable(table)
-    assert query.awaitTermination(ENDED_S) and query.exception() is None
+    ended(lambda: writer.toTable(table))
     assert len(values(log, "out")) == 5
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import eoslog
-from tests.sql.databases import DISTINCT, SQLITE, Place
+from tests.sql.databases import DISTINCT, LOCK_S, LOCK_TIMEOUT, SQLITE, Place
 from tests.sql.server import Server, missing
 
 
@@ -37,8 +37,8 @@ def place_of(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         pytest.importorskip("sqlalchemy")
     if request.param.endswith("postgresql"):
         server = request.getfixturevalue("server")
-        return Place(request.param, server.schema("lock_timeout=300ms"))
-    return Place(request.param, str(tmp_path / "base.sqlite"), timeout=0.3)
+        return Place(request.param, server.schema(LOCK_TIMEOUT))
+    return Place(request.param, str(tmp_path / "base.sqlite"), timeout=LOCK_S)
 
 
 @pytest.fixture

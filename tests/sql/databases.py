@@ -14,6 +14,11 @@ KINDS = [*SQLITE, "postgresql", "engine", "session", "engine-postgresql"]
 DISTINCT = [kind for kind in KINDS if kind not in ("truncate", "persist")]
 """Without the journal modes that differ from `delete` only after a kill or a power loss."""
 
+LOCK_S = 1.0
+"""How long a database of the tests waits for a lock, in seconds; some tests wait for the error."""
+LOCK_TIMEOUT = f"lock_timeout={LOCK_S:g}s"
+"""The same as a setting of PostgreSQL."""
+
 ASYNC_KINDS = ["aiosqlite", "psycopg-postgresql", "asyncpg-postgresql"]
 """SQLite and PostgreSQL over async engines of SQLAlchemy."""
 
@@ -25,6 +30,11 @@ class Place(NamedTuple):
     where: str
     timeout: float = 5.0
     """How long SQLite waits for a lock, in seconds."""
+
+    def patient(self) -> Place:
+        """The same, for a test in which no wait for a lock may fail."""
+        where = self.where.replace(LOCK_TIMEOUT, "lock_timeout=60s")
+        return self._replace(where=where, timeout=60.0)
 
     def connect(self) -> Any:
         if self.over_sqlalchemy:

@@ -12,7 +12,7 @@ from eoslog import Outcome
 from eoslog.errors import PreparedTransactionPending
 from eoslog.sql import Database
 from tests.sql.conftest import place_of
-from tests.sql.databases import ASYNC_KINDS, KINDS, Place
+from tests.sql.databases import ASYNC_KINDS, KINDS, LOCK_TIMEOUT, Place
 from tests.sql.processes.atomic import KILLED, STOPPED, Orders, start
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -134,7 +134,7 @@ def test_row_13_a_plain_init_refuses_what_is_prepared(orders):
 def test_row_7_a_crash_of_the_server_leaves_both_or_neither(
     process, server, path, point, code, left
 ):
-    place = Place("postgresql", server.schema("lock_timeout=300ms"))
+    place = Place("postgresql", server.schema(LOCK_TIMEOUT))
     place.run("create table placed (number integer)")
     with eoslog.open(path) as log:
         log.create_topic("orders", partitions=2)
@@ -150,7 +150,7 @@ def test_row_7_a_crash_of_the_server_leaves_both_or_neither(
 
 
 def test_a_server_that_is_down_leaves_the_transaction_prepared(process, server, path):
-    place = Place("postgresql", server.schema("lock_timeout=300ms"))
+    place = Place("postgresql", server.schema(LOCK_TIMEOUT))
     place.run("create table placed (number integer)")
     with eoslog.open(path) as log:
         log.create_topic("orders", partitions=2)

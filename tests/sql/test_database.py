@@ -289,7 +289,7 @@ def test_racing_processes_create_the_tables_once(place, tmp_path):
         "import sys, json; from eoslog.sql import Database\n"
         "from tests.sql.databases import Place\n"
         "place = Place(*json.loads(sys.argv[1])); sys.stdin.read()\n"
-        "print(Database(place._replace(timeout=30).connect).id)"
+        "print(Database(place.patient().connect).id)"
     )
     racers = [
         subprocess.Popen(
@@ -298,13 +298,16 @@ def test_racing_processes_create_the_tables_once(place, tmp_path):
         )
         for _ in range(4)
     ]  # fmt: skip
-    ids = {racer.communicate()[0] for racer in racers}
+    for racer in racers:
+        racer.stdin.close()
+    ids = {racer.stdout.read() for racer in racers}
+    assert [racer.wait() for racer in racers] == [0, 0, 0, 0]
     assert len(ids) == 1
     assert len(ids.pop().strip()) == 32
 
 
 def test_racing_threads_create_the_tables_once(place):
-    database = Database(place._replace(timeout=30).connect)
+    database = Database(place.patient().connect)
     with ThreadPoolExecutor(8) as threads:
         ids = set(threads.map(lambda _: database.id, range(8)))
     assert len(ids) == 1

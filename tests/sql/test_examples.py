@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.paths import SOURCE
+from tests.sql.databases import LOCK_TIMEOUT
 from tests.sql.server import Server
 
 pytestmark = pytest.mark.process
@@ -18,7 +19,7 @@ def test_the_order_service_is_killed_and_agrees_with_postgresql(
     server: Server, tmp_path: Path
 ) -> None:
     script = SOURCE / "examples" / "order_service.py"
-    where = server.schema("lock_timeout=300ms")
+    where = server.schema(LOCK_TIMEOUT)
     for kills in (4, 0):  # the second run finds everything placed
         done = subprocess.run(
             [sys.executable, str(script), str(tmp_path / "shop"), where],

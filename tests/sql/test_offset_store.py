@@ -20,6 +20,7 @@ from eoslog.errors import (
     IllegalState,
 )
 from eoslog.sql import Database
+from tests.faults.harness import stop
 from tests.paths import ROOT
 
 SETTINGS = {"group_id": "g", "auto_offset_reset": "earliest"}
@@ -177,7 +178,7 @@ def test_a_zombie_of_a_real_group_is_fenced_by_the_offsets(place, log, tmp_path)
     assert program.exists()
     try:
         assert zombie.stdout.readline() == "read\n"
-        zombie.send_signal(signal.SIGSTOP)
+        stop(zombie.pid)
         with log.consumer("orders", session_timeout_ms=3000, **SETTINGS) as consumer:
             done = 0
             with Database(place.connect) as database:

@@ -258,7 +258,7 @@ def test_an_error_that_the_program_swallowed_does_not_commit_on_postgresql(serve
 
 
 def test_a_forked_child_opens_its_own_connections(place, log):
-    database = Database(place._replace(timeout=30).connect)
+    database = Database(place.patient().connect)
     first = database.id
     pid = os.fork()
     if pid == 0:

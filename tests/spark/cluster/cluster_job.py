@@ -6,43 +6,51 @@ Prints a line of JSON: the hosts that it ran on, and the path of eoslog on the e
 """
 
 import json
+import os
 import sys
 
 
-def where(batches):
-    """Each batch with the host and the place of the package that its executor uses."""
-    import os
-    import time
+def where(hosts):
+    """A function that adds to each batch the place of the package that its executor uses.
 
-    import pyarrow as pa
+    It leaves a file for each host in the folder `hosts`, and waits until both take part.
+    """
 
-    import eoslog
+    def placed(batches):
+        import os
+        import time
+        from pathlib import Path
 
-    host = os.environ["SPARK_LOCAL_HOSTNAME"]
-    time.sleep(0.5)  # so that neither executor takes all tasks
-    for batch in batches:
-        count = batch.num_rows
-        found = {"key": batch.column(0), "value": batch.column(1)}
-        found |= {"host": pa.array([host] * count), "place": pa.array([eoslog.__file__] * count)}
-        yield pa.RecordBatch.from_pydict(found)
+        import pyarrow as pa
+
+        import eoslog
+
+        Path(hosts, os.environ["SPARK_LOCAL_HOSTNAME"]).touch()
+        while len(os.listdir(hosts)) < 2:
+            time.sleep(0.02)
+        for batch in batches:
+            place = pa.array([eoslog.__file__] * batch.num_rows)
+            yield pa.RecordBatch.from_arrays([*batch.columns, place], ["key", "value", "place"])
+
+    return placed
 
 
 def main() -> None:
     path, version = sys.argv[1:]
+    os.mkdir(hosts := f"{path}-hosts-{version}")
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName("eoslog cluster").getOrCreate()
     options = {"path": path, "subscribe": "in", "maxRecordsPerPartition": 100}
     rows = spark.read.format("eoslog").options(**options, minBytesPerPartition=0).load()
     seen = rows.select("key", "value").mapInArrow(
-        where, "key binary, value binary, host string, place string"
+        where(hosts), "key binary, value binary, place string"
     )
-    found = seen.select("host", "place").distinct().collect()
+    places = sorted(row.place for row in seen.select("place").distinct().collect())
     writer = rows.select("key", "value").write.format("eoslog")
     writer = writer.options(path=path, topic="out", inlineLimitBytes=0)
     writer.options(txnAppId="cluster", txnVersion=version).mode("append").save()
-    print(json.dumps({"hosts": sorted({r.host for r in found}),
-                      "places": sorted({r.place for r in found})}))  # fmt: skip
+    print(json.dumps({"hosts": sorted(os.listdir(hosts)), "places": places}))
     spark.stop()
 
 

@@ -40,7 +40,7 @@ from tests.spark.damaged.reads import (
     wrong_error,
     wrong_rows,
 )
-from tests.spark.torture.kills import TOO_SLOW
+from tests.spark.helpers import TOO_SLOW
 from tests.torture.harnesses.damaged import Templates, damage
 
 FILES_ALONE, OPENING = 2, 2

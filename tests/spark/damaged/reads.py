@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import eoslog
 from eoslog import errors
 from eoslog.errors import EoslogError
+from tests.spark.helpers import ENDED_S
 
 ALL = ("topic", "partition", "offset", "key", "value", "timestamp")
 Row = tuple[Any, ...]
@@ -307,8 +308,8 @@ class InSpark:
             .start()
         )
         try:
-            if not query.awaitTermination(120):
-                raise AssertionError("the query did not end within 120 s")
+            if not query.awaitTermination(ENDED_S):
+                raise AssertionError(f"the query did not end within {ENDED_S} s")
         except Exception as error:
             found.error = error
         finally:

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("pyspark")
 from eoslog import TopicPartition
 from tests.rows.tools import settled
-from tests.spark.helpers import ENDED_S, message_of, produce, staged, values
+from tests.spark.helpers import TOO_SLOW, ended, message_of, produce, staged, values
+from tests.waiting import until
 
 
 def source(spark, log, **options):
@@ -30,9 +31,18 @@ def start(spark, log, checkpoint, *, to=None, **options):
 
 
 def run(spark, log, checkpoint, **options):
-    query = start(spark, log, checkpoint, **options)
-    assert query.awaitTermination(ENDED_S)
-    assert query.exception() is None
+    return ended(lambda: start(spark, log, checkpoint, **options))
+
+
+def begun(begin, log):
+    """A query that has written; begun again if its worker was too slow to start."""
+    query = begin()
+    while not numbers(log):
+        if error := query.exception():
+            assert TOO_SLOW in str(error)
+            query = begin()
+        assert query.isActive or query.exception()
+        time.sleep(0.1)
     return query
 
 
@@ -85,11 +95,8 @@ def test_a_byte_limit_bounds_a_micro_batch_by_complete_batches(spark, topics, tm
 def test_a_micro_batch_waits_for_min_offsets_but_not_forever(spark, topics, tmp_path):
     feed(topics, 0, 5)
     frame = source(spark, topics, minOffsetsPerTrigger="100", maxTriggerDelay="3s").load()
-    query = sink(frame.select("key", "value"), topics, tmp_path / "c").start()
+    query = begun(sink(frame.select("key", "value"), topics, tmp_path / "c").start, topics)
     try:
-        started = time.monotonic()
-        while not numbers(topics) and time.monotonic() < started + ENDED_S:
-            time.sleep(0.1)
         assert numbers(topics) == list(range(5))
         feed(topics, 5, 200)
         query.processAllAvailable()
@@ -122,7 +129,7 @@ def test_a_checkpoint_restored_one_batch_old_is_rejected(spark, topics, tmp_path
             writer = writer.queryName("c")
         else:
             writer = writer.option("checkpointLocation", os.path.relpath(tmp_path / "c"))
-        assert writer.trigger(availableNow=True).start().awaitTermination(ENDED_S)
+        ended(writer.trigger(availableNow=True).start)
 
     if way == "session":
         spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))
@@ -171,8 +178,7 @@ def test_a_pattern_finds_new_topics(spark, topics, tmp_path):
             path=topics.path, startingOffsets="earliest", **options
         )
         query = sink(frame.load().select("value"), topics, tmp_path / "c")
-        query = query.trigger(availableNow=True).start()
-        assert query.awaitTermination(ENDED_S) and query.exception() is None
+        ended(query.trigger(availableNow=True).start)
 
     go()
     topics.create_topic("in-later")
@@ -189,7 +195,7 @@ def test_retention_fails_a_stream_unless_data_loss_is_accepted(spark, topics, tm
     with pytest.raises(
         Exception, match=r"start offset 11 was deleted by retention, and the log starts at 20"
     ):
-        start(spark, topics, tmp_path / "c").awaitTermination(ENDED_S)
+        run(spark, topics, tmp_path / "c")
     run(spark, topics, tmp_path / "c", failOnDataLoss="false")
     found = numbers(topics)
     assert found[:10] == list(range(10)) and found[-1] == 29 and len(found) < 30
@@ -202,7 +208,7 @@ def test_a_re_created_topic_is_detected_by_a_stream(spark, topics, tmp_path):
     topics.create_topic("in", 2)
     produce(topics, "in", [(b"40", None, 0, None)])
     with pytest.raises(Exception, match="deleted and re-created"):
-        start(spark, topics, tmp_path / "c").awaitTermination(ENDED_S)
+        run(spark, topics, tmp_path / "c")
     run(spark, topics, tmp_path / "c", failOnDataLoss="false")
     assert numbers(topics) == list(range(41))
 
@@ -215,7 +221,7 @@ def test_a_deleted_topic_ends_a_query_or_is_left_out(spark, topics, tmp_path):
     topics.delete_topic("other")
     feed(topics, 20, 40)
     with pytest.raises(Exception, match="there is no topic 'other'"):
-        start(spark, topics, tmp_path / "c", **both).awaitTermination(ENDED_S)
+        run(spark, topics, tmp_path / "c", **both)
     run(spark, topics, tmp_path / "c", **both, failOnDataLoss="false")
     assert numbers(topics) == list(range(40))
 
@@ -248,8 +254,7 @@ def test_complete_mode_appends_the_complete_result(spark, topics, tmp_path):
         frame = source(spark, topics).load().groupBy("topic").count()
         frame = frame.selectExpr("'all' as key", "cast(count as string) as value")
         query = sink(frame, topics, tmp_path / "c").outputMode("complete")
-        query = query.trigger(availableNow=True).start()
-        assert query.awaitTermination(ENDED_S) and query.exception() is None
+        ended(query.trigger(availableNow=True).start)
 
     feed(topics, 0, 10)
     counts()
@@ -266,15 +271,13 @@ def test_update_mode_is_rejected_and_the_helper_supports_it(spark, topics, tmp_p
     frame = source(spark, topics).load().groupBy("topic").count()
     frame = frame.selectExpr("'all' as key", "cast(count as string) as value")
     with pytest.raises(Exception, match="[Uu]pdate"):
-        query = sink(frame, topics, tmp_path / "no").outputMode("update").start()
-        query.awaitTermination(ENDED_S)
+        ended(sink(frame, topics, tmp_path / "no").outputMode("update").start)
 
     def updates():
         write = write_once(topics.path, "out", app_id="totals")
         query = frame.writeStream.foreachBatch(write).outputMode("update")
         query = query.option("checkpointLocation", str(tmp_path / "c"))
-        query = query.trigger(availableNow=True).start()
-        assert query.awaitTermination(ENDED_S) and query.exception() is None
+        ended(query.trigger(availableNow=True).start)
 
     feed(topics, 0, 10)
     updates()
@@ -301,8 +304,7 @@ def test_one_query_writes_to_two_sinks_in_one_foreach_batch(spark, topics, tmp_p
 
         query = source(spark, topics).load().writeStream.foreachBatch(both)
         query = query.option("checkpointLocation", str(tmp_path / "c"))
-        query = query.trigger(availableNow=True).start()
-        assert query.awaitTermination(ENDED_S) and query.exception() is None
+        ended(query.trigger(availableNow=True).start)
 
     feed(topics, 0, 5)
     go()
@@ -326,7 +328,7 @@ def test_one_query_writes_to_two_sinks_in_one_foreach_batch(spark, topics, tmp_p
 )
 def test_an_impossible_stream_is_rejected(spark, topics, tmp_path, options, to, words):
     with pytest.raises(Exception) as caught:
-        start(spark, topics, tmp_path / "c", to=to, **options).awaitTermination(ENDED_S)
+        run(spark, topics, tmp_path / "c", to=to, **options)
     for word in words:
         assert word in message_of(caught)
     assert values(topics, "out") == []
@@ -342,7 +344,4 @@ def test_a_query_that_ended_closes_the_directory(spark, tmp_path):
         feed(log, 0, 3)
         run(spark, log, tmp_path / "c")
     # No other process has it open: the last one to close marks it clean.
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (Path(path) / ".kafka_cleanshutdown").exists():
-        time.sleep(0.1)
-    assert (Path(path) / ".kafka_cleanshutdown").exists()
+    until((Path(path) / ".kafka_cleanshutdown").exists)

@@ -5,7 +5,6 @@ Spark asks for it until its first micro-batch is committed.
 
 import json
 import threading
-import time
 
 import pytest
 
@@ -16,8 +15,8 @@ from pyspark_eoslog.schema import source_schema
 
 from eoslog import TopicPartition
 from eoslog.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
-from tests.spark.helpers import ENDED_S, produce, values
-from tests.spark.stream.test_stream import run, sink, source, start
+from tests.spark.helpers import produce, values
+from tests.spark.stream.test_stream import begun, run, sink, source
 
 
 def feed(log, topic, first, end):
@@ -399,15 +398,13 @@ def test_a_stream_from_latest_returns_no_earlier_record(spark, topics, tmp_path)
         while not done.is_set():
             feed(topics, "in", number, number + 1)
             number += 1
+            done.wait(0.05)
 
     writer = threading.Thread(target=grow)
     writer.start()
     try:
         frame = source(spark, topics, startingOffsets="latest").load().select("value")
-        query = sink(frame, topics, tmp_path / "c").start()
-        deadline = time.monotonic() + 120
-        while not numbers(topics):
-            assert query.isActive and time.monotonic() < deadline, query.exception()
+        query = begun(sink(frame, topics, tmp_path / "c").start, topics)
     finally:
         done.set()
         writer.join()
@@ -432,7 +429,7 @@ def test_a_stream_starts_by_partition_or_timestamp(spark, log, tmp_path, options
     for name in ("in", "out"):
         log.create_topic(name)
     feed(log, "in", 0, 10)
-    start(spark, log, tmp_path / "c", **options).awaitTermination(ENDED_S)
+    run(spark, log, tmp_path / "c", **options)
     feed(log, "in", 10, 12)
     run(spark, log, tmp_path / "c", **options)
     assert numbers(log) == expected

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import eoslog
 from tests.paths import ROOT
+from tests.spark.helpers import TOO_SLOW
 
 READ_POINTS = ("spark.read",)
 WRITE_POINTS = (
@@ -56,7 +57,6 @@ LOCAL = "local[2,4]"
 CLUSTER = "local-cluster[2,1,768]"
 """Two executors with JVMs of their own."""
 WINDOW_S = 300.0
-TOO_SLOW = "Python worker failed to connect back"
 """Spark gives a new Python process ten seconds to start, which a busy machine may not."""
 JOB_S = 300.0
 

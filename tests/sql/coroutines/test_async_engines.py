@@ -51,7 +51,7 @@ class Order(Base):
 
 @pytest.fixture(params=ASYNC_KINDS)
 def place(request, tmp_path):
-    place = place_of(request, tmp_path)
+    place = place_of(request, tmp_path).patient()
     place.run("create table ordered (number integer primary key)")
     return place
 

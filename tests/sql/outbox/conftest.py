@@ -9,7 +9,7 @@ import pytest
 
 import eoslog
 from eoslog.sql import Database, OutboxRelay
-from tests.sql.databases import Place
+from tests.sql.databases import LOCK_S, LOCK_TIMEOUT, Place
 
 
 @pytest.fixture(params=["wal", "postgresql"])
@@ -17,8 +17,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """An empty database."""
     if request.param == "postgresql":
         server = request.getfixturevalue("server")
-        return Place("postgresql", server.schema("lock_timeout=300ms"))
-    return Place(request.param, str(tmp_path / "base.sqlite"), timeout=0.3)
+        return Place("postgresql", server.schema(LOCK_TIMEOUT))
+    return Place(request.param, str(tmp_path / "base.sqlite"), timeout=LOCK_S)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from eoslog.errors import (
     UnknownTopicOrPartition,
 )
 from eoslog.sql import Database, OutboxRelay
-from tests.sql.databases import Place
+from tests.sql.databases import LOCK_TIMEOUT, Place
 
 ROWS: list[tuple[str, type[BaseException]]] = [
     ("topic, value) values ('unknown', 'x'", UnknownTopicOrPartition),
@@ -125,7 +125,7 @@ def test_a_row_whose_id_the_database_considers_equal_is_not_deleted(place, log, 
 
 
 def test_a_row_that_gets_a_used_id_at_any_statement_is_not_lost(log, server):
-    place = Place("postgresql", server.schema("lock_timeout=300ms"))
+    place = Place("postgresql", server.schema(LOCK_TIMEOUT))
     for number in itertools.count(1):
         place.run("drop table if exists loose")
         place.run("create table loose (id integer, topic text, value text)")

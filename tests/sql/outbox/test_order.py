@@ -9,7 +9,7 @@ import pytest
 
 import eoslog
 from eoslog.sql import Database, OutboxRelay
-from tests.sql.databases import Place
+from tests.sql.databases import LOCK_TIMEOUT, Place
 
 
 def values(log: eoslog.Log) -> list[str]:
@@ -18,7 +18,7 @@ def values(log: eoslog.Log) -> list[str]:
 
 @pytest.fixture
 def postgresql(server: Any) -> Place:
-    return Place("postgresql", server.schema("lock_timeout=300ms"))
+    return Place("postgresql", server.schema(LOCK_TIMEOUT))
 
 
 @pytest.fixture

@@ -43,6 +43,11 @@ IN_A_ROW = ["atomic.prepared", "atomic.outcome", "atomic.db_commit", "txn.decide
 """Steps of the transaction that publishes a row."""
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    monkeypatch.setattr(leader, "STALL_S", 120.0)  # a slow leader is not a suspended one
+
+
 class Waits(threading.Event):
     """The event that closes a relay, which notes each wait."""
 
@@ -95,7 +100,7 @@ def first(request, path, place, log, database):
 
 def insert(place: Any, number: int) -> None:
     # The leader may be slow to commit.
-    place._replace(timeout=60).run(f"insert into outbox (topic, value) values ('out', '{number}')")
+    place.patient().run(f"insert into outbox (topic, value) values ('out', '{number}')")
 
 
 def next_values(consumer: Any, count: int) -> list[int]:
@@ -156,10 +161,11 @@ def test_a_row_of_a_relay_that_dies_is_published_once_and_soon(first, place, log
 def test_a_relay_suspended_after_its_commit_repeats_nothing(
     first, place, log, database, monkeypatch
 ):
-    monkeypatch.setattr(leader, "STALL_S", 2.0)  # a process has a heartbeat each second
     with standing_by(database, log):
         with log.consumer("out", group_id="g", auto_offset_reset="earliest") as consumer:
             insert(place, 1)
+            os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WNOWAIT)
+            monkeypatch.setattr(leader, "STALL_S", 2.0)  # a process has a heartbeat each second
             insert(place, 2)
             assert next_values(consumer, 2) == [1, 2]
             os.kill(first.pid, signal.SIGCONT)
