@@ -7,14 +7,29 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Return once a condition holds; a minute without it fails the test."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def until(
+    condition: Callable[[], T],
+    what: str = "it does not come",
+    *,
+    step: Callable[[], object] = lambda: time.sleep(0.005),
+) -> T:
+    """Return a condition's first true result; five minutes without one fail the test.
+
+    Args:
+        condition: is called again after each step.
+        what: says what does not happen.
+        step: takes one step towards it; without one, others do.
+    """
+    deadline = time.monotonic() + 300
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        step()
+    return found
 
 
 def until_asleep(thread: threading.Thread) -> None:

@@ -106,7 +106,7 @@ class Child:
         except subprocess.TimeoutExpired:
             raise ChildFailed(f"{self.name}: still running after {timeout:.0f} s") from None
         for reader in self._readers:
-            reader.join(5)
+            reader.join(60)
         self.drain()
         return code
 

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from eoslog.storage.directory import processes
+from tests.waiting import until
 
 START = """
 import sys, time
@@ -82,10 +83,7 @@ class BlockingProcess:
             return file.read().rpartition(")")[2].split()[0]
 
     def await_stop(self) -> None:
-        deadline = time.monotonic() + 60
-        while self.state() != "T":
-            assert time.monotonic() < deadline, "it was not stopped"
-            time.sleep(0.01)
+        until(lambda: self.state() == "T", "it was not stopped")
 
     def stop(self) -> None:
         """Stop it at a moment at which it holds no lock of a partition."""

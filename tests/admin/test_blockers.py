@@ -31,6 +31,7 @@ from tests.admin.blocking_process import (
     BlockingProcess,
 )
 from tests.client.consumer.group_process import GroupProcess
+from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 ONE = TopicPartition("one", 0)
@@ -48,14 +49,6 @@ def typed(remedy: str, *, codes: tuple[int, ...] = (0,)) -> None:
     environment = {**os.environ, "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-ec", remedy], env=environment, capture_output=True, cwd="/")
     assert done.returncode in codes, done.stderr
-
-
-def until(found: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 60
-    while not (result := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return result
 
 
 @pytest.fixture
@@ -370,7 +363,7 @@ def test_field_C1_a_suspended_member_is_named_for_each_partition_it_owns(
     until(lambda: member.consume(1, 0.1) is not None and len(member.assignment()) == 2)
     with log.producer() as producer:
         producer.produce_many("a", ["v"] * 3, partition=1)
-    assert [b for b in log.blockers("g") if b.kind == "idle_member"] == []
+    assert [b for b in log.blockers("g") if b.stopped] == []
     member.signal(signal.SIGSTOP)
     found = until(lambda: [b for b in log.blockers("g") if b.stopped])
     assert {(b.kind, b.topic, b.partition, b.waiting) for b in found} == {

@@ -53,7 +53,7 @@ def test_a_run_until_caught_up_processes_each_record(log, guarantee):
 
 
 def test_a_step_is_one_transaction(log):
-    app = doubler(log, max_records=7)
+    app = doubler(log, max_records=7, commit_interval=60)
     app.create_topics()
     with app:
         assert app.step() == 7
@@ -158,7 +158,7 @@ def test_a_record_that_does_not_parse_names_its_place(log):
 
 
 def test_output_that_the_log_rejects_fails_the_task_that_sent_it(log):
-    app = eoslog.App(log, "rejected")
+    app = eoslog.App(log, "rejected", commit_interval=60)
 
     @app.task("numbers", value="json")
     def work(record, ctx):
@@ -206,13 +206,14 @@ def test_a_task_that_is_too_slow_is_rolled_back(log):
     assert values(log, "out") == []
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_hangs_is_cancelled_and_fails_its_record(log):
     import asyncio
 
     app = eoslog.App(log, "hangs")
     cancelled = []
 
-    @app.task("numbers", value="json", to="out", task_timeout=2, on_error="dead_letter")
+    @app.task("numbers", value="json", to="out", task_timeout=10, on_error="dead_letter")
     async def work(record, ctx):
         if record.value == 5:
             try:

@@ -11,7 +11,7 @@ from eoslog.errors import TaskFailed
 
 
 def test_a_batch_has_records_of_one_partition(log):
-    app = eoslog.App(log, "batches")
+    app = eoslog.App(log, "batches", commit_interval=60)
     sizes = []
 
     @app.task("numbers", value="json", batch=4)
@@ -53,7 +53,7 @@ def test_a_batch_that_fails_is_named_with_its_size(log):
         raise ZeroDivisionError
 
     with pytest.raises(TaskFailed, match=r"numbers-\d at offset 0 in a batch of 10 records"):
-        log.process("numbers", work, group_id="g", batch=10)
+        log.process("numbers", work, group_id="g", batch=10, commit_interval=60)
 
 
 def test_a_batch_of_a_table_is_of_its_partition(log):

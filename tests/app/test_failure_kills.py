@@ -34,7 +34,7 @@ KILLING = """
 import os, signal, sys
 import eoslog
 
-app = eoslog.App(sys.argv[1], "shop")
+app = eoslog.App(sys.argv[1], "shop", commit_interval=60)
 
 @app.task("numbers", key="string", value="json", to="out", **eval(sys.argv[3]))
 def work(record, ctx):
@@ -58,7 +58,7 @@ again = []
 
 def killed(dispatch, place, patience_s):
     send(dispatch, place, patience_s)
-    if place[0] == "shop.retries" and len(again) == 2:
+    if place[0] == "shop.retries" and len(again) >= 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
 if sys.argv[2:]:

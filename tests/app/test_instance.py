@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 
 import eoslog
 from eoslog.errors import TopologyChanged
+from tests.waiting import until
 
 
 def app_of(log, topic="numbers"):
@@ -39,13 +39,12 @@ def test_workers_take_the_lowest_number_that_is_free(log):
 def test_the_partitions_are_shared_by_the_workers(log):
     first, second = app_of(log), app_of(log)
     first.step()
-    deadline, shared = time.monotonic() + 60, False
-    while not shared and time.monotonic() < deadline:
-        first.step()
-        second.step()
+
+    def shared() -> bool:
         members = log.describe_group("shop").members
-        shared = sorted(len(member.assigned) for member in members) == [1, 1]
-    assert shared
+        return sorted(len(member.assigned) for member in members) == [1, 1]
+
+    until(shared, step=lambda: (first.step(), second.step()))
     first.stop()
     second.stop()
 

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import time
 
 import pytest
 
@@ -16,6 +15,7 @@ from eoslog.app import clients
 from eoslog.storage.fs import files
 from tests.app import counting
 from tests.rows.tools import SCALE
+from tests.waiting import until
 
 STORES = ("memory", "sqlite")
 PLACES = ("app.processed", "app.offsets", "app.applying", "app.sqlite", "app.applied")
@@ -101,22 +101,20 @@ def test_a_task_that_hangs_is_named_and_loses_its_partitions(
         left[0] -= 1
         if not left[0]:
             hangs.touch()
-            while not go_on.exists():
-                time.sleep(0.01)
+            until(go_on.exists)
 
     def run():
         logging.getLogger("eoslog.app").addHandler(logging.FileHandler(lines))
         counting.application(words, store, at, 5, max_records=50).run(until="caught_up")
 
     hung = counting.forked(run)
-    while not hangs.exists():
-        time.sleep(0.01)
+    until(hangs.exists)
     with eoslog.open(words) as log:
         counting.application(log, store).run(until="caught_up")
         counting.check(log)
         place = r"words-\d at offset \d+ has run for \d+\.\d s, task_timeout is 5 s; set a longer"
-        while not re.search(f"app 'counter', task 'count': {place}", lines.read_text()):
-            time.sleep(0.01)
+        named = f"app 'counter', task 'count': {place}"
+        until(lambda: re.search(named, lines.read_text()))
         go_on.touch()
         assert counting.ended(hung) == 1
         counting.check(log)

@@ -40,7 +40,7 @@ def test_a_rejected_attempt_counts_once(log, guarantee):
 def test_a_rejected_batch_gives_up_no_record_that_is_read_alone(log):
     """The records of a batch differ after an abort; the first one is not the culprit."""
     calls = []
-    app = eoslog.App(log, "shop", max_records=2)
+    app = eoslog.App(log, "shop", commit_interval=60, max_records=2)
 
     @app.task("first", value="json", batch=2)
     def other(records, ctx): ...

@@ -52,7 +52,7 @@ import re, sys, time
 import eoslog
 from eoslog.app import supervisor
 
-supervisor._FROZEN_S = 2.0
+supervisor._FROZEN_S = 2.0 if sys.argv[2] == "keeps the lock" else 600.0
 app = eoslog.App(sys.argv[1], "shop", max_records=3)
 
 @app.task("numbers", key="string", value="json", to="out", task_timeout=2, on_error=sys.argv[3])
@@ -203,7 +203,7 @@ def test_a_record_that_hangs_its_processes_is_a_dead_letter(path, how):
         )
         assert len(re.findall(found + r" is 2 s; set a longer task_timeout", told)) == 3
     else:
-        assert told.count("has not responded for 4 s in ") == 3
+        assert told.count("has not responded for 4 s in ") >= 3
         assert "the process ended while numbers-1 at offset 3 was processed (2 of 3)" in told
     assert values(path) == [n for n in range(20) if n != 7]
     with eoslog.open(path) as log:

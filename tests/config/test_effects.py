@@ -39,7 +39,7 @@ def filled(log: Log, count: int, **topic: object) -> None:
 def read(log: Log) -> list[Any]:
     """Every committed record of `t`."""
     with log.consumer("t", auto_offset_reset="earliest") as consumer:
-        return consumer.consume(10_000, timeout=1)
+        return consumer.consume(10_000, timeout=60)
 
 
 # --- what a directory takes ---------------------------------------------------------------------

@@ -284,7 +284,7 @@ def run_shell(commands: list[str]) -> Iterator[tuple[int, str]]:
     try:
         subprocess.run(
             ["bash", "-c", script], stdin=subprocess.DEVNULL, stdout=slave, stderr=slave,
-            env=environment, timeout=100, check=False,
+            env=environment, check=False,
         )  # fmt: skip
         end = f"{mark}done".encode()
         os.write(slave, end)

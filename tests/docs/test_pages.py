@@ -25,13 +25,14 @@ def run(chosen: list[Path], directory: Path, *words: str) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.docs", *map(str, chosen), *words],
-        cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        cwd=directory, env=environment, capture_output=True, text=True, timeout=580, check=False,
     )  # fmt: skip
     if done.returncode:
         raise AssertionError(done.stdout + done.stderr)
 
 
 @pytest.mark.process
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", OTHERS, ids=pages.name)
 def test_the_blocks_of_a_page_run_twice_in_one_directory(page: Path, tmp_path: Path) -> None:
     run([page], tmp_path)
@@ -39,6 +40,7 @@ def test_the_blocks_of_a_page_run_twice_in_one_directory(page: Path, tmp_path: P
 
 
 @pytest.mark.process
+@pytest.mark.timeout(1200)
 def test_the_tutorials_run_in_order_twice_in_one_directory(tmp_path: Path) -> None:
     index = pages.DOCS / "tutorials" / "index.md"
     if not index.exists():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from eoslog import Producer
 from eoslog.cli import main as command
 from eoslog.errors import CorruptRecord, ErrorCode, IllegalState, KafkaError
 from tests.engine.dying import READ, commit, die, resolve_staged, write
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -110,10 +110,7 @@ def test_a_staged_transaction_that_is_not_delivered_is_named(
         assert values(log) == [b"0"]
         assert "readers do not see them: 1, the first of which" in "\n".join(warnings(caplog))
     with eoslog.open(path) as log:
-        deadline = time.monotonic() + 60
-        while values(log) != [b"0", b"1"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: values(log) == [b"0", b"1"])
         assert log.committed("g", [READ])[READ].offset == 1
     warnings(caplog)
     with eoslog.open(path, read_only=True) as log:

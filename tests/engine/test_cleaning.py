@@ -28,11 +28,12 @@ COMPACT = {"cleanup.policy": "compact", "segment.bytes": 4096, "index.interval.b
 FORGETFUL = {"cleanup.policy": "compact", "segment.bytes": 2000, "min.cleanable.dirty.ratio": 0.01,
              "delete.retention.ms": 0}  # fmt: skip
 T0 = TopicPartition("t", 0)
+BY_HAND = {"log.cleaner.backoff.ms": 3_600_000}
 
 
 @pytest.fixture
 def log(tmp_path):
-    with eoslog.open(tmp_path / "log") as opened:
+    with eoslog.open(tmp_path / "log", BY_HAND) as opened:
         yield opened
 
 
@@ -486,7 +487,6 @@ def put(log, pairs):
             producer.flush()
 
 
-BY_HAND = {"log.cleaner.backoff.ms": 3_600_000}
 ALTER = """
 import json, sys, eoslog
 with eoslog.open(sys.argv[1], {"log.cleaner.backoff.ms": 3_600_000}) as log:

@@ -55,7 +55,7 @@ def test_no_thread_appends_after_the_mark_of_a_clean_shutdown(path):
     def append(number: int) -> None:
         partition = log._engine.partition("t", number)
         appended[number] = partition.append(batch(1)).last_offset + 1
-        begun.wait(30)
+        begun.wait(300)
         try:
             while True:
                 result = partition.append(batch(1))
@@ -64,7 +64,7 @@ def test_no_thread_appends_after_the_mark_of_a_clean_shutdown(path):
             refused.append(error)
 
     def create() -> None:
-        begun.wait(30)
+        begun.wait(300)
         try:
             for number in range(1 << 30):
                 log.create_topic(f"t{number}")
@@ -75,7 +75,7 @@ def test_no_thread_appends_after_the_mark_of_a_clean_shutdown(path):
     threads.append(threading.Thread(target=create))
     for thread in threads:
         thread.start()
-    begun.wait(30)
+    begun.wait(300)
     log.close()
     for thread in threads:
         thread.join(60)
@@ -235,15 +235,15 @@ def test_a_swap_does_not_begin_after_a_clean_close_overtook_it(path, monkeypatch
     def held(name: str) -> None:
         if name == "clean.swap.durable":
             ready.set()
-            assert closing.wait(30)
+            assert closing.wait(300)
         elif name == "close.alone":
             closing.set()
-            thread.join(30)
+            thread.join(300)
         failpoint(name)
 
     monkeypatch.setattr(files, "failpoint", held)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(300)
     log.close()
     assert refused == [IllegalState]
     assert os.path.exists(os.path.join(path, MARK))

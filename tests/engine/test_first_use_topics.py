@@ -87,7 +87,7 @@ def test_processes_that_create_a_topic_at_the_same_time_get_the_same_one(path: s
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    told = [process.communicate(timeout=60)[0] for process in processes]
+    told = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4
     assert len(set(told)) == 1 and told[0]
     with eoslog.open(path) as log:

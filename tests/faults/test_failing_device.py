@@ -6,7 +6,6 @@ import contextlib
 import mmap
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from eoslog.testing.history.recorder import values
 from tests.faults.harness import Child, live, start
 from tests.storage.helpers import batch
 from tests.torture.faults.disks import failing_disk, lacking_for_failing_disks
+from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 SUFFIXES = (".index", ".timeindex", ".txnindex")
@@ -100,8 +100,7 @@ def lose_the_records(child: Child, path: Path, inject: Path) -> None:
         for _ in range(20):
             log._engine.partition("t", 0).append(batch(1, size=9000))
         child.tell("appended", True)
-        while not inject.exists():
-            time.sleep(0.01)
+        until(inject.exists)
         fd = os.open(path / "t-0" / f"{0:020}.log", os.O_RDWR)
         with pytest.raises(OSError):
             os.fsync(fd)
@@ -120,8 +119,7 @@ def flush_for_another(child: Child, path: Path, go: Path) -> None:
     """Flush, through a younger descriptor, what a process appended that is dead now."""
     with eoslog.open(path) as log:
         child.tell("opened", True)
-        while not go.exists():
-            time.sleep(0.01)
+        until(go.exists)
         partition = log._engine.partition("t", 0)
         try:
             partition.flush()

@@ -28,12 +28,14 @@ def prepare(child: Child, path: Path) -> None:
                 producer.produce("in", str(number), partition=number % PARTITIONS)
 
 
-def work(child: Child, path: Path, name: str, pace: float = 0.0) -> None:
+def work(child: Child, path: Path, name: str, pace: float = 0.0, timeout_ms: int = 300_000) -> None:
     """One worker of the group; ends when all outputs are there, or when it is fenced."""
     total = PARTITIONS * EACH
     with (
         eoslog.open(path) as log,
-        log.producer(transactional_id=name, linger_ms=0, transaction_timeout_ms=5000) as producer,
+        log.producer(
+            transactional_id=name, linger_ms=0, transaction_timeout_ms=timeout_ms
+        ) as producer,
     ):
         producer.init_transactions()
         settings = {
@@ -87,7 +89,8 @@ def test_A15_a_member_suspended_through_a_rebalance_commits_nothing(
 ) -> None:
     path = tmp_path / "log"
     live(prepare, path).fine()
-    slow = start(work, path, "slow", 0.05)
+    # The outputs are complete only after its open transaction has timed out.
+    slow = start(work, path, "slow", 0.05, 10_000)
     slow.heard("done", 2)
     slow.stop()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 import eoslog
 from tests.faults.harness import Child, Life, every_point, live, start
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -155,10 +155,7 @@ def test_a_producer_that_stops_within_a_flush_is_fenced_and_repeats_nothing(
 
 
 def wait_until_stopped(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while " T " not in Path(f"/proc/{pid}/stat").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: " T " in Path(f"/proc/{pid}/stat").read_text())
 
 
 def test_two_processes_of_one_name_that_fence_each_other_store_each_id_once(

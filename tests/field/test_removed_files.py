@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import eoslog
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -77,14 +77,9 @@ def opened(pid: int, path: str) -> list[str]:
     return [one for one in links(pid, path) if ".log" in one.rpartition("/")[2]]
 
 
-def released(pid: int, path: str) -> bool:
-    """Whether the files are closed eventually."""
-    deadline = time.monotonic() + 60
-    while held(pid, path):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+def until_released(pid: int, path: str) -> None:
+    """Wait until it has closed the files."""
+    until(lambda: not held(pid, path))
 
 
 def filled(path: str, durability: str = "strict", **config: object) -> eoslog.Log:
@@ -103,7 +98,7 @@ def test_field_B3_files_of_a_topic_that_another_process_deletes_are_closed(
     with filled(path) as log, holder(path, mode) as process:
         assert opened(process.pid, os.path.join(path, "t-0"))
         log.delete_topic("t")
-        assert released(process.pid, path)
+        until_released(process.pid, path)
 
 
 @pytest.mark.parametrize("durability", ["strict", "os"])
@@ -115,7 +110,7 @@ def test_field_B3_segments_that_another_process_deletes_are_closed(
         assert opened(process.pid, os.path.join(path, "t-0"))
         log.delete_records({eoslog.TopicPartition("t", 0): -1})
         log.clean("t")
-        assert released(process.pid, path)
+        until_released(process.pid, path)
 
 
 @pytest.mark.parametrize("durability", ["strict", "os"])
@@ -129,7 +124,7 @@ def test_field_B3_segments_that_another_process_compacts_are_closed(
     ):
         assert opened(process.pid, os.path.join(path, "t-0"))
         assert log.clean("t", roll=True)[eoslog.TopicPartition("t", 0)] > 0
-        assert released(process.pid, path)
+        until_released(process.pid, path)
 
 
 def test_field_B3_a_read_only_process_survives_the_release_of_segments(path: str) -> None:
@@ -169,7 +164,7 @@ def test_field_B3_a_scan_keeps_its_read_files_open_only_until_it_is_dropped(
         log.delete_topic("t")
         assert process.stdin is not None
         print("go", file=process.stdin, flush=True)
-        assert released(process.pid, path)
+        until_released(process.pid, path)
 
 
 def test_field_B3_a_returned_view_stays_valid_after_its_topic_is_deleted(path: str) -> None:
@@ -195,10 +190,7 @@ with eoslog.open(sys.argv[1]) as log:
             assert process.stdout is not None and process.stdin is not None
             assert process.stdout.readline() == "ready\n"
             log.delete_topic("t")
-            deadline = time.monotonic() + 60
-            while len(deleted(process.pid, path)) > 1:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until(lambda: len(deleted(process.pid, path)) <= 1)
             assert len(deleted(process.pid, path)) == 1, "the view keeps its file"
             print("go", file=process.stdin, flush=True)
             assert process.stdout.readline() == "True\n"

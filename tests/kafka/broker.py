@@ -21,7 +21,7 @@ CLUSTER = "4L6g3nShT-eMCtK--X86sw"
 HEAP = "-Xmx700m"
 LIGHT = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """For a process that lives for seconds: compiling costs more than it gives."""
-START_S = 120
+START_S = 400
 
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -55,11 +55,12 @@ log.cleaner.dedupe.buffer.size=4194304
 """
 
 
-def free_port() -> int:
-    """A loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports() -> tuple[int, int]:
+    """Two loopback ports that are free now."""
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], other.getsockname()[1]
 
 
 def java(
@@ -97,12 +98,12 @@ class Broker:
         """Format the storage; `start` starts it."""
         self.folder, self.version, self._jvm = folder, version, jvm
         self.logs = folder / "logs"
-        self.port = free_port()
+        self.port, controller = free_ports()
         self.bootstrap = f"127.0.0.1:{self.port}"
         self._properties = folder / "server.properties"
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        text = _PROPERTIES.format(port=self.port, controller=free_port(), logs=self.logs)
+        text = _PROPERTIES.format(port=self.port, controller=controller, logs=self.logs)
         text += "".join(f"{key}={value}\n" for key, value in (config or {}).items())
         self._properties.write_text(text)
         self.run(
@@ -118,6 +119,11 @@ class Broker:
         if check and done.returncode:
             raise RuntimeError(f"{main} exits with {done.returncode}: {done.stdout}\n{done.stderr}")
         return done.stdout
+
+    def configure(self, line: str) -> None:
+        """Add a setting, which its next start uses."""
+        with self._properties.open("a") as file:
+            file.write(f"{line}\n")
 
     def start(self) -> Broker:
         """Start it and wait until it answers."""
@@ -174,7 +180,7 @@ class Broker:
         if process.poll() is None:
             os.kill(process.pid, number)
         try:
-            process.wait(60)
+            process.wait(300)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.kafka.broker import Broker, java
 from tests.kafka.directories.world import Row
+from tests.waiting import until
 
 ISOLATIONS = ("read_committed", "read_uncommitted")
 
@@ -39,13 +40,14 @@ def create_topics(
     ]
     for future in admin.create_topics(wanted).values():
         future.result()
-    for _ in range(100):
-        found = admin.list_topics(timeout=10).topics
-        if all(
+
+    def are_there() -> bool:
+        found = admin.list_topics(timeout=60).topics
+        return all(
             name in found and len(found[name].partitions) == count for name, count in topics.items()
-        ):
-            return
-        time.sleep(0.05)
+        )
+
+    until(are_there)
 
 
 def row_of(message: Message) -> Row:
@@ -86,8 +88,22 @@ def librdkafka_rows(broker: Broker, topics: dict[str, int], isolation: str) -> d
     return {topic: sorted(found, key=lambda row: row[:2]) for topic, found in rows.items()}
 
 
-def java_lines(broker: Broker, topics: Iterable[str], isolation: str) -> list[str]:
-    """The sorted lines of Kafka's console consumer, one per record; see `java_line`."""
+def java_lines(broker: Broker, topics: Iterable[str], isolation: str, count: int) -> list[str]:
+    """The sorted lines of Kafka's console consumer, one per record; see `java_line`.
+
+    The consumer ends after 15 s without a record. If it has fewer than `count` then, it begins
+    again with more time.
+    """
+    for timeout_ms in ("15000", "120000"):
+        lines = _java_lines(broker, topics, isolation, timeout_ms)
+        if len(lines) >= count:
+            break
+    return lines
+
+
+def _java_lines(
+    broker: Broker, topics: Iterable[str], isolation: str, timeout_ms: str
+) -> list[str]:
     shown = ("timestamp", "partition", "offset", "headers", "key", "value")
     options = [f"print.{what}=true" for what in shown] + [
         f"{what}.deserializer=org.apache.kafka.common.serialization.BytesDeserializer"
@@ -96,11 +112,11 @@ def java_lines(broker: Broker, topics: Iterable[str], isolation: str) -> list[st
     command = java(
         broker.version, "org.apache.kafka.tools.consumer.ConsoleConsumer", "--bootstrap-server", broker.bootstrap,
         "--include", "|".join(map(re.escape, topics)), "--from-beginning", "--isolation-level", isolation,
-        "--timeout-ms", "15000", *(word for option in (*options, "null.literal=<null>") for word in ("--property", option)),
+        "--timeout-ms", timeout_ms, *(word for option in (*options, "null.literal=<null>") for word in ("--property", option)),
         heap="-Xmx256m",
     )  # fmt: skip
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL
+        command, capture_output=True, text=True, timeout=500, stdin=subprocess.DEVNULL
     )
     assert "TimeoutException" in done.stdout + done.stderr or done.returncode == 0, done.stderr
     return sorted(line for line in done.stdout.splitlines() if "\t" in line)

@@ -25,6 +25,7 @@ from eoslog.storage.log import flusher as log_flusher
 from eoslog.storage.log.flusher import Steps
 from tests.faults.harness import Child, live
 from tests.storage.helpers import batch, opened
+from tests.waiting import until
 
 HOURS_NS = 10**13
 PATIENCE_S = 60
@@ -81,8 +82,7 @@ def under_way(log: Any) -> bool:
 
 def asleep(log: Any, count: int = 1) -> None:
     """Until so many wait for a flush."""
-    while sum(log.session.control.slot_view(log.slot)["flush_waiters"]) < count:
-        time.sleep(0.001)
+    until(lambda: sum(log.session.control.slot_view(log.slot)["flush_waiters"]) >= count)
 
 
 def test_one_flush_serves_all_whose_records_were_appended_before_it(

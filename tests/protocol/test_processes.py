@@ -28,6 +28,7 @@ from eoslog.storage.fs import files
 from tests.faults.harness import Child, live, start
 from tests.rows.tools import SCALE, data, transactional
 from tests.storage.helpers import state
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -54,13 +55,6 @@ def lock_is_free(path: Path, number: int, at: int) -> bool:
         return bool(_core.try_lock(fd, at))
     finally:
         os.close(fd)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
 
 
 # --- 5
@@ -173,8 +167,7 @@ def test_a_stale_control_page_is_never_trusted(tmp_path: Path, case: str) -> Non
                 producer.commit_transaction() if number % 3 else producer.abort_transaction()
                 if number in (2, 5):
                     child.tell("reached", number)
-                    while not (tmp_path / f"go-{number}").exists():
-                        time.sleep(0.002)
+                    until((tmp_path / f"go-{number}").exists)
 
     running = start(writer)
     running.heard("reached", 1)
@@ -240,8 +233,7 @@ def test_an_fsync_error_is_reported_to_every_process(
             engine = Engine.open(path)
             partition = engine.partition("t", 0)
             child.tell("open", 1)
-            while not go.exists():
-                time.sleep(0.002)
+            until(go.exists)
             child.tell("visible", partition.last_stable_offset)
             for call in (lambda: partition.append(data(["4"])), partition.flush):
                 try:
@@ -340,8 +332,7 @@ def test_a_snapshot_of_ends_is_closed_and_never_moves_back(tmp_path: Path) -> No
                 producer.produce("t", "long", partition=partition)
                 producer.flush()
             child.tell("running", 1)
-            while not (tmp_path / "let go").exists():
-                time.sleep(0.01)
+            until((tmp_path / "let go").exists)
             producer.commit_transaction()
 
     def read(child: Child) -> None:
@@ -402,7 +393,7 @@ def test_every_process_folds_to_the_same_state(tmp_path: Path) -> None:
             logs = [engine.partition("t", n) for n in range(2)]
             for partition in logs:
                 partition.append(oldest)
-            with transactional(log, f"p{number}") as producer:
+            with transactional(log, f"p{number}", transaction_timeout_ms=900_000) as producer:
                 for count in range(40):
                     producer.begin_transaction()
                     producer.produce("t", f"{number}-{count}", partition=rng.randrange(2))
@@ -436,11 +427,11 @@ def test_every_process_folds_to_the_same_state(tmp_path: Path) -> None:
     for process in processes[5:]:
         process.stop()
     for process in processes[:5]:
-        process.heard("finished", timeout=120)
+        process.heard("finished", timeout=300)
     for process in processes[5:]:
         process.signal(signal.SIGCONT)
     for process in processes:
-        process.heard("finished", timeout=120)
+        process.heard("finished", timeout=300)
     stop.touch()
     lives = [process.end().fine() for process in processes]
     answers = [life.of("retry")[0] for life in lives]

@@ -30,6 +30,7 @@ from tests.rows.tools import (
     transactional,
     values,
 )  # fmt: skip
+from tests.waiting import until
 
 T0 = TopicPartition("t", 0)
 
@@ -386,15 +387,14 @@ def test_E25_a_partition_without_its_marker_blocks_only_itself(log: Any, engine:
         commit = threading.Thread(target=producer.commit_transaction)
         with locked_elsewhere(held):
             commit.start()
-            deadline = time.monotonic() + 60
-            while not values(log, "two") and time.monotonic() < deadline:
-                time.sleep(0.01)
+            until(lambda: values(log, "two"))
             assert [b.num_rows for b in log.scan("two", partitions=[1])] == [1]
             assert list(log.scan("two", partitions=[0])) == [] and held.stable_end == 0
         commit.join()
-        deadline = time.monotonic() + 60
-        while len(values(log, "two")) < 2 and time.monotonic() < deadline:
-            engine.transactions.resolve_blockers(held)
+        until(
+            lambda: len(values(log, "two")) == 2,
+            step=lambda: engine.transactions.resolve_blockers(held),
+        )
     assert values(log, "two") == [b"x", b"x"]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.paths import ROOT
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(3100)]
 
 
 def simulate(*words: str) -> tuple[int, str]:
@@ -22,7 +22,7 @@ def simulate(*words: str) -> tuple[int, str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=3000,
     )
     return done.returncode, done.stdout + done.stderr
 

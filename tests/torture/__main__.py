@@ -34,7 +34,7 @@ from tests.torture.report import Report, done_before, parts_left
 import eoslog.client.consumer.consumer  # isort: skip
 import eoslog.client.scan.log_scan  # noqa: F401
 
-LONGEST_STEP_S = 900
+LONGEST_STEP_S = 1800
 
 
 def worker(

@@ -24,7 +24,7 @@ def log(path):
     """A log whose application has counted 100 words in a table of one partition."""
     with eoslog.open(path, durability="os") as log:
         counting.feed(log, 100, partitions=1)
-        counting.run(log, "sqlite")
+        counting.run(log, "sqlite", commit_interval=60)  # one transaction
         yield log
 
 
@@ -65,7 +65,9 @@ def test_a_process_killed_before_it_applies_leaves_only_its_changes_to_read(log,
     before = log.offsets("counts", 0).log_end
     log.close()
     pid = counting.forked(
-        lambda: counting.run_to_place(log.path, "sqlite", "app.applying", "kill", 1)
+        lambda: counting.run_to_place(
+            log.path, "sqlite", "app.applying", "kill", 1, commit_interval=60
+        )
     )
     assert counting.ended(pid) < 0
     caplog.set_level("INFO", "eoslog.app")

@@ -120,7 +120,7 @@ def test_changes_of_a_skipped_record_are_not_in_its_transaction(words, store):
 def test_changes_before_output_that_the_log_rejects_are_rolled_back(words, store):
     """After valid output, the records before it are read again by the same worker."""
     words.create_topic("out")
-    app = eoslog.App(words, "counter")
+    app = eoslog.App(words, "counter", commit_interval=60)
     counts = app.table("counts", default=int, store=store)
 
     @app.task("words", key="string", value="json", tables=[counts], on_error="skip")

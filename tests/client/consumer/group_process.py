@@ -9,8 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 TIMEOUT_S = 60.0
@@ -97,15 +95,6 @@ class GroupProcess:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
-
-
-def until(condition: Callable[[], Any], timeout: float = TIMEOUT_S) -> float:
-    """Wait for a condition; returns how long it took."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < timeout, "took too long"
-        time.sleep(0.01)
-    return time.monotonic() - started
 
 
 if __name__ == "__main__":

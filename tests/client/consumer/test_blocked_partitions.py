@@ -14,7 +14,7 @@ import eoslog
 from eoslog import Log, TopicPartition
 from eoslog.client.consumer import blocked_partitions
 from tests.admin.blocking_process import OPEN_TRANSACTION, BlockingProcess
-from tests.client.consumer.group_process import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 ONE = TopicPartition("one", 0)

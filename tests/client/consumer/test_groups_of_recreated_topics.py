@@ -9,7 +9,7 @@ import pytest
 import eoslog
 from eoslog import TopicPartition
 from eoslog.errors import CommitFailed
-from tests.client.consumer.group_process import until
+from tests.waiting import until
 
 GROUP = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
 

@@ -8,12 +8,14 @@ The exception of a signal handler, such as a time limit, does not come from the 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import logging
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -99,6 +101,10 @@ def every_interrupt(
 def members(log: Log) -> list[str]:
     """The members, after the work of the background threads."""
     log._engine.dropped.end()
+    for thread in threading.enumerate():
+        if thread.name == "eoslog-dropped":  # a heartbeat has started it
+            with contextlib.suppress(RuntimeError):  # not started yet: it has taken nothing
+                thread.join()
     log._engine.groups.tick()
     return [member.member_id for member in log.describe_group("g").members]
 

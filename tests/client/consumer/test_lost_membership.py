@@ -427,7 +427,9 @@ def test_run_transaction_raises_the_timeout_without_beginning_again(log):
             run_transaction(producer, lambda tx: tx.produce("t", b"once"))
         if producer.transaction_state != "READY":
             producer.abort_transaction(60)
-        run_transaction(producer, lambda tx: tx.produce("t", b"once"))
+        producer.begin_transaction()
+        producer.produce("t", b"once")
+        producer.commit_transaction(60)
     assert values_of(log, "t") == [b"once"]
 
 

@@ -7,8 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +106,6 @@ def expected(path: str) -> dict[str, list[int]]:
     """The orders that must be visible: those in the database."""
     rows = [row[0] for row in connect(path).execute("select id from orders order by id")]
     return {"orders": rows, "paid": [row for row in rows for _ in range(2) if row != 0]}
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds, which another thread or process brings about."""
-    while not condition():
-        time.sleep(0.005)
 
 
 def settled(log: eoslog.Log) -> bool:

@@ -15,8 +15,8 @@ from tests.client.half.helpers import (
     run,
     settled,
     visible,
-    wait_for,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -34,7 +34,7 @@ def settle(path: str) -> dict[str, list[int]]:
         eoslog.open(path) as log,
         log.half_producer("service", Orders(path), **QUICK),
     ):
-        wait_for(lambda: settled(log))
+        until(lambda: settled(log))
         assert log.pending() == []
         assert log.check().ok
         return visible(log)

@@ -27,8 +27,8 @@ from tests.client.half.helpers import (
     expected,
     settled,
     visible,
-    wait_for,
 )
+from tests.waiting import until
 
 COMMIT, ABORT, UNKNOWN = Outcome.COMMIT, Outcome.ABORT, Outcome.UNKNOWN
 
@@ -91,13 +91,13 @@ def test_R3_checks_end_with_the_decision_and_move_no_payload(log: eoslog.Log) ->
     with log.half_producer("g", listener, first_check=0, interval=0.02) as producer:
         token = producer.send_message_in_transaction(("orders", "1")).transaction_id
         end = staged_bytes(log)
-        wait_for(lambda: len(listener.checked) > 2)
+        until(lambda: len(listener.checked) > 2)
         assert staged_bytes(log) == end
         log.resolve(token, COMMIT)
         asked = len(listener.checked)
         log._engine.checks.look(lambda what, run: run())
         other = producer.send_message_in_transaction(("orders", "2")).transaction_id
-        wait_for(lambda: other in listener.checked[asked:])
+        until(lambda: other in listener.checked[asked:])
     assert token not in listener.checked[asked + 1 :]  # one call may have been running
     assert visible(log)["orders"] == [1]
 
@@ -108,7 +108,7 @@ def test_R4_a_parked_half_survives_and_can_be_decided(tmp_path: Path) -> None:
     with eoslog.open(path) as log:
         with log.half_producer("g", Listener(unknown), **settings) as producer:
             token = producer.send_message_in_transaction(("orders", "1")).transaction_id
-            wait_for(lambda: log.pending()[0].state == "PARKED")
+            until(lambda: log.pending()[0].state == "PARKED")
     with eoslog.open(path) as log:
         assert [(half.token, half.state, half.checks, half.due_at) for half in log.pending()] == [
             (token, "PARKED", 2, None)
@@ -118,7 +118,7 @@ def test_R4_a_parked_half_survives_and_can_be_decided(tmp_path: Path) -> None:
             log._engine.checks.look(lambda what, run: run())
             assert listener.checked == []  # a parked half is not asked about
             assert log.recheck(token)
-            wait_for(lambda: visible(log)["orders"] == [1])
+            until(lambda: visible(log)["orders"] == [1])
         assert log.pending() == []
 
 
@@ -127,7 +127,7 @@ def test_R6_a_first_check_later_than_all_intervals_comes(log: eoslog.Log) -> Non
     settings = {"first_check": 0.5, "interval": 0.01, "max_checks": 1}
     with log.half_producer("g", listener, **settings) as producer:
         producer.send_message_in_transaction(("orders", "1"))
-        wait_for(lambda: visible(log)["orders"] == [1])
+        until(lambda: visible(log)["orders"] == [1])
     assert len(listener.checked) == 1
 
 
@@ -158,7 +158,7 @@ def test_r10_delay_and_half_compose(log: eoslog.Log) -> None:
         log._engine.checks.look(lambda what, run: run())
         assert visible(log)["orders"] == []
         log._engine.clock = lambda: 1_700_000_061.0
-        wait_for(lambda: visible(log)["orders"] == [1])
+        until(lambda: visible(log)["orders"] == [1])
 
 
 def test_r11_a_half_has_many_records_in_many_partitions(log: eoslog.Log) -> None:
@@ -182,7 +182,7 @@ def test_r12_r13_a_half_keeps_its_token_and_its_outcome(tmp_path: Path) -> None:
         with log.half_producer("g", listener, **QUICK) as producer:
             result = producer.send_message_in_transaction(("orders", "1"))
             tokens.append(result.transaction_id)
-            wait_for(lambda: settled(log))
+            until(lambda: settled(log))
         tokens += listener.checked
     assert len(tokens) == 3
     assert len(set(tokens)) == 1
@@ -224,7 +224,7 @@ def test_R2_a_suspended_service_finds_the_decision_of_another(tmp_path: Path) ->
             eoslog.open(path) as log,
             log.half_producer("service", Orders(path), first_check=0, interval=0.1, timeout=0.2),
         ):
-            wait_for(lambda: log.pending() == [])
+            until(lambda: log.pending() == [])
             os.kill(service.pid, signal.SIGCONT)
             assert service.stdout.readline() == "IntegrityError ABORT\n"
             assert visible(log) == expected(path) == {"orders": [], "paid": []}
@@ -237,7 +237,8 @@ def test_R2_a_suspended_service_finds_the_decision_of_another(tmp_path: Path) ->
 RACING = """
 import sys
 import eoslog
-from tests.client.half.helpers import Orders, settled, wait_for
+from tests.client.half.helpers import Orders, settled
+from tests.waiting import until
 
 path, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 class Unsure(Orders):
@@ -245,11 +246,11 @@ class Unsure(Orders):
         outcome = super().execute_local_transaction(msg, arg)
         return eoslog.Outcome.UNKNOWN if arg % 2 else outcome
 
-settings = {"first_check": 0, "interval": 0.1, "timeout": 1.0}
+settings = {"first_check": 0, "interval": 0.1, "timeout": 1.0, "max_checks": 10_000}
 with eoslog.open(path) as log, log.half_producer("service", Unsure(path), **settings) as producer:
     for number in range(first, first + count):
         producer.send_message_in_transaction(("orders", str(number)), number)
-    wait_for(lambda: settled(log))
+    until(lambda: settled(log))
 """
 
 

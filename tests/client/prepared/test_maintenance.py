@@ -11,8 +11,8 @@ import pytest
 import eoslog
 from eoslog import Outcome, TopicPartition, errors
 from eoslog.engine.inline_limit import InlineLimit
-from tests.client.half.helpers import wait_for
 from tests.client.prepared.helpers import committed
+from tests.waiting import until
 
 ORDERS = TopicPartition("orders", 0)
 KINDS = ("inline", "staged", "moved", "parked")
@@ -245,7 +245,7 @@ def test_compaction_leaves_the_records_of_a_prepared_transaction(log, kind, outc
         cleaned.update(tp.topic for tp, size in log.clean(roll=True).items() if size)
         return cleaned >= {"__transaction_state", "orders"}
 
-    wait_for(are_cleaned)
+    until(are_cleaned)
     log.clean(roll=True)
     decides_compacted(log, token, outcome)
 

@@ -18,9 +18,9 @@ from eoslog import Consumer, Log, Outcome, Producer, TopicPartition, errors
 from eoslog.client.consumer import blocked_partitions
 from eoslog.engine.inline_limit import InlineLimit
 from eoslog.storage.fs import files
-from tests.client.consumer.group_process import until
 from tests.client.prepared.helpers import await_stop, committed, created, resumed, stopped
 from tests.faults.harness import Child, live, start
+from tests.waiting import until
 
 INPUT = TopicPartition("orders", 0)
 HOUR_MS = 3_600_000

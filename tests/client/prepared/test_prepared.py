@@ -215,6 +215,7 @@ def timed_out(log, mode):
         patch.setattr(transactions, name, unanswered)
         producer.begin_transaction(mode=mode)
         producer.produce("orders", b"1", partition=0)
+        producer.flush()  # so that only the answer is missing
         with pytest.raises(errors.RequestTimedOut):
             producer.prepare_transaction(timeout=0.1)
     return producer
@@ -267,7 +268,7 @@ def test_an_exception_after_prepare_in_a_with_block_decides_nothing(log, mode):
 
 
 def test_no_init_close_timeout_or_operator_ends_a_prepared_transaction(log, mode):
-    producer = log.producer(transactional_id="till", transaction_timeout_ms=3000)
+    producer = log.producer(transactional_id="till", transaction_timeout_ms=6000)
     producer.init_transactions()
     producer.begin_transaction(mode=mode)
     producer.produce("orders", b"1", partition=0)
@@ -278,7 +279,7 @@ def test_no_init_close_timeout_or_operator_ends_a_prepared_transaction(log, mode
             log.abort_transaction("till")
         with pytest.raises(errors.PreparedTransactionPending, match=state.token):
             initialised(log)
-    time.sleep(3.5)  # past the timeout
+    time.sleep(6.5)  # past the timeout
     log._engine.transactions.abort_timed_out()
     assert log.outcome(state.token) is Outcome.UNKNOWN
     log.resolve(state.token, Outcome.COMMIT)

@@ -13,8 +13,8 @@ import pytest
 
 import eoslog
 from eoslog import Outcome, errors
-from tests.client.half.helpers import wait_for
 from tests.client.prepared.helpers import created
+from tests.waiting import until
 
 COMMIT, ABORT, UNKNOWN = Outcome.COMMIT, Outcome.ABORT, Outcome.UNKNOWN
 SOON: dict[str, Any] = {"first_check": 0, "interval": 0.05}
@@ -70,9 +70,9 @@ def test_row_N07_a_dead_process_is_settled_by_registering_its_resolver(
 
     with eoslog.open(path) as log:
         log.register_resolver("db", database, first_check=0.1)
-        wait_for(lambda: log.pending() == [])
+        until(lambda: log.pending() == [])
         assert log.outcome(token) is outcome
-        wait_for(lambda: values(log) == ([b"1"] if outcome is COMMIT else []))
+        until(lambda: values(log) == ([b"1"] if outcome is COMMIT else []))
     assert asked == [(token, {"order": 7}, [("orders", b"a", b"1")])]
 
 
@@ -84,7 +84,7 @@ def test_an_unregistered_function_is_not_called(log: eoslog.Log) -> None:
     prepared(log)
     other = prepared(log, "other", "other")
     log.register_resolver("other", lambda found: COMMIT, **SOON)
-    wait_for(lambda: log.outcome(other) is COMMIT)
+    until(lambda: log.outcome(other) is COMMIT)
     assert called == []
 
 
@@ -98,11 +98,11 @@ def test_a_handle_that_closes_takes_its_resolver_with_it(log: eoslog.Log) -> Non
 
     with eoslog.open(log.path) as second:
         second.register_resolver("db", first, **SOON)
-        wait_for(lambda: asked)
+        until(lambda: asked)
     count = len(asked)
     log.recheck(token)
     log.register_resolver("db", lambda found: COMMIT, **SOON)
-    wait_for(lambda: log.outcome(token) is COMMIT)
+    until(lambda: log.outcome(token) is COMMIT)
     assert len(asked) <= count + 1  # a call may have been running
 
 
@@ -111,7 +111,7 @@ def test_a_newer_resolver_stays_when_an_older_handle_closes(log: eoslog.Log) -> 
         second.register_resolver("db", lambda found: ABORT, first_check=1000)
         log.register_resolver("db", lambda found: COMMIT, **SOON)
     token = prepared(log)
-    wait_for(lambda: log.outcome(token) is COMMIT)
+    until(lambda: log.outcome(token) is COMMIT)
 
 
 def test_a_log_closes_while_a_resolver_hangs(tmp_path: Path) -> None:
@@ -138,10 +138,10 @@ def test_a_parked_transaction_is_asked_again_after_recheck(log: eoslog.Log) -> N
     answer = [UNKNOWN]
     token = prepared(log)
     log.register_resolver("db", lambda found: answer[0], max_checks=2, **SOON)
-    wait_for(lambda: log.pending()[0].state == "PARKED")
+    until(lambda: log.pending()[0].state == "PARKED")
     answer[0] = COMMIT
     assert log.recheck(token)
-    wait_for(lambda: values(log) == [b"1"])
+    until(lambda: values(log) == [b"1"])
     assert not log.recheck(token)
 
 

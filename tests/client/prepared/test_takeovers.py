@@ -136,6 +136,7 @@ def test_a_prepare_that_is_repeated_after_a_takeover_is_fenced(
     older.init_transactions()
     older.begin_transaction()
     older.produce("orders", b"kept", partition=0)
+    older.flush()
     monkeypatch.setattr(prepared, "prepare", late)
     with pytest.raises(errors.RequestTimedOut):
         older.prepare_transaction(timeout=0.1)

@@ -13,7 +13,7 @@ from eoslog.storage.fs import files
 from tests.client.helpers import Refusing, stored
 
 QUICK = {
-    "delivery_timeout_ms": 2000, "request_timeout_ms": 500, "retry_backoff_ms": 20, "linger_ms": 0,
+    "delivery_timeout_ms": 6000, "request_timeout_ms": 500, "retry_backoff_ms": 20, "linger_ms": 0,
 }  # fmt: skip
 
 

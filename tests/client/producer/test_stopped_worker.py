@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from tests.client.helpers import visible
+from tests.waiting import until
 
 WORKER = """
 import sys
 import eoslog
 with eoslog.open(sys.argv[1]) as log:
-    producer = log.producer(transactional_id="x", transaction_timeout_ms=3000)
+    producer = log.producer(transactional_id="x", transaction_timeout_ms=10_000)
     producer.init_transactions()
     producer.begin_transaction()
     producer.send("b", "v").result(30)
@@ -48,8 +49,8 @@ def test_a_suspended_worker_blocks_readers_until_its_transaction_times_out(log: 
         # while it is stopped.
         assert log._engine.transactions.resolver.resolve_blockers(part, grace_s=0.0) == 0
         assert part.last_stable_offset == 0
-        while part.last_stable_offset == 0:  # the sweep of any process ends it, once it is due
-            log._engine.transactions.abort_timed_out()
+        # The sweep of any process ends it, once it is due.
+        until(lambda: part.last_stable_offset, step=log._engine.transactions.abort_timed_out)
         os.kill(worker.pid, signal.SIGCONT)
         print("go", file=worker.stdin, flush=True)
         assert worker.stdout.readline() == "TransactionTimedOut\n"

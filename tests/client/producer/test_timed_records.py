@@ -15,8 +15,8 @@ import pytest
 import eoslog
 from eoslog import Outcome, errors
 from eoslog.storage.fs import files
-from tests.client.half.helpers import wait_for
 from tests.descriptors import opened_files
+from tests.waiting import until
 
 T = 1_700_000_000.0
 AT = 1_700_000_060_000
@@ -89,7 +89,7 @@ def test_row_N02_a_timed_record_appears_at_its_time_and_not_before(
     assert values(log) == []
     assert values(log, isolation="read_uncommitted") == []
     look_at(log, 60.0)
-    wait_for(lambda: values(log) == [b"1"])
+    until(lambda: values(log) == [b"1"])
     [record] = log.read("orders")
     assert (record.key, record.partition, list(record.headers)) == (b"k", 1, [("h", b"x")])
     assert log.outcome(waiting.token) is Outcome.COMMIT
@@ -101,7 +101,7 @@ def test_a_record_whose_time_is_in_the_past_appears(
 ) -> None:
     with create(log) as producer:
         sent = producer.send("orders", "1", "k", deliver_at=AT - 24 * 3600 * 1000)
-    wait_for(lambda: values(log) == [b"1"])
+    until(lambda: values(log) == [b"1"])
     assert log.outcome(sent.token) is Outcome.COMMIT
 
 
@@ -114,7 +114,7 @@ def test_a_canceled_record_never_appears(
         assert gone.token is not None and kept.token is not None
         log.resolve(gone.token, Outcome.ABORT)
         look_at(log, 61.0)
-        wait_for(lambda: values(log) == [b"2"])
+        until(lambda: values(log) == [b"2"])
         with pytest.raises(errors.OutcomeConflict):
             log.resolve(kept.token, Outcome.ABORT)
 
@@ -301,9 +301,9 @@ def test_a_kill_at_any_step_delivers_a_timed_record_once_or_never(
     assert done.returncode == -signal.SIGKILL, done.stderr
     with eoslog.open(path) as log:
         if stands:  # the clock of this process delivers it
-            wait_for(lambda: list(log.read("orders")))
+            until(lambda: list(log.read("orders")))
         for token in done.stdout.split():  # the send had returned
-            wait_for(lambda token=token: log.outcome(token) is Outcome.COMMIT)
+            until(lambda token=token: log.outcome(token) is Outcome.COMMIT)
         with log.producer() as producer:  # a later record is a fence for a second copy
             producer.send("orders", "end").result(30)
         expected = [b"3 apples"] if stands else []

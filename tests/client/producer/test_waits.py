@@ -181,14 +181,22 @@ def test_an_interrupt_at_the_start_of_flush_keeps_the_sender_thread_running(log:
 
 def test_an_interrupt_as_flush_gets_its_lock_leaves_the_lock_free(log: Log) -> None:
     class Interrupted:
-        """The lock, and a signal as its `acquire` returns."""
+        """The lock, and a signal as its `acquire` returns in this thread."""
 
         def __init__(self, lock: threading.RLock) -> None:
-            self.lock = lock
+            self.lock, self.thread = lock, threading.get_ident()
 
         def acquire(self, *args: Any, **keywords: Any) -> bool:
-            self.lock.acquire(*args, **keywords)
-            raise KeyboardInterrupt
+            taken = self.lock.acquire(*args, **keywords)
+            if threading.get_ident() == self.thread:
+                raise KeyboardInterrupt
+            return taken
+
+        def __enter__(self) -> bool:
+            return self.lock.__enter__()
+
+        def __exit__(self, *raised: Any) -> None:
+            self.lock.__exit__(*raised)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.lock, name)

@@ -189,12 +189,6 @@ def settle() -> None:
         thread.join()
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds, which another thread brings about."""
-    while not condition():
-        time.sleep(0.001)
-
-
 class Answers:
     """A resolver that notes the transactions, and repeats its last answer."""
 

@@ -11,7 +11,8 @@ import pytest
 from eoslog import errors
 from eoslog.descriptions import PreparedTransaction
 from eoslog.model import Outcome
-from tests.coordinator.checks.check_world import Answers, World, calls, settle, wait_for
+from tests.coordinator.checks.check_world import Answers, World, calls, settle
+from tests.waiting import until
 
 COMMIT, ABORT, UNKNOWN = Outcome.COMMIT, Outcome.ABORT, Outcome.UNKNOWN
 
@@ -99,7 +100,7 @@ def test_row_N13_R9_a_hanging_call_blocks_no_other_token_or_resolver(
     for name, resolver in (("t1", "db"), ("t2", "db"), ("t3", "other")):
         world.prepare(name, resolver)
     world.pass_until(lambda: hanging[0].asked)
-    wait_for(lambda: world.state("t3") == "COMPLETE_COMMIT")
+    until(lambda: world.state("t3") == "COMPLETE_COMMIT")
     assert world.state("t2") == "PREPARED"  # its only worker hangs
     world.pass_until(lambda: world.state("t2") == "COMPLETE_COMMIT")
     assert (world.state("t1"), world.checks("t1")) == ("PREPARED", 0)
@@ -244,7 +245,7 @@ def test_close_returns_after_a_running_write(world: World) -> None:
     world.pass_until(entered.is_set)
     closer = threading.Thread(target=world.first.checks.close)
     closer.start()
-    wait_for(lambda: world.first.checks._gate.closed)
+    until(lambda: world.first.checks._gate.closed)
     assert closer.is_alive()
     free.set()
     closer.join()

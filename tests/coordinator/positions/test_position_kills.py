@@ -109,7 +109,7 @@ def test_a_copy_that_sleeps_through_its_replacement_is_fenced(path: str) -> None
         os.waitid(os.P_PID, zombie.pid, os.WSTOPPED | os.WNOWAIT)
         assert run(COPY, path, "job") == 0
         zombie.send_signal(signal.SIGCONT)
-        _, told = zombie.communicate(timeout=60)
+        _, told = zombie.communicate(timeout=300)
     assert zombie.returncode == 1 and "ProducerFenced" in told
     with eoslog.open(path) as log:
         assert (log.position("source"), copied(log)) == (10, list(range(10)))
@@ -126,7 +126,7 @@ def test_a_fenced_process_leaves_no_pending_record(path: str) -> None:
             topic = log._engine.internal_topic("__positions")
             end = topic.log_end
             zombie.send_signal(signal.SIGCONT)
-            _, told = zombie.communicate(timeout=60)
+            _, told = zombie.communicate(timeout=300)
             assert zombie.returncode == 1 and "ProducerFenced" in told
             assert (topic.log_end, topic.open_transactions()) == (end, [])
 
@@ -138,7 +138,7 @@ def test_a_zombie_with_another_id_loses_to_the_one_that_was_faster(path: str) ->
         os.waitid(os.P_PID, slow.pid, os.WSTOPPED | os.WNOWAIT)
         assert run(COPY, path, "fast") == 0
         slow.send_signal(signal.SIGCONT)
-        _, told = slow.communicate(timeout=60)
+        _, told = slow.communicate(timeout=300)
     assert slow.returncode == 1 and "PositionConflict" in told
     with eoslog.open(path) as log:
         assert (log.position("source"), copied(log)) == (10, list(range(10)))

@@ -19,17 +19,24 @@ from eoslog.config.log_keys import LogConfig
 from eoslog.engine.engine import Engine
 from eoslog.model import TopicPartition
 from tests.coordinator.world import A0, A1, B0, Writer
+from tests.waiting import until
 
 
 class RealWorld:
-    """What `Writer` needs of a world, over an Engine."""
+    """What `Writer` needs of a world, over an Engine.
+
+    Without `background`, no thread ends transactions or flushes beside that of the test.
+    """
 
     def __init__(
-        self, path: Path, durability: str | None = None, config: LogConfig | None = None
-    ) -> None:
+        self, path: Path, durability: str | None = None, config: LogConfig | None = None,
+        *, background: bool = True,
+    ) -> None:  # fmt: skip
         self.path = path
         self.engine = Engine.open(path, durability=durability, config=config)
         self.coordinator = self.engine.transactions
+        if not background:
+            self.engine._background.close()
 
     def create(self) -> RealWorld:
         self.engine.metadata.create_topic("a", 2)
@@ -142,10 +149,12 @@ def test_a_blocked_reader_aborts_the_transaction_of_a_killed_owner(real: RealWor
         real.engine = Engine.open(real.path)
         real.coordinator = real.engine.transactions
     log = real.log(A0)
-    deadline = time.monotonic() + 60
-    while log.last_stable_offset < log.log_end and time.monotonic() < deadline:
+
+    def resolve() -> None:
         real.coordinator.resolve_blockers(log)
         log.flush()
+
+    until(lambda: log.last_stable_offset == log.log_end, step=resolve)
     assert real.values(A0) == []
     assert [m[1:] for m in real.markers(A0)] == [(1, False)]
     assert [m[1:] for m in real.markers(A1)] == [(1, False)]

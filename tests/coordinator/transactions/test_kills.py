@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from eoslog.model import TopicPartition
 from eoslog.storage.fs import files
 from tests.coordinator.transactions.test_engine import RealWorld
 from tests.coordinator.world import A0, A1, B0, Writer
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -60,12 +60,12 @@ def test_a_transaction_killed_at_any_step_is_complete_or_absent(
     tmp_path: Path, step: str, nth: int, stands: bool | None, commit: bool, alone: bool
 ) -> None:
     """R27 of docs/contributing/regressions.md."""
-    world = RealWorld(tmp_path / "d", "strict").create()
+    world = RealWorld(tmp_path / "d", "strict", background=False).create()
     if alone:
         world.close()
     run_killed(world.path, step, nth, commit)
     if alone:
-        world = RealWorld(world.path)
+        world = RealWorld(world.path, background=False)
     try:
         committed = bool(stands) and commit
         found = Writer(world, "t")
@@ -110,7 +110,7 @@ def test_recovery_of_one_partition_that_opens_all_others_does_not_nest(tmp_path:
         finally:
             os._exit(status)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    world = RealWorld(world.path)
+    world = RealWorld(world.path, background=False)
     try:
         # Nothing but a reader's first look at one partition drives the whole transaction.
         limit = sys.getrecursionlimit()
@@ -154,15 +154,15 @@ def test_a_suspended_driver_is_overtaken_and_harmless_when_it_resumes(
     tmp_path: Path, step: str
 ) -> None:
     """R22 of docs/contributing/regressions.md."""
-    world = RealWorld(tmp_path / "d", "strict").create()
+    world = RealWorld(tmp_path / "d", "strict", background=False).create()
     try:
         pid = stopped_at(world.path, step)
         # A reader of one partition drives the stopped process's transaction everywhere.
         log = world.log(A1)
-        deadline = time.monotonic() + 60
-        while log.open_transactions() and time.monotonic() < deadline:
-            world.coordinator.resolve_blockers(log)
-            time.sleep(0.01)
+        until(
+            lambda: not log.open_transactions(),
+            step=lambda: world.coordinator.resolve_blockers(log),
+        )
         assert [world.values(tp) for tp in (A0, A1, B0)] == [[b"n"]] * 3
         # The next transaction of the same producer is half way in all of them.
         follower = Writer.__new__(Writer)

@@ -124,7 +124,7 @@ def test_every_transaction_is_ended_after_any_power_loss_by_any_process(
     images = Images(place)
     seen = 0
     for image, cut in images:
-        world = RealWorld(image)
+        world = RealWorld(image, background=False)
         try:
             mine = FIRST[first](world)
             _next_instance(world)
@@ -144,7 +144,7 @@ def test_every_transaction_is_ended_after_any_power_loss_by_any_process(
 def test_the_sweep_ends_transactions_that_an_interrupted_recovery_left(place: Path) -> None:
     """The recovering process was killed before it checked its open transactions."""
     for image, cut in Images(place):
-        world = RealWorld(image)
+        world = RealWorld(image, background=False)
         world.engine.transactions.recover_partition = lambda _: 0
         for tp in PARTITIONS:
             world.log(tp)

@@ -5,27 +5,17 @@ Nothing in these tests is random.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from tests.kafka.differential.both import Both, Pair
 from tests.kafka.differential.sides import NO_ONE
+from tests.waiting import until
 
 BROKER = {
-    "group.consumer.session.timeout.ms": 3000,
+    "group.consumer.session.timeout.ms": 20_000,
     "group.consumer.min.session.timeout.ms": 1000,
     "group.consumer.heartbeat.interval.ms": 500,
     "group.consumer.min.heartbeat.interval.ms": 100,
 }
-SESSION_MS = 3000
-
-
-def eventually(test: Callable[[], bool]) -> None:
-    """Wait for what a timer does."""
-    deadline = time.monotonic() + 60
-    while not test():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+SESSION_MS = 20_000
 
 
 def timed_out(pair: Pair, name: str) -> Both:
@@ -34,7 +24,7 @@ def timed_out(pair: Pair, name: str) -> Both:
     It has two records and an offset.
     """
     both = Both(pair, name)
-    both.who = [side.init(name, NO_ONE, 500)[1] for side in pair]
+    both.who = [side.init(name, NO_ONE, 5000)[1] for side in pair]
     assert both.ask("produce", 0, 0, [b"a", b"b"]) is None
     assert both.ask("commit_offset", f"{name}-group", 5) is None
     sweep = both.ours._engine.transactions.abort_timed_out
@@ -43,7 +33,7 @@ def timed_out(pair: Pair, name: str) -> Both:
         sweep()
         return all(side.transaction(name)[1] == "CompleteAbort" for side in pair)
 
-    eventually(ended)
+    until(ended)
     return both
 
 
@@ -85,7 +75,7 @@ def test_a_static_member_that_left_loses_its_place_after_its_session(pair: Pair)
     assert both.put("leave", group, ("m1", 1, "i")) is None
     assert both.put("describe", group) is None
     assert len(both.steps[-1].ours[3]) == 1
-    eventually(lambda: all(side.describe(group)[3] == () for side in pair))
+    until(lambda: all(side.describe(group)[3] == () for side in pair))
     assert both.put("describe", group) is None
     assert both.put("beat", group, ("m1", 1, "i"), (0, 1)) is None
     assert both.steps[-1].ours == (25,)
@@ -102,7 +92,7 @@ def test_a_member_that_revokes_nothing_in_time_is_removed(pair: Pair) -> None:
         both.ours._groups.tick()
         return all(len(side.describe(group)[3]) == 1 for side in pair)
 
-    eventually(gone)
+    until(gone)
     assert both.put("beat", group, ("m1", 1, None), (0, 1)) is None
     assert both.put("beat", group, ("m2", 2, None), ()) is None
     assert both.steps[-1].ours == (0, 3, (0, 1))

@@ -217,12 +217,12 @@ def test_dump_log_segments_finds_no_problem_in_a_repaired_log(version: str, tmp_
         log.create_topic("t")
         with log.producer() as producer:
             for value in (b"kept", b"damaged", b"lost"):
-                producer.send("t", value).result(10)
+                producer.send("t", value).result(60)
     (path,) = files(tmp_path, (".log",))
     path.write_bytes(path.read_bytes().replace(b"damaged", b"DAMAGED"))
     eoslog.repair(tmp_path, "cut")
     with eoslog.open(tmp_path) as log, log.producer() as producer:
-        assert producer.send("t", b"new").result(10).offset == 3
+        assert producer.send("t", b"new").result(60).offset == 3
     code, output, complaints = dump(version, files(tmp_path, DUMPED))
     assert (code, complaints) == (0, "")
     assert WRONG.search(output) is None

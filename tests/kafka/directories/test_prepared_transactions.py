@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -34,6 +33,7 @@ from tests.kafka.directories.transaction_state import (
     Placed,
     transaction,
 )
+from tests.waiting import until
 
 UNKNOWN_ID = 105
 UNKNOWN_STATE, OWN_KEYS, FIVE_DAYS, THIRTY_DAYS, OVERDUE, IDLE, TAKEN, EMPTY = map(
@@ -78,14 +78,6 @@ def broker(request: pytest.FixtureRequest, broker_of: Callable[..., Broker]) -> 
             transaction_state.write_open_data(broker, place)
     (broker.logs / ".kafka_cleanshutdown").unlink()
     yield broker.start()
-
-
-def until(done: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait for a state of the broker."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def described(broker: Broker, name: str) -> TransactionEntry:

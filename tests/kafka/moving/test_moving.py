@@ -274,6 +274,7 @@ def points(direction: str, seed: int) -> list[str]:
     return found
 
 
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("direction", ["export", "import"])
 def test_a_move_killed_at_many_points_equals_the_source_in_the_end(
     direction: str, broker: Broker, tmp_path: Path

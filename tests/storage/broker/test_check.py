@@ -231,7 +231,7 @@ def test_check_names_a_log_that_ends_below_what_a_decision_carries(
     script = """
 import os, signal, sys, eoslog
 log = eoslog.open(sys.argv[1])
-log.create_topic("t")
+log.create_topic("t", config={"flush.ms": 3_600_000})
 with log.producer() as producer:
     producer.send("t", b"before").result()
 producer = log.producer({"transactional.id": "x"})

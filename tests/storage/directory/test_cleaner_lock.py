@@ -47,7 +47,7 @@ def test_a_closed_log_gives_no_lock_however_often_it_is_asked(path):
 
 @pytest.mark.parametrize("call", ["clean", "retention", "backup"])
 def test_a_close_ends_a_call_that_holds_the_lock_with_a_typed_error(path, monkeypatch, call):
-    log = open_log(path)
+    log = open_log(path, {"log.cleaner.backoff.ms": 3_600_000})
     log.create_topic("t", config={"cleanup.policy": "compact", "segment.bytes": 1000})
     log.create_topic("d", config={"segment.bytes": 1000, "retention.bytes": 1000})
     with log.producer() as producer:
@@ -66,7 +66,7 @@ def test_a_close_ends_a_call_that_holds_the_lock_with_a_typed_error(path, monkey
     def held(name: str) -> None:
         if name == point and threading.current_thread() is thread:
             holds.set()
-            assert closed.wait(30)
+            assert closed.wait(300)
         failpoint(name)
 
     def work() -> None:
@@ -78,10 +78,10 @@ def test_a_close_ends_a_call_that_holds_the_lock_with_a_typed_error(path, monkey
     thread = threading.Thread(target=work)
     monkeypatch.setattr(files, "failpoint", held)
     thread.start()
-    assert holds.wait(30)
+    assert holds.wait(300)
     log.close()
     closed.set()
-    thread.join(30)
+    thread.join(300)
     assert ended == [IllegalState]
     with open_log(path) as log:
         assert {record.key for record in log.read("t")} == {b"%d" % number for number in range(5)}

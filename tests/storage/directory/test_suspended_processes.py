@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -21,11 +20,7 @@ from eoslog.storage.segment.segment import LOG, SEAL, file_name
 from tests.faults.harness import Child, live, start
 from tests.rows.tools import values
 from tests.storage.helpers import batch
-
-
-def wait_for(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.005)
+from tests.waiting import until
 
 
 def append_after(child: Child, path: Path, go: Path) -> None:
@@ -33,7 +28,7 @@ def append_after(child: Child, path: Path, go: Path) -> None:
         partition = log._engine.partition("t", 0)
         partition.append(batch(1))
         child.tell("ready", True)
-        wait_for(go)
+        until(go.exists)
         child.armed()
         try:
             partition.append(batch(1))
@@ -86,7 +81,7 @@ def recreate(child: Child, path: Path, end: Path) -> None:
         session.LOCK_TIMEOUT_S = 60
         write_both(log)
         child.tell("written", True)
-        wait_for(end)
+        until(end.exists)
 
 
 def test_a_suspended_repair_keeps_the_abort_index_of_a_new_topic(tmp_path: Path) -> None:
@@ -227,7 +222,7 @@ def recreate_rolled(child: Child, path: Path, end: Path) -> None:
         log._engine.partition("t", 0).roll()
         write_both(log)
         child.tell("written", True)
-        wait_for(end)
+        until(end.exists)
 
 
 def test_a_suspended_roll_keeps_the_abort_index_of_a_new_topic(tmp_path: Path) -> None:

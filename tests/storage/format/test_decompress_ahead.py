@@ -37,7 +37,7 @@ def _threads() -> list[threading.Thread]:
 
 def _ended() -> None:
     for thread in _threads():
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
 
 
@@ -152,7 +152,7 @@ def test_a_scan_while_the_interpreter_exits_has_no_thread() -> None:
         "    print(decompress_ahead._tokens)\n"
         "atexit.register(last)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.stdout.split("\n"), done.stderr) == (["None [None]", "[None]", ""], "")
 
 
@@ -204,7 +204,7 @@ with eoslog.open(sys.argv[1]) as log:
         return [t for t in threading.enumerate() if t.name.startswith("eoslog-decompress")]
     def ended():
         for thread in threads():
-            thread.join(60)
+            thread.join(300)
             assert not thread.is_alive()
         assert len(decompress_ahead._tokens) == 1
     scan = log.scan("t", batch_rows=4000)

@@ -12,7 +12,7 @@ import pytest
 def imported(items: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", "import eoslog.storage.fs.files"], capture_output=True, text=True,
-        env={**os.environ, "EOSLOG_FAILPOINTS": items}, check=False, timeout=60,
+        env={**os.environ, "EOSLOG_FAILPOINTS": items}, check=False, timeout=300,
     )  # fmt: skip
 
 

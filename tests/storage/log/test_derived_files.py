@@ -489,7 +489,7 @@ def test_rebuilt_indexes_never_overwrite_those_of_a_cleaned_segment(
         log._engine.partition("c", 0).reader.derived.of(0).times()
         assert log._engine.partition("c", 0).reader.derived.remade()
         code = f"import eoslog; log = eoslog.open({str(path)!r}); log.clean('c'); log.close()"
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
         cleaned = {file: file.read_bytes() for file in (path / "c-0").glob(f"{0:020}.*")}
     assert cleaned == {file: file.read_bytes() for file in (path / "c-0").glob(f"{0:020}.*")}
 

@@ -42,7 +42,7 @@ def cleaner(path, point, action):
     if action == "stop":
         os.waitpid(child.pid, os.WUNTRACED)
     else:
-        assert child.wait(60) == -signal.SIGKILL
+        assert child.wait(300) == -signal.SIGKILL
     return child
 
 
@@ -63,7 +63,7 @@ def test_read_segments_waits_for_the_end_of_a_swap(tmp_path, point):
                 read.result(0.3)
         finally:
             os.kill(child.pid, signal.SIGCONT)
-        assert child.wait(60) == 0
+        assert child.wait(300) == 0
         assert read.result(60) == expected
 
 
@@ -80,7 +80,7 @@ def test_read_segments_continues_in_the_segments_that_a_cleaner_swapped_in(tmp_p
                 read.result(0.3)
         finally:
             os.kill(child.pid, signal.SIGCONT)
-        assert child.wait(60) == 0
+        assert child.wait(300) == 0
         seen = read.result(60)
     assert {record.key for record in seen} == expected
     offsets = [record.offset for record in seen]
@@ -102,7 +102,7 @@ def test_segment_range_retries_in_the_segments_that_a_cleaner_swapped_in(tmp_pat
             return real(fold, segments, *rest)
         finally:
             os.kill(child.pid, signal.SIGCONT)
-            assert child.wait(60) == 0
+            assert child.wait(300) == 0
 
     monkeypatch.setattr(segment_files, "feed_transactions", feed)
     found = eoslog.segment_range(f"{path}/t-0")
@@ -201,7 +201,7 @@ def test_check_waits_for_the_end_of_a_swap(tmp_path, point):
                 found.result(0.3)
         finally:
             os.kill(child.pid, signal.SIGCONT)
-        assert child.wait(60) == 0
+        assert child.wait(300) == 0
         assert found.result(60).problems == []
 
 

@@ -36,7 +36,7 @@ class Fuzzed:
             done = subprocess.run(
                 [sys.executable, "-m", "tests.fuzz.run", "--seconds", "700", "--runs", "5000",
                  "--seed", str(seed), "--finds", finds],
-                capture_output=True, text=True, timeout=800, check=False,
+                capture_output=True, text=True, timeout=1700, check=False,
             )  # fmt: skip
         step = Step()
         for name, count in re.findall(r"^(\S+) +([\d,]+) inputs", done.stdout, re.MULTILINE):

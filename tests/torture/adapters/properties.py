@@ -33,7 +33,7 @@ class Properties:
         """Run each machine with this seed."""
         done = subprocess.run(
             [sys.executable, "-m", "tests.properties.steps", "--seed", str(seed)],
-            capture_output=True, text=True, timeout=800, check=False,
+            capture_output=True, text=True, timeout=1700, check=False,
         )  # fmt: skip
         step = Step()
         for name, rules, examples in re.findall(r"(\w+) (\d+) steps (\d+) examples", done.stdout):

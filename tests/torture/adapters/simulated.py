@@ -40,7 +40,7 @@ class _Simulation:
         """Simulate for a while."""
         done = subprocess.run(
             [sys.executable, "-m", *self.arguments(seed)],
-            capture_output=True, text=True, timeout=800, check=False,
+            capture_output=True, text=True, timeout=1700, check=False,
             env=os.environ | {"PYTHONHASHSEED": "0"},
         )  # fmt: skip
         step = Step()

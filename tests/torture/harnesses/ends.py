@@ -24,7 +24,7 @@ from tests.torture.harness import Round, Step, excerpt
 from tests.torture.harnesses.joins import founded
 from tests.torture.workloads.ending_program import ENDS, ORDERLY
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 AT_EXIT = {"pwrite": 30, "fdatasync": 10, "fsync": 12, "rename": 8, "open": 30, "unlink": 6, "lock": 30,
            "close.alone": 1, "close.left": 1, "flush.before": 3, "flush.after": 3, "log.rolled": 2,
            "txn.prepared": 1, "txn.decided": 1, "txn.marked": 2, "txn.completed": 1}  # fmt: skip

@@ -29,7 +29,7 @@ from tests.torture.harnesses.kills import CALLS, NAMED
 from tests.torture.workloads.mixed import CLEANED, SMALL
 
 NAME, OUT, GROUP = "remade", TopicPartition("out", 0), "movers"
-SECONDS, PATIENCE_S = 5, 60
+SECONDS, PATIENCE_S = 5, 300
 SETTINGS = ({"segment.bytes": "1024"}, {"segment.bytes": "65536"}, {"index.interval.bytes": "64"},
             {"retention.ms": "86400000"}, {"retention.ms": None}, {"cleanup.policy": "delete"},
             CLEANED, {"cleanup.policy": "compact,delete"}, {"max.message.bytes": "500"},

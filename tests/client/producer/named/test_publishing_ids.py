@@ -532,7 +532,7 @@ def test_a_forked_child_cannot_use_the_producer(log: eoslog.Log) -> None:
 
 def test_a_long_linger_does_not_outlast_the_transaction_timeout(log: eoslog.Log) -> None:
     with log.producer(
-        name="relay", linger_ms=60_000, transaction_timeout_ms=400, delivery_timeout_ms=120_000
+        name="relay", linger_ms=600_000, transaction_timeout_ms=10_000, delivery_timeout_ms=900_000
     ) as producer:
         assert producer.send("t", "x", partition=0, publishing_id=1).result(60).offset == 0
     assert values(log) == [b"x"]

@@ -200,10 +200,12 @@ def test_a_commit_that_never_ends_fails_after_the_delivery_timeout(
         raise errors.RequestTimedOut("no answer")
 
     monkeypatch.setattr(TransactionManager, "end", end)
-    producer = log.producer(name="alone", linger_ms=0, delivery_timeout_ms=300)
+    producer = log.producer(name="alone", linger_ms=0, delivery_timeout_ms=3000)
     delivery = producer.send("t", "a", partition=0, publishing_id=1)
     assert isinstance(delivery.exception(60), errors.DeliveryTimeout)
-    with pytest.raises(errors.IllegalState, match="not committed within delivery.timeout.ms = 300"):
+    with pytest.raises(
+        errors.IllegalState, match="not committed within delivery.timeout.ms = 3000"
+    ):
         producer.produce("t", "b", partition=0, publishing_id=2)
     producer.close()
 

@@ -142,7 +142,10 @@ def test_begin_is_local_and_an_empty_transaction_writes_nothing(
     assert producer.producer_epoch == 0
 
 
-def test_abort_drops_buffered_records_and_hides_stored_ones(log: Log, producer: Producer) -> None:
+def test_abort_drops_buffered_records_and_hides_stored_ones(log: Log, opened: list[Any]) -> None:
+    producer = log.producer(transactional_id="x", linger_ms=60_000)
+    opened.append(producer)
+    producer.init_transactions()
     told: list[Any] = []
     producer.begin_transaction()
     producer.produce("b", b"stored")

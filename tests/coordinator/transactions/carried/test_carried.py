@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.coordinator.transactions.carried.carried_images import LATE, carried_
 from tests.coordinator.transactions.test_engine import RealWorld
 from tests.coordinator.transactions.test_kills import run_killed
 from tests.coordinator.world import A0, A1, B0, Writer
+from tests.waiting import until
 
 PARTITIONS = (A0, A1, B0)
 
@@ -185,11 +185,7 @@ def test_a_failed_flush_after_a_commit_does_not_take_it_back(tmp_path: Path) -> 
         assert log.flushed_end == 0
         world.engine.transaction_partition("t").flush()
         files.arm_failpoint("fdatasync", "EIO")
-        deadline = time.monotonic() + 60
-        while not log.core.poisoned and time.monotonic() < deadline:
-            background.step()
-            time.sleep(0.01)
-        assert log.core.poisoned
+        until(lambda: log.core.poisoned, step=background.step)
         assert world.values(A0) == [b"1"]
         with pytest.raises(errors.LogPoisoned):
             log.flush()
@@ -214,6 +210,7 @@ def test_carried_records_count_only_after_their_decision_is_durable(
     tmp_path: Path, step: str, end: int
 ) -> None:
     world = late_world(tmp_path / "d")
+    world.engine._background.close()  # it would make a dead process's decision durable
     try:
         logs = [world.log(tp) for tp in PARTITIONS]
         run_killed(world.path, step, 1, True)

@@ -169,7 +169,7 @@ def test_a_recovery_that_is_killed_at_any_call_restores_all_the_same(path: Path)
                 finally:
                     os._exit(0)
             died = os.waitpid(pid, 0)[1] != 0
-            world = RealWorld(image)
+            world = RealWorld(image, background=False)
             try:
                 got = [world.values(tp) for tp in (A0, A1, B0)]
                 assert got == [[b"1", b"3"], [b"2", b"5"], [b"4"]], (call, nth)
@@ -201,7 +201,7 @@ def test_a_torn_decision_is_not_a_decision(path: Path) -> None:
         lose(image, A0, 0)
         if cut % 100:
             lose(image, A1, 0)
-        world = RealWorld(image)
+        world = RealWorld(image, background=False)
         try:
             got = [world.values(tp) for tp in (A0, A1)]
             ends.append(got[1])
@@ -232,7 +232,7 @@ def test_a_poisoned_partition_gets_its_carried_batches_back(path: Path) -> None:
             file.seek(kept)
             file.write(bytes(size - kept))
         for _ in range(2):
-            world = RealWorld(image)
+            world = RealWorld(image, background=False)
             try:
                 assert world.values(A0) == [b"1"]
                 assert world.values(B0) == [b"2"]
@@ -262,7 +262,7 @@ def test_an_unknown_commit_is_whole_or_nothing(path: Path, survives: bool) -> No
         lose_from(c, len(without_zeros(c.read_bytes())) - 300)
     lose(image, A0, 0)
     lose(image, A1, 0)
-    world = RealWorld(image)
+    world = RealWorld(image, background=False)
     try:
         found = Writer(world, "t")
         assert found.outcome is not None and found.outcome.committed == survives
@@ -366,7 +366,7 @@ def test_a_power_loss_in_a_recovery_that_drops_a_segment_is_recovered(
     for file in () if synced else second:
         (image / "a-0" / file.name).write_bytes(file.read_bytes())
     for _ in range(2):
-        world = RealWorld(image)
+        world = RealWorld(image, background=False)
         try:
             assert world.values(A0) == [b"1" * 100, b"2"]
             commit_all(Writer(world, "t"), (A1, b"3"))

@@ -150,7 +150,7 @@ def test_a_decision_torn_in_zeros_is_none_and_leaves_no_byte(place: Path, fill: 
             end = decision.end if whole else decision.begin
             assert state.read_bytes()[:end] == decision.data[:end]
             assert_closed(image)
-            world = RealWorld(image)
+            world = RealWorld(image, background=False)
             writer = Writer(world, "t")
             writer.write(A0, b"next")
             writer.commit()

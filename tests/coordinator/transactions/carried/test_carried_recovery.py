@@ -53,7 +53,7 @@ def place() -> Iterator[Path]:
 
 def values(path: Path, *partitions: TopicPartition) -> list[list[bytes]]:
     """Open for writing, and read what is committed."""
-    world = RealWorld(path)
+    world = RealWorld(path, background=False)
     try:
         found = [world.values(tp) for tp in partitions]
         for tp in partitions:
@@ -374,7 +374,7 @@ def test_a_hole_below_the_carried_batches_is_reported_and_nothing_changes(
     hole = part.data[: first.position + first.size + inside]
     with killed.image({"a-0": hole}) as image:
         (image / CONTROL_FILE).unlink()  # as in a copy: only the decision shows what was durable
-        world = RealWorld(image)
+        world = RealWorld(image, background=False)
         try:
             for _ in range(2):
                 with pytest.raises(errors.CorruptRecord):
@@ -416,7 +416,7 @@ def test_a_retry_of_a_restored_record_is_a_duplicate(place: Path) -> None:
     """Recovery folds what it has restored: the producer's last sequence is known."""
     killed = Killed(place / "d", transactions)
     with killed.image(killed.cut()) as image:
-        world = RealWorld(image)
+        world = RealWorld(image, background=False)
         try:
             log = world.log(A0)
             end = log.log_end
