@@ -18,7 +18,7 @@ def until(
     *,
     step: Callable[[], object] = lambda: time.sleep(0.005),
 ) -> T:
-    """Return a condition's first true result; five minutes without one fail the test.
+    """Return a condition's first true result, or fail the test after five minutes.
 
     Args:
         condition: is called again after each step.

@@ -167,7 +167,7 @@ def test_C08_a_lost_answer_to_an_append_leaves_one_copy(log: Any, ack_lost: Any)
 
 
 def stored(producer: Any, value: str) -> Any:
-    """Send until a delivery does not time out: the machine may have stood still."""
+    """Send until a delivery does not time out, as it may on a busy machine."""
     for _ in range(10):
         with contextlib.suppress(DeliveryTimeout):
             return producer.send("t", value).result(60)

@@ -9,7 +9,7 @@ from eoslog.connector.staging import STAGING
 ENDED_S = 500
 """Seconds for what ends without waiting: a failed test, not a slow machine, takes longer."""
 TOO_SLOW = "Python worker failed to connect back"
-"""Spark gives a stream's Python worker 10 s to start, whatever its settings say."""
+"""The error of Spark if a stream's Python worker needs more than 10 s to start."""
 
 
 def ended(begin):

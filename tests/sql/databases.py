@@ -15,7 +15,10 @@ DISTINCT = [kind for kind in KINDS if kind not in ("truncate", "persist")]
 """Without the journal modes that differ from `delete` only after a kill or a power loss."""
 
 LOCK_S = 1.0
-"""How long a database of the tests waits for a lock, in seconds; some tests wait for the error."""
+"""How long a database of the tests waits for a lock, in seconds.
+
+Some tests wait for the error.
+"""
 LOCK_TIMEOUT = f"lock_timeout={LOCK_S:g}s"
 """The same as a setting of PostgreSQL."""
 

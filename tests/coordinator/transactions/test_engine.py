@@ -25,7 +25,7 @@ from tests.waiting import until
 class RealWorld:
     """What `Writer` needs of a world, over an Engine.
 
-    Without `background`, no thread ends transactions or flushes beside that of the test.
+    Without `background`, only the thread of the test ends transactions and flushes.
     """
 
     def __init__(

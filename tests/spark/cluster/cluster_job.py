@@ -11,7 +11,7 @@ import sys
 
 
 def where(hosts):
-    """A function that adds to each batch the place of the package that its executor uses.
+    """A function that adds the place of the executor's package to each batch.
 
     It leaves a file for each host in the folder `hosts`, and waits until both take part.
     """
