@@ -284,7 +284,7 @@ def run_shell(commands: list[str]) -> Iterator[tuple[int, str]]:
     try:
         subprocess.run(
             ["bash", "-c", script], stdin=subprocess.DEVNULL, stdout=slave, stderr=slave,
-            env=environment, check=False,
+            env=environment, timeout=500, check=False,
         )  # fmt: skip
         end = f"{mark}done".encode()
         os.write(slave, end)

@@ -116,7 +116,7 @@ def _java_lines(
         heap="-Xmx256m",
     )  # fmt: skip
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=500, stdin=subprocess.DEVNULL
+        command, capture_output=True, text=True, timeout=400, stdin=subprocess.DEVNULL
     )
     assert "TimeoutException" in done.stdout + done.stderr or done.returncode == 0, done.stderr
     return sorted(line for line in done.stdout.splitlines() if "\t" in line)

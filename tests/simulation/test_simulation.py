@@ -22,7 +22,7 @@ def simulate(*words: str) -> tuple[int, str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=3000,
+        timeout=1000,
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -11,8 +11,6 @@ import subprocess
 import sys
 from typing import Any
 
-TIMEOUT_S = 60.0
-
 
 def main() -> None:
     from eoslog.client.consumer.consumer import Consumer

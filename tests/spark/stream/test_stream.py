@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("pyspark")
 from eoslog import TopicPartition
 from tests.rows.tools import settled
-from tests.spark.helpers import TOO_SLOW, ended, message_of, produce, staged, values
+from tests.spark.helpers import ENDED_S, TOO_SLOW, ended, message_of, produce, staged, values
 from tests.waiting import until
 
 
@@ -36,12 +36,14 @@ def run(spark, log, checkpoint, **options):
 
 def begun(begin, log):
     """A query that has written; begun again if its worker was too slow to start."""
-    query = begin()
+    query, deadline = begin(), time.monotonic() + ENDED_S
     while not numbers(log):
         if error := query.exception():
             assert TOO_SLOW in str(error)
             query = begin()
-        assert query.isActive or query.exception()
+        if time.monotonic() > deadline:
+            query.stop()
+            raise AssertionError("it has written nothing")
         time.sleep(0.1)
     return query
 

@@ -57,7 +57,6 @@ LOCAL = "local[2,4]"
 CLUSTER = "local-cluster[2,1,768]"
 """Two executors with JVMs of their own."""
 WINDOW_S = 300.0
-"""Spark gives a new Python process ten seconds to start, which a busy machine may not."""
 JOB_S = 300.0
 
 
