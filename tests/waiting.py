@@ -14,16 +14,16 @@ T = TypeVar("T")
 
 def until(
     condition: Callable[[], T],
-    what: str = "it does not come",
+    what: str = "the condition does not hold",
     *,
     step: Callable[[], object] = lambda: time.sleep(0.005),
 ) -> T:
     """Return a condition's first true result, or fail the test after five minutes.
 
     Args:
-        condition: is called again after each step.
-        what: says what does not happen.
-        step: takes one step towards it; without one, others do.
+        condition: is called until its result is true.
+        what: the text of the failure.
+        step: is called between two looks at the condition; it sleeps by default.
     """
     deadline = time.monotonic() + 300
     while not (found := condition()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -166,14 +165,6 @@ def test_C08_a_lost_answer_to_an_append_leaves_one_copy(log: Any, ack_lost: Any)
     assert values(log) == [b"a"]
 
 
-def stored(producer: Any, value: str) -> Any:
-    """Send until a delivery does not time out, as it may on a busy machine."""
-    for _ in range(10):
-        with contextlib.suppress(DeliveryTimeout):
-            return producer.send("t", value).result(60)
-    raise AssertionError(f"{value} has timed out ten times")
-
-
 @pytest.mark.slow
 def test_C13_a_producer_continues_after_a_delivery_timed_out_in_doubt(
     log: Any, monkeypatch: pytest.MonkeyPatch
@@ -183,7 +174,7 @@ def test_C13_a_producer_continues_after_a_delivery_timed_out_in_doubt(
     with log.producer(
         linger_ms=0, retry_backoff_ms=10, delivery_timeout_ms=6000, request_timeout_ms=500
     ) as producer:
-        stored(producer, "before")
+        put(producer, "before")
         epoch = producer.producer_epoch
         lost[0] = True
         with pytest.raises(DeliveryTimeout):
@@ -199,13 +190,13 @@ def test_C13_a_producer_continues_after_a_delivery_timed_out_in_doubt(
 @pytest.mark.slow
 def test_B09_a_permanent_fault_ends_at_the_delivery_timeout(log: Any, busy: Any) -> None:
     with log.producer(
-        linger_ms=0, retry_backoff_ms=10, delivery_timeout_ms=2000, request_timeout_ms=500
+        linger_ms=0, retry_backoff_ms=10, delivery_timeout_ms=6000, request_timeout_ms=500
     ) as producer:
-        stored(producer, "before")
+        put(producer, "before")
         busy(True)
         started = time.monotonic()
         with pytest.raises(DeliveryTimeout, match="were not written"):
             producer.send("t", "never").result()
-        assert time.monotonic() - started > 1.9  # and tried again until then
+        assert time.monotonic() - started > 5.9  # and tried again until then
         busy(False)
     assert values(log) == [b"before"]
